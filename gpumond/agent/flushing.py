@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
 from gpumond.agent.pending_calls import MainThreadBusy, run
-from gpumond.agent.prediction import StrandedEstimate, predictions
+from gpumond.agent.prediction import StrandedEstimate, predict_pools
 from gpumond.agent.settings import Hook
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
 from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
@@ -288,7 +288,7 @@ def changes(
     before, now = tuple(before), {pool.device_uuid: pool for pool in after}
     return tuple(
         _change(pool, now.get(pool.device_uuid), steps, predicted)
-        for pool, predicted in zip(before, predictions(before, steps, hook_bytes), strict=True)
+        for pool, predicted in zip(before, predict_pools(before, steps, hook_bytes), strict=True)
     )
 
 

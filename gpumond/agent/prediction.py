@@ -16,7 +16,7 @@ UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
 """Steps whose effect is unknown beforehand."""
 
 
-def predictions(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
     """Return the bytes that the steps return of each pool.
 
     ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
@@ -24,14 +24,14 @@ def predictions(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: in
     """
     live = sum(pool.live_bytes or 0 for pool in pools)
     return [
-        predicted(
+        predict_pool(
             pool, steps, hook_bytes if not hook_bytes or not live else hook_bytes * (pool.live_bytes or 0) // live
         )
         for pool in pools
     ]
 
 
-def predicted(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
     """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
 
     If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.

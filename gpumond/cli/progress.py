@@ -41,7 +41,7 @@ class Progress:
 
 
 @contextmanager
-def announcing(text: str, seconds: float = QUIET_SECONDS) -> Iterator[None]:
+def announce_if_slow(text: str, seconds: float = QUIET_SECONDS) -> Iterator[None]:
     """Show a text if the block takes longer than ``seconds``."""
     timer = threading.Timer(seconds, print, (f"gpumond: {text}",), {"file": sys.stderr, "flush": True})
     timer.daemon = True
@@ -52,7 +52,7 @@ def announcing(text: str, seconds: float = QUIET_SECONDS) -> Iterator[None]:
         timer.cancel()
 
 
-def progressing(items: Iterable[T], what: str) -> Iterator[T]:
+def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
     """Yield the items and show their number. ``what``: such as ``snapshots read``."""
     progress = Progress()
     try:

@@ -265,7 +265,7 @@ ADVICE = (
         "short of memory, and at least half of the live bytes depend on the batch: activations, inputs and results",
         lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE_RATIO,
         lambda context: (
-            "use a smaller batch, with gradient accumulation to keep its effect"
+            "use a smaller batch, with gradient accumulation to keep the effective batch size"
             if _training(context)
             else "use a smaller batch"
         ),

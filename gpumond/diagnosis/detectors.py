@@ -86,7 +86,7 @@ RETRIED_SECONDS = 600.0
 
 
 class PoolPeak(NamedTuple):
-    """Peak of the minute from ``at`` on. ``unreclaimable`` bytes are those that no flush returns."""
+    """Peak of the minute from ``at`` on. ``unreclaimable`` bytes are those that a flush can't release."""
 
     at: float
     live: float
@@ -186,7 +186,7 @@ class PoolPeaks:
 
 
 def unreclaimable_bytes(pool: PoolUsage) -> int:
-    """Return the bytes that no flush returns: held less reclaimable, that is live and stranded.
+    """Return the bytes that a flush can't release: held less reclaimable, that is live and stranded.
 
     An arena that never returns memory isn't a sign of fragmentation: it keeps its memory in any case. Nor is a pool
     with unknown live bytes.

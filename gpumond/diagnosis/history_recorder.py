@@ -201,7 +201,7 @@ class HistoryRecorder:
 
     def record(self, snapshot: Snapshot) -> bool:
         """Add a snapshot, device by device. False if it is not newer than the last."""
-        if not self.history.begin(snapshot):
+        if not self.history.advance(snapshot):
             return False
         self.due, self.falls = [], []
         pools = _pools(snapshot)

@@ -91,8 +91,8 @@ def growing_together(one: str, programs: int, devices: int, left: float | None) 
 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
     """Describe a fragmented program by its recent peaks. The ratio is in the alert, which covers a different window."""
-    peak = f"held up to {human(kept)} on {device} that no flush releases"
-    return f"{who} recently {peak}, and used at most {human(live)} of it; the rest was fragmented"
+    peak = f"held up to {human(kept)} on {device}, not counting its cache"
+    return f"{who} recently {peak}, but used at most {human(live)} of it; the rest was fragmented"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
@@ -140,7 +140,8 @@ def pattern(
     whole = who == device
     who = f"memory in use on {device}" if whole else who
     if kind == "warm-up":
-        return f"{who} hasn't been steady long enough yet"
+        subject = who if whole else f"{who} is warming up: its memory"
+        return f"{subject} hasn't been steady for long enough to judge"
     at = clock(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""

@@ -43,7 +43,7 @@ DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
 
 @fast_dataclass(frozen=True, slots=True)
 class Reclaimable:
-    """Bytes that a flush would return to the driver: between ``low`` and ``high``, most probably ``likely``."""
+    """Bytes that a flush would release to the driver: between ``low`` and ``high``, most probably ``likely``."""
 
     low: int
     likely: int

@@ -164,7 +164,7 @@ function showQueue(devices) {
     (entry, each) => {
       const kind = each.kind ?? (each.memory ? "suspended" : each.unused_bytes ? "granted" : "waiting");
       const [program, rest] = each.kind
-        ? [each.name, `reserves ${human(each.bytes)} of ${of.get(each.uuid)} that its programs don't use`]
+        ? [each.name, `reserves ${human(each.bytes)} of ${of.get(each.uuid)} that its programs aren't using`]
         : each.memory
           ? [each.workload || `pid ${each.pid}`, `(pid ${each.pid}): ${suspensionSentence(state.frame, each)}`]
           : sentenceOf(each, of.get(each.device_uuid), snapshot.taken_at);

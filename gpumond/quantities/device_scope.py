@@ -304,7 +304,7 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "unreclaimable_ratio",
-            "used bytes that no flush would release, as a fraction of the size",
+            "used bytes that a flush can't release, as a fraction of the size",
             lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
         ),
         Quantity(

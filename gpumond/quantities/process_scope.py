@@ -164,9 +164,9 @@ def _idle_remedy(row: _Process) -> str:
         return "stop the program, if you don't need it"
     used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
     if report and report.can_suspend and 2 * flushed < used:
-        return f"gpumond suspend --pid {pid} returns {size(used)}; if you don't need the program, stop it"
+        return f"gpumond suspend --pid {pid} would release {size(used)}; if you don't need the program, stop it"
     if flushed:
-        return f"gpumond flush --pid {pid} returns {size(flushed)}; if you don't need the program, stop it"
+        return f"gpumond flush --pid {pid} would release {size(flushed)}; if you don't need the program, stop it"
     return "a flush of this program would release nothing; if you don't need the program, stop it"
 
 
@@ -175,7 +175,7 @@ def _soft_limit_remedy(row: _Process) -> str:
     excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
     if not flushed:
         return "a flush of this program would release nothing; reduce the program's memory use, or raise the soft limit"
-    flush = f"gpumond flush --pid {row.process.pid} returns {size(flushed)}"
+    flush = f"gpumond flush --pid {row.process.pid} would release {size(flushed)}"
     return (
         flush
         if flushed >= excess

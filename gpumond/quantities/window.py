@@ -53,7 +53,7 @@ class CounterGrowth(NamedTuple):
 class CounterTrack(NamedTuple):
     """Observations of one pool: first time, last reported peak, and the highest live and unreclaimable bytes per step.
 
-    *Kept* bytes are those that no flush returns: held less reclaimable, that is live and stranded. ``live`` and
+    *Kept* bytes are those that a flush can't release: held less reclaimable, that is live and stranded. ``live`` and
     ``unreclaimable`` are the maxima of the window.
     """
 

@@ -115,7 +115,7 @@ class History:
         """Convert a time of this clock to Unix time."""
         return self.taken_at - (self.now - at) / self.pace
 
-    def begin(self, snapshot: Snapshot) -> bool:
+    def advance(self, snapshot: Snapshot) -> bool:
         """Advance the clock. Returns False, and nothing may be added, if the snapshot is not newer than the last."""
         now = snapshot.elapsed_seconds * self.pace
         if now <= self.now:
@@ -467,7 +467,7 @@ class HistoryRows:
         for number, at in enumerate(self.times(self._capacity)):
             yield at, flat[number * self.width : (number + 1) * self.width]
 
-    def replaced(self) -> array[float]:
+    def next_replaced(self) -> array[float]:
         """Return the numbers of the row that the next one replaces; empty if it replaces none."""
         self._pack()
         full = len(self._times) == self._capacity
@@ -626,7 +626,7 @@ class Series:
 
     def _append(self, place: int, at: float, row: Sequence[float]) -> None:
         rows, record = self.tiers[place], self.records[place]
-        for signal, median in enumerate(rows.replaced()[1 + MEDIAN :: 3]):
+        for signal, median in enumerate(rows.next_replaced()[1 + MEDIAN :: 3]):
             if median > record[signal]:
                 record[signal] = median
         rows.append((at, *row))

@@ -34,7 +34,7 @@ NARROW = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">D
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
-def moves(step: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
+def selection_keys(step: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
     """Return the keys that select the entry before or after in a list."""
     keys = {"up": -1, "k": -1, "left": -1, "down": 1, "j": 1, "right": 1}
     return {key: partial(step, by) for key, by in keys.items()}
@@ -305,7 +305,7 @@ class SilenceDialog:
     """
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
-        self.panel = Panel(self._lines, (), {**moves(self._select), "enter": self._enter}, self._hints)
+        self.panel = Panel(self._lines, (), {**selection_keys(self._select), "enter": self._enter}, self._hints)
         self.requests, self.daemon, self.pid = requests, daemon, pid
         self.alerts: list[Any] = []
         self.chosen = 0
@@ -393,7 +393,7 @@ class SignalDialog:
     """``rows``: processes, and whether their daemon may be on this machine. ``y`` sends the signal."""
 
     def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
-        self.panel = Panel(self._lines, ("n",), {**moves(self._select), "y": self._confirm}, self._hints)
+        self.panel = Panel(self._lines, ("n",), {**selection_keys(self._select), "y": self._confirm}, self._hints)
         self.rows = rows
         self.signal = 0
         self.results = [refusal(row, local) for row, local in rows]
@@ -431,7 +431,11 @@ class ColumnDialog:
     """
 
     def __init__(self, table: ProcessList, width: int) -> None:
-        keys = {**moves(self._move), **dict.fromkeys((" ", "x", "enter"), self._change), "d": lambda: self._set(())}
+        keys = {
+            **selection_keys(self._move),
+            **dict.fromkeys((" ", "x", "enter"), self._change),
+            "d": lambda: self._set(()),
+        }
         self.panel = Panel(self._lines, ("c",), keys, self._hints)
         self.table = table
         self.automatic = [column.name for column in table.laid_out(width)]

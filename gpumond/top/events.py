@@ -13,7 +13,7 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import clock
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.dialogs import moves
+from gpumond.top.dialogs import selection_keys
 from gpumond.top.screen import Hints, Panel
 from gpumond.view.events import cause_of, entry, folded, happened_at
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
@@ -38,7 +38,7 @@ class EventsDialog:
     ) -> None:
         pages = {"pageup": -PAGE, "pagedown": PAGE, "home": -ALL, "end": ALL}
         keys: dict[str, Callable[[], None]] = {
-            **moves(self._select),
+            **selection_keys(self._select),
             **{key: partial(self._select, step) for key, step in pages.items()},
         }
         keys |= {"right": self._read_minute, "left": self._return}

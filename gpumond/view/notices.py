@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.alerts import AGAIN, OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration, human, listed
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
 from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
 
@@ -172,12 +172,12 @@ def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
 
 REMEDIES = {
     "gone": "wait: the driver may still be cleaning up after this process, which isn't visible here; if the entry "
-    "remains, look for its children among the processes that have the GPU open, or reset the GPU once it is unused "
+    "remains, look for the process's children among those that have the GPU open, or reset the GPU once it is unused "
     "(nvidia-smi --gpu-reset)",
     "zombie": "stop or restart its parent (ps -o ppid= -p {pid}), which hasn't collected the status of the exited "
     "process",
-    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: the process waits "
-    "in the kernel, often in the driver, and no signal terminates it",
+    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: the process is "
+    "waiting in the kernel, often in the driver, and no signal can terminate it",
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
     "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; inspect it with ps -fp "
     "{pid}, and if you don't need it, kill {pid}",
@@ -210,13 +210,15 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
         named.add(key)
         where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
         used = process["used_bytes"]
-        held = "" if used is None else f" and holds {human(used)}"
         program = process["workload"] or process["comm"] or "unknown program"
-        more = ", orphaned" if kind == "holder" and process.get("orphaned") else ""
-        lately = f" for {duration(process['idle_seconds'])}" if _is_idle(process) else ""
-        word = "idle" if kind == "idle" else _WORDS.get(kind, kind)
-        idle = lately if kind == "idle" or not lately else f", idle{lately}"
-        what = f"pid {process['pid']} ({program}{where}) is {word}{more}{idle}{held}"
+        states = [] if kind == "idle" else [f"is {_WORDS.get(kind, kind)}"]
+        if kind == "holder" and process.get("orphaned"):
+            states.append("is orphaned")
+        if _is_idle(process):
+            states.append(f"has been idle for {duration(process['idle_seconds'])}")
+        if used is not None:
+            states.append(f"holds {human(used)}")
+        what = f"pid {process['pid']} ({program}{where}) {listed(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
         yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
 
@@ -236,7 +238,7 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {"holder": "not listed by the driver, but has the GPU open", "zombie": "a zombie"}
+_WORDS = {"holder": "not listed by the driver but has the GPU open", "zombie": "a zombie"}
 _PLACES = (
     ("pod", "pod_name"),
     ("container", "container_name"),

@@ -346,7 +346,7 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
                 f"{requester(request)} is waiting for {human(request['need_bytes'])} on {gpu}, where the quota "
-                f"{plain(quota)} reserves {human(unused)} that its programs don't use"
+                f"{plain(quota)} reserves {human(unused)} that its programs aren't using"
             )
 
 
@@ -420,7 +420,7 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         name, free = (f"GPU {device['index']}", device["free_bytes"]) if device else (grant["device_uuid"], None)
         unused = grant["unused_bytes"]
         used = grant["need_bytes"] - unused
-        so_far = f"uses {human(used)} of it so far" if used else "doesn't use it yet"
+        so_far = f"uses {human(used)} of it so far" if used else "isn't using it yet"
         granted = f"{human(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
         yield f"{granted}, which {so_far}{only_free(unused, free)}"
 

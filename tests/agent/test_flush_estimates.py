@@ -8,7 +8,7 @@ import pytest
 
 from gpumond import agent
 from gpumond.agent.flushing import RefilledFlushes
-from gpumond.agent.prediction import StrandedEstimate, predicted, predictions
+from gpumond.agent.prediction import StrandedEstimate, predict_pool, predict_pools
 from gpumond.facts.messages import PoolChange
 from gpumond.facts.pools import Exactness, Expected, PoolUsage, Reclaimable
 from tests.helpers.agents import GIB
@@ -26,7 +26,7 @@ def test_pool_that_is_not_releasable_promises_nothing_for_any_step() -> None:
         reclaimable=Reclaimable(0, 0, 0, "not_releasable"),
         stranded_bytes=40,
     )
-    assert predictions([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
+    assert predict_pools([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
 
 
 def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
@@ -41,7 +41,7 @@ def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
         )
         for live in (30, 10)
     ]
-    assert [each.likely for each in predictions(pools, ("hooks", "cache"), 20)] == [15, 5]
+    assert [each.likely for each in predict_pools(pools, ("hooks", "cache"), 20)] == [15, 5]
 
 
 @pytest.mark.parametrize(("estimate", "error"), [(-1, ValueError), ("1GiB", TypeError), (True, TypeError)])
@@ -64,7 +64,7 @@ def driver_pool(live: int, held: int, exactness: Exactness = "interval", allocat
 
 def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
     stranded = StrandedEstimate()
-    stranded.add_changes([PoolChange(driver_pool(100, 400), change, predicted(change, steps))], steps)
+    stranded.add_changes([PoolChange(driver_pool(100, 400), change, predict_pool(change, steps))], steps)
     return stranded
 
 
@@ -99,7 +99,7 @@ def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage)
 def test_flush_during_which_the_program_allocated_teaches_nothing():
     before, after = driver_pool(100, 400), driver_pool(120, 400)
     stranded = StrandedEstimate()
-    stranded.add_changes([PoolChange(before, after, predicted(before, ("cache",)), raced=True)], ("cache",))
+    stranded.add_changes([PoolChange(before, after, predict_pool(before, ("cache",)), raced=True)], ("cache",))
     assert stranded.adjusted([after]) == [after]
 
 
@@ -108,7 +108,7 @@ def test_bytes_that_were_certainly_returnable_are_not_stranded_by_a_flush_that_l
     left = driver_pool(100, 400)
     before = replace(left, reclaimable=Reclaimable(290, 290, 300, "interval"), stranded_bytes=10)
     stranded = StrandedEstimate()
-    stranded.add_changes([PoolChange(before, left, predicted(before, ("cache",)))], ("cache",))
+    stranded.add_changes([PoolChange(before, left, predict_pool(before, ("cache",)))], ("cache",))
     (adjusted,) = stranded.adjusted([left])
     assert (adjusted.reclaimable.likely, adjusted.stranded_bytes) == (290, 10)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 COMMAND = [
     sys.executable,
     "-c",
-    "import time\nfrom gpumond.cli.progress import progressing as p\nfor _ in p(range(6), 'things'): time.sleep(1)",
+    "import time\nfrom gpumond.cli.progress import with_progress as p\nfor _ in p(range(6), 'things'): time.sleep(1)",
 ]
 
 
@@ -34,7 +34,7 @@ def test_terminal_has_one_line_that_is_rewritten():
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.5, ""), (4, "gpumond: waiting\n")])
 def test_request_that_takes_long_is_announced(seconds: float, shown: str):
-    program = "import sys, time\nfrom gpumond.cli.progress import announcing as a\n"
+    program = "import sys, time\nfrom gpumond.cli.progress import announce_if_slow as a\n"
     program += "with a('waiting'): time.sleep(float(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", program, str(seconds)], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("", shown)

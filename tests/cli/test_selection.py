@@ -149,7 +149,7 @@ def test_what_a_quota_reserves_is_named_where_a_program_waits():
     frame["processes"][0]["quota"] = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
     sentence = (
         "pretrain (pid 4242, ann) is waiting for 20.0 GiB on GPU 0, where the quota gold reserves 4.0 GiB that its "
-        "programs don't use"
+        "programs aren't using"
     )
     assert list(reserve_sentences(frame)) == [sentence]
     assert sentence in queue_text(frame)
@@ -168,7 +168,7 @@ def test_grant_is_shown_until_its_memory_is_used():
     partly = replace(grant, unused_bytes=15 * GIB, workload="", user=None)
     frame = make_frame(make_device(used_bytes=GIB), grants=(grant, partly))
     sentences = [
-        "20.0 GiB of GPU 0 is granted to pretrain (pid 4242, ann), which doesn't use it yet",
+        "20.0 GiB of GPU 0 is granted to pretrain (pid 4242, ann), which isn't using it yet",
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
     assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences

@@ -425,7 +425,7 @@ def test_a_program_that_is_steady_since_its_start_is_steady_after_its_first_five
 
 def test_the_text_of_warm_up_is_true_of_a_program_that_is_steady():
     (warm_up,) = (v for v in last(by_process(lambda at: 30 * GIB, steps_of(5))) if v.pid == 10)
-    assert warm_up.summary == "train (pid 10) hasn't been steady long enough yet"
+    assert warm_up.summary == "train (pid 10) is warming up: its memory hasn't been steady for long enough to judge"
 
 
 def test_steady_ends_in_the_minute_in_which_the_curve_leaves_it():

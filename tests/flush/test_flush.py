@@ -298,7 +298,7 @@ def test_flush_of_a_pool_without_cache_states_why_it_released_nothing():
         (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
         return FlushResult(request.id, "nothing", "", (PoolChange(pool, pool, Expected(0, 0, 0)),), ())
 
-    for stranded, reason in ((0, ""), (2 * GIB, "; 2.0 GiB stranded, which no flush releases")):
+    for stranded, reason in ((0, ""), (2 * GIB, "; 2.0 GiB stranded, which a flush can't release")):
         (receipt,) = (
             ScriptedPrograms(make_report(pools=(make_pool(live=GIB, stranded=stranded),)), respond=keep).run().receipts
         )

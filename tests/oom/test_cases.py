@@ -117,7 +117,7 @@ def test_a_timeline_shows_everything_on_the_device():
     gone = 30  # GiB, of a program that has ended or is suspended
     device = make_device(used_bytes=(210 + gone) * GIB, size_bytes=300 * GIB, processes=processes)
     snapshot = make_snapshot(device)
-    history.begin(snapshot)
+    history.advance(snapshot)
     history.device("GPU-a").add((history.now, float(device.used_bytes or 0), *[float("nan")] * (DEVICE_SIGNALS - 1)))
     for process in processes:
         series = history.process(("GPU-a", process.key))
@@ -134,7 +134,7 @@ def test_a_timeline_ends_with_the_ledger_at_the_error():
     """The program grew after the last reading before the error, and had freed all at the next reading."""
     history = History()
     snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
-    history.begin(snapshot)
+    history.advance(snapshot)
     key = snapshot.devices[0].processes[0].key
     series, unknown = history.process(("GPU-a", key)), [float("nan")] * 4
     for seconds, used in ((-3, 8), (-2, 10), (-1, 12), (0.5, 1)):
@@ -151,7 +151,7 @@ def test_the_peak_of_a_device_is_that_of_the_last_minute():
     history = History()
     unknown = [float("nan")] * (DEVICE_SIGNALS - 1)
     snapshot = make_snapshot(make_device(), make_device("GPU-b", index=1))
-    history.begin(snapshot)
+    history.advance(snapshot)
     for seconds, used in ((70, 60), (30, 40), (0, 20)):
         history.device("GPU-a").add((history.now - seconds, float(used * GIB), *unknown))
     assert recent_peaks(Frame(snapshot, attribute(snapshot)), history) == {"GPU-a": 40 * GIB}
@@ -233,7 +233,7 @@ def test_growth_is_a_remedy_only_if_the_history_shows_it(retained: float, live: 
     )
     snapshot = make_snapshot(device, reports=(report,))
     history = History()
-    history.begin(snapshot)
+    history.advance(snapshot)
     series = history.process((device.uuid, report.key))
     assert series is not None
     for seconds, size in enumerate(live):

@@ -196,7 +196,7 @@ def test_flush_is_not_repeated_while_one_is_in_progress():
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
     flush_request = ActionOrder(alert=ALERT, action=Action(dry_run=True), uid=1000, programs=(wasting(),))
     track = tracks_after_flush({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
-    assert track.note == "dry run: a flush of train would return 4.0 GiB"
+    assert track.note == "dry run: a flush of train would release 4.0 GiB"
     assert track.failures == 0
 
 

@@ -115,7 +115,7 @@ def test_accelerated_time_has_a_value_each_second_for_15_minutes():
     for reading in range(4600):
         at = reading / 5
         snapshot = make_snapshot(make_device(), seq=reading, elapsed_seconds=at, taken_at=NOW - 920 + at)
-        diagnosis.history.begin(snapshot)
+        diagnosis.history.advance(snapshot)
         diagnosis.history.device("GPU-a").add((diagnosis.history.now, *[1.0] * DEVICE_SIGNALS))
     answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900})
     times = [point["at"] for point in answer.json()["points"]]

@@ -43,7 +43,7 @@ def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0
     history = History()
     for number, value in enumerate(values):
         at = begin + number * every
-        assert history.begin(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
+        assert history.advance(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
         series = history.process(PROCESS_SERIES)
         assert series is not None
         series.add((at, value, NAN, NAN, NAN, NAN))
@@ -94,7 +94,7 @@ def test_rows_are_limited_to_the_newest():
     rows = HistoryRows(2, 5)
     gone = []
     for i in range(8):
-        gone += rows.replaced()[:1]
+        gone += rows.next_replaced()[:1]
         rows.append((float(i), float(i), -float(i)))
     assert gone == [0, 1, 2]
     assert list(rows.newest(3)) == [5, -5, 6, -6, 7, -7]
@@ -148,15 +148,15 @@ def test_points_are_samples_or_the_longest_blocks_within_the_resolution():
 
 def test_wall_clock_step_moves_no_sample_relative_to_another():
     history = make_history([1.0] * 10)
-    history.begin(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
+    history.advance(make_snapshot(elapsed_seconds=10.0, taken_at=5e8))
     times = [point.at for point in history.series(PROCESS_SERIES, "used")]
     assert times == [5e8 - 10 + i for i in range(10)]
 
 
 def test_snapshot_that_is_not_newer_is_ignored():
     history = make_history([1.0] * 3)
-    assert not history.begin(make_snapshot(elapsed_seconds=2.0))
-    assert not history.begin(make_snapshot(elapsed_seconds=1.0))
+    assert not history.advance(make_snapshot(elapsed_seconds=2.0))
+    assert not history.advance(make_snapshot(elapsed_seconds=1.0))
 
 
 def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
@@ -181,7 +181,7 @@ def test_moment_has_the_programs_that_were_there_and_no_others():
     history.end(PROCESS_SERIES)
     later = ("GPU-a", ProcessKey(11, 200))
     for second in range(100, 160):
-        history.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
+        history.advance(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
         history.device("GPU-a").add((history.now, *[7.0] * DEVICE_SIGNALS))
         if second != 130:
             series = history.process(later)
@@ -214,7 +214,7 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     after = History()
     after.restore(kept)
     # After a reboot the monotonic clock starts again; an hour of wall time has passed.
-    after.begin(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
+    after.advance(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
     series = after.process(PROCESS_SERIES)
     assert series is not None
     assert list(series.column(QUARTER, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER, USED))
@@ -231,7 +231,7 @@ def test_restored_series_is_discarded_without_its_life():
     after = History()
     after.restore(kept)
     for at in (0.0, module.AWAITED_SECONDS + 1):
-        after.begin(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
+        after.advance(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
     series = after.process(PROCESS_SERIES)
     assert series is not None
     assert len(series.tiers[QUARTER]) == 0

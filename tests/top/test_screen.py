@@ -158,7 +158,7 @@ IDLE = FrameNotice(
     "idle-holder firing for 49 s",
     "embeddings (pid 7) holds 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
     "alert idle-holder",
-    "gpumond suspend --pid 7 returns 8.9 GiB of device memory; if you don't need the program, stop it",
+    "gpumond suspend --pid 7 would release 8.9 GiB of device memory; if you don't need the program, stop it",
     program="embeddings (pid 7)",
     gpu="GPU 1",
 )
@@ -177,7 +177,7 @@ QUOTA = FrameNotice(
     "quota-exceeded firing",
     "chat (pid 6) on GPU 0 uses 3.1 GiB, 391.2 MiB more than the soft limit of the chat quota (2.7 GiB)",
     "alert quota-exceeded",
-    "gpumond flush --pid 6 returns 392.0 MiB",
+    "gpumond flush --pid 6 would release 392.0 MiB",
     program="chat (pid 6)",
     gpu="GPU 0",
 )

@@ -470,14 +470,14 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
         ({"orphaned": True}, "pid 7 (python) is orphaned and holds 3.0 GiB", "nohup"),
         (
             {"orphaned": True, "idle_seconds": 4000.0},
-            "pid 7 (python) is orphaned, idle for 1 h 7 min and holds 3.0 GiB",
+            "pid 7 (python) is orphaned, has been idle for 1 h 7 min and holds 3.0 GiB",
             "kill 7",
         ),
         ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is not listed", "kill 7"),
         ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie and holds 3.0 GiB", "parent"),
         (
             {"idle_seconds": 2040.0, "unit": "web.service"},
-            "pid 7 (python in unit web.service) is idle for 34 min",
+            "pid 7 (python in unit web.service) has been idle for 34 min",
             "--pid 7",
         ),
     ],

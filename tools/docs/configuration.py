@@ -63,7 +63,7 @@ rules:
     keep_firing_for: 1m
     match: {gpu: "0"}            # globs on labels
     labels: {severity: critical}
-    annotations: {summary: "{gpu} {name}: {used} of {size} used; a flush would return {reclaimable}"}
+    annotations: {summary: "{gpu} {name}: {used} of {size} used; a flush would release {reclaimable}"}
 ```
 
 ## Sockets and directories

@@ -336,7 +336,7 @@ def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:
     known = [size for size in sizes if size is not None]
     expected = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
     if order.action.dry_run:
-        return f"dry run: {_noun(order)} of {programs} would return {expected}"
+        return f"dry run: {_noun(order)} of {programs} would release {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         done = "suspended" if order.action.suspend else "flushed"

@@ -20,14 +20,14 @@ from gpumond.features.engines.spec import (
     Exchange,
     Metrics,
     ReleaseMethod,
-    at,
     check_model_to_unload,
     entries,
-    flag,
     get,
+    json_part,
     load,
     name_of,
     post,
+    read_flag,
     selected,
     send_in_order,
     unload_models,
@@ -49,10 +49,10 @@ def read_ollama(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/api/ps")).accepted().json
     models, expiries, overdue = [], [], []
     for entry in entries(answer, "models"):
-        if name := at(entry, "name", kind=str) or at(entry, "model", kind=str):
-            expiry = at(entry, "expires_at", kind=str) or ""
+        if name := json_part(entry, "name", kind=str) or json_part(entry, "model", kind=str):
+            expiry = json_part(entry, "expires_at", kind=str) or ""
             pinned = expiry[:4].isdigit() and int(expiry[:4]) >= OLLAMA_PINNED_FROM_YEAR
-            size, context = at(entry, "size_vram", kind=int), at(entry, "context_length", kind=int)
+            size, context = json_part(entry, "size_vram", kind=int), json_part(entry, "context_length", kind=int)
             models.append(EngineModel(name_of(name), size, pinned, context))
             expiries.append(f"{name} {expiry}"[:NAME_LENGTH])
             if not pinned and _has_passed(expiry):
@@ -133,14 +133,14 @@ def read_comfyui(engine: EngineConfig) -> Exchange[EngineState]:
     """
     queue = (yield get("/prompt")).accepted().json
     stats = (yield get("/system_stats")).accepted().json
-    held = [at(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
+    held = [json_part(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
     stated = [size for size in held if size is not None]
     try:
         answer = yield get("/history", max_items="1")
         history = answer.json if answer.status == 200 else None
     except EngineError:  # the last prompt and its outputs have no limit of size
         history = None
-    count = at(queue, "exec_info", "queue_remaining", kind=int)
+    count = json_part(queue, "exec_info", "queue_remaining", kind=int)
     if count is None:
         raise EngineError("the response has no exec_info.queue_remaining: is the engine's kind correct?")
     return EngineState(
@@ -180,8 +180,10 @@ LLAMA_ROUTER_WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_
 
 
 def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
-    listed = [each for each in entries((yield get("/models")).accepted().json, "data") if at(each, "id", kind=str)]
-    status = {name_of(entry["id"]): at(entry, "status", "value", kind=str) for entry in listed}
+    listed = [
+        each for each in entries((yield get("/models")).accepted().json, "data") if json_part(each, "id", kind=str)
+    ]
+    status = {name_of(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in listed}
     aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
     counts: list[tuple[int | None, int | None]] = []
     work: list[float | str] | None = []
@@ -225,7 +227,11 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
     """Load the models that no request has loaded yet."""
     listed = entries((yield get("/models")).accepted().json, "data")
-    present = {at(each, "id") for each in listed if at(each, "status", "value") in ("loaded", "loading", "sleeping")}
+    present = {
+        json_part(each, "id")
+        for each in listed
+        if json_part(each, "status", "value") in ("loaded", "loading", "sleeping")
+    }
     yield from load({model: post("/models/load", {"model": model}) for model in models if model not in present})
 
 
@@ -259,9 +265,9 @@ TRITON_DONE = ("nv_inference_request_success", "nv_inference_request_failure")
 def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
     index = (yield post("/v2/repository/index", {})).accepted().json
-    listed = [entry for entry in entries([index], 0) if at(entry, "name", kind=str)]
-    ready = [name_of(entry["name"]) for entry in listed if at(entry, "state") == "READY"]
-    busy = [name_of(entry["name"]) for entry in listed if at(entry, "state") in ("LOADING", "UNLOADING")]
+    listed = [entry for entry in entries([index], 0) if json_part(entry, "name", kind=str)]
+    ready = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") == "READY"]
+    busy = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") in ("LOADING", "UNLOADING")]
     waiting, work = None, None
     if engine.metrics_address is not None:
         page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
@@ -286,7 +292,7 @@ def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
         if model.name not in models:
             answer = yield get(f"/v2/models/{quote(model.name, safe='')}/config")
             steps = entries(answer.json, "ensemble_scheduling", "step") if answer.status == 200 else []
-            used = [name for step in steps if (name := at(step, "model_name")) in models]
+            used = [name for step in steps if (name := json_part(step, "model_name")) in models]
             if used:
                 return f"the ensemble {model.name} uses {used[0]}: list both under models:, or neither"
     return ""
@@ -333,9 +339,9 @@ An unload is answered before the memory is free, and frameworks keep a part of i
 
 
 def read_a1111(engine: EngineConfig) -> Exchange[EngineState]:
-    state = at((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
-    jobs, job = at(state, "job_count", kind=int), at(state, "job", kind=str)
-    begun = at(state, "job_timestamp", kind=str)
+    state = json_part((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
+    jobs, job = json_part(state, "job_count", kind=int), json_part(state, "job", kind=str)
+    begun = json_part(state, "job_timestamp", kind=str)
     running = None if jobs is None else max(jobs, 1 if job else 0, 0)
     return EngineState(running=running, work=(begun,) if begun else None)
 
@@ -379,7 +385,7 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
     paused: bool | None = None
     if engine.may_release:
-        reported, paused = (yield from flag("is_sleeping")), (yield from flag("is_paused"))
+        reported, paused = (yield from read_flag("is_sleeping")), (yield from read_flag("is_paused"))
         if reported is not None and not paused:  # it is true for a mere pause, too
             sleeping = sleeping or reported
     models = {
@@ -403,7 +409,7 @@ def check_vllm(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
         return "vLLM's development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
-    enabled = at(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
+    enabled = json_part(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
     if enabled is not True:
         return (
             "sleep mode is off: start vLLM with --enable-sleep-mode; without it, vLLM would pause and release nothing"
@@ -502,10 +508,10 @@ def _sglang_used_ratio(page: Metrics) -> float | None:
 
 def _sglang_loads(answer: object) -> EngineState:
     ranks = answer if isinstance(answer, list) else entries(answer, "loads")
-    accelerators = at(answer, "num_accelerators", kind=int)
+    accelerators = json_part(answer, "num_accelerators", kind=int)
 
     def total(*path: str) -> float | None:
-        values = [at(rank, *path, kind=(int, float)) for rank in ranks]
+        values = [json_part(rank, *path, kind=(int, float)) for rank in ranks]
         return sum(values) if values and None not in values else None
 
     running, waiting, in_use = total("num_running_reqs"), total("num_waiting_reqs"), total("token_usage")
@@ -542,7 +548,7 @@ TENSORRT_LLM_OBSTACLES = {
 
 def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/memory_status")).accepted().json
-    state = at(answer, "state", kind=str)
+    state = json_part(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
         raise EngineError("/memory_status has no known state: is the engine's kind correct?")
     return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
@@ -595,7 +601,7 @@ def read_lmdeploy(engine: EngineConfig) -> Exchange[EngineState]:
         running=page.count("lmdeploy:num_requests_running"),
         waiting=page.sum_of(*LMDEPLOY_WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
-        sleeping=(yield from flag("is_sleeping")) if engine.may_release else None,
+        sleeping=(yield from read_flag("is_sleeping")) if engine.may_release else None,
         work=page.counters(*LMDEPLOY_WORK),
     )
 

@@ -175,7 +175,7 @@ _float, _int = partial(_bounded, float), partial(_bounded, int)
 Exchange = Generator[EngineRequest, EngineResponse, T]
 
 
-def at(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> Any:
+def json_part(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> Any:
     """Return a part of a JSON value; None if it is absent or of another type. True and False aren't numbers."""
     for key in path:
         try:
@@ -187,7 +187,7 @@ def at(value: Any, *path: str | int, kind: type | tuple[type, ...] = object) -> 
 
 def entries(value: Any, *path: str | int) -> list[Any]:
     """Return a list in a JSON value; empty if there is none."""
-    listed: list[Any] = at(value, *path, kind=list) or []
+    listed: list[Any] = json_part(value, *path, kind=list) or []
     return listed
 
 
@@ -196,10 +196,10 @@ def name_of(value: object) -> str:
     return clean(str(value))[:NAME_LENGTH]
 
 
-def flag(name: str) -> Exchange[bool | None]:
+def read_flag(name: str) -> Exchange[bool | None]:
     """Return the answer of a route that states this alone; None from a server without the route."""
     answer = yield get(f"/{name}")
-    value: bool | None = at(answer.json, name, kind=bool) if answer.status == 200 else None
+    value: bool | None = json_part(answer.json, name, kind=bool) if answer.status == 200 else None
     return value
 
 

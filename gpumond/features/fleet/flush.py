@@ -301,7 +301,8 @@ ENGINES = ("sleep", "wake")
 def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
     selection = parser.add_argument_group(
-        "selection", "pass at least one of these options, --machine and --label; a process must match all that you pass"
+        "selection",
+        "pass at least one of these options, or --machine or --label; a process must match all that you pass",
     )
     option(selection, "--query PROMQL", "processes that a query returns (labels instance, pid and uuid)")
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")

@@ -142,7 +142,7 @@ def _without_cache(pool: PoolUsage) -> str:
     if pool.reclaimable.likely or not pool.held_known:
         return ""
     stranded = pool.stranded_bytes
-    return "no cached bytes" + (f"; {human(stranded)} stranded, which no flush releases" if stranded else "")
+    return "no cached bytes" + (f"; {human(stranded)} stranded, which a flush can't release" if stranded else "")
 
 
 def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:

@@ -180,6 +180,7 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     """Return the steps of a plan, ``flushing train (pid 7, 2.0 GiB) and suspending lab (pid 9, 60.0 GiB)``."""
     programs: dict[str, list[str]] = {}
     for each in plan:
-        named = f"{safe(each['workload']) or 'pid'} (pid {each['pid']}, {human(each['reclaimable_bytes'])})"
+        pid, size = each["pid"], human(each["reclaimable_bytes"])
+        named = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
     return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumond.cli.arguments import DONE, option, positive, print_error
-from gpumond.cli.progress import progressing
+from gpumond.cli.progress import with_progress
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
@@ -81,7 +81,7 @@ def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool
     """Diagnose the snapshots and report changes. Returns True if the capacity of every device is known."""
     diagnosis, changes = Diagnosis(), Changes()
     unsized: set[str] = set()
-    for snapshot in progressing(read, "snapshots read"):
+    for snapshot in with_progress(read, "snapshots read"):
         diagnosis = diagnose(diagnosis, snapshot)
         unsized.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
         for change in changes.update(diagnosis.verdicts, snapshot.taken_at):

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, positive, print_error
-from gpumond.cli.progress import progressing
+from gpumond.cli.progress import with_progress
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
 from gpumond.facts.frame import Frame, Ledger
@@ -84,7 +84,7 @@ def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
     """Yield the snapshots to record, and show their number unless they are shown themselves."""
     snapshots = new_snapshots(arguments.url, arguments.duration)
     to_file = arguments.out or arguments.perfetto or not sys.stdout.isatty()
-    return progressing(snapshots, "snapshots recorded") if to_file else snapshots
+    return with_progress(snapshots, "snapshots recorded") if to_file else snapshots
 
 
 def _print_summary(arguments: argparse.Namespace, summary: str, **counts: int) -> int:

@@ -59,7 +59,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
         "quota]",
-        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine returns its cache]",
+        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine releases its cache]",
     ),
     "reserve-unavailable": (
         f"{{value}} of the [{{reserve}} ]reserve of [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "

@@ -18,7 +18,7 @@ from gpumond.cli.arguments import (
     print_error,
     with_typed_option,
 )
-from gpumond.cli.progress import announcing
+from gpumond.cli.progress import announce_if_slow
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
@@ -64,7 +64,7 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
     A resumption that waits is first asked for without a wait, so the user reads what it waits for.
     """
     try:
-        with announcing("waiting until the daemon has moved the memory", LONG_SECONDS):
+        with announce_if_slow("waiting until the daemon has moved the memory", LONG_SECONDS):
             answer = client.post(arguments.url, path, body, timeout=SECONDS)
         waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
         if waiting:
