@@ -1,7 +1,8 @@
 """Update docs/images/page-*.png: ``python -m tests.integration.page_pictures``.
 
-The light one shows what a daemon on an H100 (driver 580.159.04) answered on 2026-11-26: a fine-tuning with evaluations,
-a notebook, programs that keep memory, a data set in an RMM pool, JAX. The others are of the demo.
+The light one shows what a daemon on an H200 (driver 580.159.04) answered on 2026-11-28: the programs of
+`tests/gpu/test_growth.py`, of which two keep memory, a Llama that a Trainer trains and evaluates, a generation server,
+tables in an RMM pool, and an idle program. The others are of the demo.
 """
 
 from __future__ import annotations
