@@ -204,7 +204,7 @@ def is_local(url: str) -> bool:
 
 def user_names(url: str) -> Callable[[int], str | None]:
     """Return what names a user of the daemon's machine, if it's this one: a uid may be somebody else on another."""
-    from gpumond.devices.process.procfs import user_name  # needed for receipts only
+    from gpumond.devices.process.procfs import user_name  # needed for callers only
 
     return user_name if is_local(url) else lambda uid: None
 

@@ -124,16 +124,19 @@ CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end
 """Callers whose names people would not know."""
 
 
-_LOCAL_USER = re.compile(r"(?:token@)?uid:(\d+)")
+_LOCAL = re.compile(r"(?:(token(?::[\w.-]+)?)((?:/session:\w+)*)@)?uid:(\d+)((?:/session:\w+)*)")
+"""A caller on the daemon's machine: token, its sessions, uid, and that user's sessions."""
 
 
 def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], str | None] = lambda uid: None) -> str:
     """Return who caused an action, for people: gpumond itself, if a program of ``name`` waited for memory.
 
-    ``user_name`` returns the name of a uid, if it is known.
+    ``user_name`` returns the name of a uid, if it is known: ``root``, ``root (token)`` or ``root (token, browser)``.
     """
-    local = _LOCAL_USER.fullmatch(name)
-    caller = CALLERS.get(name) or (user_name(int(local[1])) if local else None) or name
+    caller = CALLERS.get(name, name)
+    if (local := _LOCAL.fullmatch(name)) and (user := user_name(int(local[3]))):
+        means = [local[1], "browser" if local[2] or local[4] else None]
+        caller = f"{user} ({', '.join(filter(None, means))})" if any(means) else user
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 
 

@@ -76,7 +76,7 @@ def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     raced = receipt | {"planned": receipt["expected"], "raced": True, "reason": "busy"}
     _, row, *_ = receipt_table([raced], NAMES.get).splitlines()
     assert row.endswith("busy; the program allocated or freed memory during the flush")
-    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by root"
+    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by root (token)"
 
 
 @pytest.mark.parametrize(("outcome", "released"), [("woken", 0), ("suspended", None)])
@@ -91,7 +91,7 @@ def test_past_receipts_state_when_and_by_whom():
     header, row, *_ = receipt_table([past], NAMES.get, past=True).splitlines()
     assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
     assert row.startswith(f"{moment(1_000_000.0)}   10  train")
-    assert row.endswith("0.10 s  root  busy")
+    assert row.endswith("0.10 s  root (token)  busy")
 
 
 def test_plan_of_unknown_size_exits_with_0():

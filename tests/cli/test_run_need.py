@@ -158,10 +158,11 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
         f"token@uid:{os.geteuid()}",
     )
     assert receipt["requested_for"] == f"pid {waiting.pid}"
-    caller = f"gpumond for pid {waiting.pid} of {pwd.getpwuid(os.geteuid()).pw_name}"
+    by = f"{pwd.getpwuid(os.geteuid()).pw_name} (token)"
+    caller = f"gpumond for pid {waiting.pid} of {by}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
-    assert f"token@uid:{os.geteuid()}  automatically requested a flush of pid {neighbor.pid}" in audit
+    assert f"{by}  automatically requested a flush of pid {neighbor.pid}" in audit
     assert f" for pid {waiting.pid}" in audit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import signal
 import time
@@ -274,6 +275,9 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     until(lambda: silenced_by(daemon) == [[id]])
     listed = daemon.run("silence", "list").stdout
     assert "rule=full gpu=~[0-9]+" in listed or 'rule=full gpu=~"[0-9]+"' in listed
+    by = f"{pwd.getpwuid(os.geteuid()).pw_name} (token)"
+    assert listed.rstrip().endswith(f"  {by}  new disk")
+    assert f"  {by}  silenced rule=full" in daemon.run("audit").stdout
     assert "full firing for" in (status := daemon.run("status").stdout)
     assert ", silenced" in status
     assert re.search(f"\nfiring +[-a-z]+ +full .+  silenced until {end}", daemon.run("alerts").stdout)

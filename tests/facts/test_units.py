@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, apart, human, plural, rate, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, apart, caller_text, human, plural, rate, seconds, typed_seconds
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,21 @@ def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: b
 )
 def test_rate_is_rounded_so_that_it_stays(per_minute: float, text: str) -> None:
     assert rate(per_minute) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("uid:0", "root"),
+        ("token@uid:0", "root (token)"),
+        ("token:ci@uid:0", "root (token:ci)"),
+        ("uid:0/session:66da1d2d", "root (browser)"),
+        ("token/session:66da1d2d@uid:0", "root (token, browser)"),
+        ("uid:1000/session:66da1d2d@uid:0", "uid:1000/session:66da1d2d@uid:0"),
+        ("token@uid:1000", "token@uid:1000"),
+        ("token@10.0.0.7", "token@10.0.0.7"),
+        ("rule:leak", "rule:leak"),
+    ],
+)
+def test_caller_is_a_user_with_what_the_request_came_with(name: str, text: str) -> None:
+    assert caller_text(name, user_name={0: "root"}.get) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     query = {"limit": arguments.limit} | ({"operation": arguments.operation} if arguments.operation else {})
     entries = client.get(arguments.url, f"/api/v1/audit?{urlencode(query)}")
-    print_result(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries)))
+    user_name = client.user_names(arguments.url)
+    print_result(arguments, entries, lambda: table((">SEQ", "AT", "BY", "ENTRY"), _rows(entries, user_name)))
     return DONE
 
 
-def _rows(entries: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+def _rows(entries: Sequence[dict[str, Any]], user_name: Callable[[int], str | None]) -> Iterator[list[str]]:
     for entry in entries:
         text = sentence(entry["action"], entry["detail"])
-        yield [str(entry["seq"]), moment(entry["at"]), caller_text(entry["actor"]), text]
+        yield [str(entry["seq"]), moment(entry["at"]), caller_text(entry["actor"], user_name=user_name), text]
 
 
 def _verify(arguments: argparse.Namespace) -> int:

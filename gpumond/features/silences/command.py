@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpumond.cli.arguments import (
 )
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
-from gpumond.facts.units import plural
+from gpumond.facts.units import caller_text, plural
 from gpumond.quantities import SCOPES
 from gpumond.quantities.scope import OWNER_LABELS
 from gpumond.view.text import moment, table
@@ -112,7 +112,8 @@ def _list(arguments: argparse.Namespace) -> int:
     entries = [each for each in client.get(arguments.url, ROUTE) if arguments.all or each["state"] != "ended"]
     header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
     nothing = "no silence is active; gpumond silence add rule=NAME --for 1h --reason TEXT adds one"
-    rows = [[*_row(entry)] for entry in entries]
+    user_name = client.user_names(arguments.url)
+    rows = [[*_row(entry, user_name)] for entry in entries]
     print_result(arguments, entries, lambda: table(header, rows) if rows else client.paragraph(nothing, arguments.url))
     return DONE
 
@@ -146,11 +147,13 @@ def matcher(text: str) -> dict[str, str]:
     return {"name": name, "operator": operator, "value": given}
 
 
-def _row(entry: Mapping[str, Any]) -> Iterator[str]:
+def _row(entry: Mapping[str, Any], user_name: Callable[[int], str | None]) -> Iterator[str]:
     silence = entry["silence"]
+    author = silence["author"]
     yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
     yield from (moment(silence[name]) for name in ("starts_at", "ends_at"))
-    yield from (silence["author"], silence["reason"])
+    yield caller_text(author, user_name=user_name) if author == silence["created_by"] else author
+    yield silence["reason"]
 
 
 def _matchers(matchers: Sequence[Mapping[str, str]]) -> str:
