@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from gpumond.cli.client import with_commands
+from gpumond.cli.client import UNPROCESSABLE, with_commands
 from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
@@ -293,15 +293,16 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
     return Panel(lines, ("w",))
 
 
+SILENCES = "/api/v1/silences"
 SILENCE_SECONDS = 3600.0
 SUBJECTS = ("workload", "engine", "pid", "uuid")
 """A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
-NO_REASON = "not silenced: you gave no reason"
+NO_REASON = "not silenced: type a reason, or press esc"
 
 
 class SilenceDialog:
     """The alerts that are not silenced: those of the process ``pid`` first, ended ones last. Enter chooses one, and
-    after a reason silences it. One that is alone is chosen already.
+    after a reason silences it. One that is alone is chosen already. A refused reason stays.
     """
 
     def __init__(self, requests: Requests, daemon: DaemonClient, pid: int | None) -> None:
@@ -310,21 +311,33 @@ class SilenceDialog:
         self.alerts: list[Any] = []
         self.chosen = 0
         self.result = "waiting for the daemon"
+        self.refused = ("", "")
+        """The reason that was not accepted, and why not."""
         self.requests.ask(self._read, self._receive)
 
     def _hints(self) -> Hints:
         if self.panel.entry is not None:
-            return ("enter", "Yes, silence" if self.panel.entry.strip() else "Cancel"), ("esc", "No")
+            return ("enter", "Yes, silence"), ("esc", "No")
         return (("↑↓", "Alert"), ("enter", "Choose"), ("esc", "Close")) if self.alerts else ()
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
         urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
+        if urgent:
+            self._check_rights()
         return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(OVER)))
+
+    def _check_rights(self) -> None:
+        """Raise DaemonError for a user who may not silence. To others, the daemon says that the request is empty."""
+        try:
+            self.daemon.post(SILENCES, {}, TIMEOUT_SECONDS)
+        except DaemonError as error:
+            if error.status != UNPROCESSABLE:
+                raise
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
         if isinstance(found, DaemonError):
-            self.result = plain(str(found), 600)
+            self.result = plain(f"you can't silence alerts: {found}", 600)
             return
         self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
         self.panel.entry = "" if len(found) == 1 else None
@@ -349,9 +362,10 @@ class SilenceDialog:
         if self.panel.entry is None:
             self.panel.entry, self.panel.first = "", 0
             return
-        reason = self.panel.entry.strip()
+        alerts, typed = self.alerts, self.panel.entry
+        reason = typed.strip()
         if not reason:
-            self.alerts, self.result, self.panel.entry = [], NO_REASON, None
+            self.refused = typed, NO_REASON
             return
         matchers = [{"name": name, "operator": "=", "value": value} for name, value in self._matchers()]
         subject = self._subject()
@@ -359,14 +373,15 @@ class SilenceDialog:
 
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
-                self.result = plain(f"not silenced: {answer}", 600)
+                self.alerts, self.panel.entry = alerts, typed
+                self.refused = typed, plain(f"not silenced: {answer}", 600)
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
             self.result = f"silence {id} of {subject} for {duration(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
-        self.requests.ask(lambda: self.daemon.post("/api/v1/silences", body, TIMEOUT_SECONDS), receive)
+        self.requests.ask(lambda: self.daemon.post(SILENCES, body, TIMEOUT_SECONDS), receive)
 
     def _lines(self, width: int) -> list[Line]:
         if not self.alerts:
@@ -381,7 +396,8 @@ class SilenceDialog:
             *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
             *wrapped_line([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
-            entry_line("reason", self.panel.entry, "Enter without a reason cancels"),
+            entry_line("reason", self.panel.entry, "required"),
+            *wrapped_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
         ]
 
 

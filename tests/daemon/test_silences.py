@@ -207,6 +207,8 @@ def test_silences_require_the_scope_of_rules(serve: Serve, driver: FakeDriver, t
     )
     path = f"silences/{made['silence']['id']}"
     assert [change(daemon, "DELETE", path, token=token)[0] for token in ("", "flusher", "ruler")] == [401, 403, 204]
+    empty = [change(daemon, "POST", "silences", {}, token)[0] for token in ("", "flusher", "ruler")]
+    assert empty == [401, 403, 422], "`gpumond top` asks in this way whether you may silence"
     assert [change(daemon, "POST", "receivers/log/test", {}, token)[0] for token in ("", "flusher")] == [401, 403]
     assert change(daemon, "POST", "receivers/log/test", {}, token="ruler")[0] == 200
 
