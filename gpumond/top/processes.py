@@ -124,7 +124,7 @@ PROGRAM = 14
 LONGER_VERDICT = 7
 """Columns that a verdict gets first of those that are left: `allocation-retries +1` fits."""
 SHARES = "shares"
-"""The column that shows the shares as a bar."""
+"""The column that shows the shares as a bar, and gives no order."""
 COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
@@ -132,7 +132,7 @@ COLUMNS = (
     TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", SIZE, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
     TableColumn("waste", SIZE, 4, lambda row: size(row.waste_bytes), lambda row: row.waste_bytes),
-    TableColumn(SHARES, 12, 11, lambda row: "", lambda row: row.used_bytes),
+    TableColumn(SHARES, 12, 11, lambda row: ""),
     *(_share(name, RANKS[name]) for name in HOLDINGS),
     TableColumn("busy", 5, 10, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
@@ -186,12 +186,14 @@ class SortOrder:
     """Sort against the column's default direction, which is largest first for numbers and from A for text."""
 
     def next(self, columns: Sequence[TableColumn], step: int = 1) -> SortOrder:
-        names = [column.name for column in columns]
+        names = [column.name for column in columns if column.name != SHARES]
         at = names.index(self.column) if self.column in names else -1
         return SortOrder(names[(at + step) % len(names)])
 
     def by(self, column: str) -> SortOrder:
         """Return the order by a column; the reverse one if it is by that column already."""
+        if column == SHARES:
+            return self
         return SortOrder(column, column == self.column and not self.reverse)
 
 

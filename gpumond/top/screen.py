@@ -170,7 +170,7 @@ class SensorHistory:
             own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
 
     def lines(self, uuid: str, width: int) -> list[Line]:
-        """Return a line with a curve of each value that is known; none before the second value."""
+        """Return a line with a curve of each value that is known, over the same time; none before the second value."""
         if uuid not in self._shown:
             self._shown.add(uuid)
             self.unread.append(uuid)
@@ -182,14 +182,15 @@ class SensorHistory:
             for name, own, unit, top in (("busy", busy, "%", 100), ("power", watts, " W", 0))
             if len(own) > 1
         ]
-        line = Line()
+        if not curves:
+            return []
+        start, until = min(own[0][0] for _, own, _ in curves), points[-1][0]
+        line = [Span(f"last {duration(round(until - start, -1) or until - start)}: ", "dim")]
+        each = (width - width_of(line)) // len(curves)
         for title, own, top in curves:
-            start, until = own[0][0], points[-1][0]
-            title += f"in {duration(round(until - start, -1) or until - start)} "
-            room = max(1, width // len(curves) - cells(title) - 2)
-            curve = "".join(map(block, stack(own, start, until, room, 1, top)[0]))
+            curve = "".join(map(block, stack(own, start, until, max(1, each - cells(title) - 2), 1, top)[0]))
             line += [Span(title, "dim"), Span(f"{curve}  ")]
-        return [line] if line else []
+        return [line]
 
 
 Hints = Sequence[tuple[str, str]]

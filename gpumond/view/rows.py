@@ -94,7 +94,7 @@ class DeviceRow:
     celsius: float | None
     watts: float | None
     waiting_bytes: int = 0
-    """Sum of the requests for memory that wait."""
+    """The free memory that requests wait for; they may need more."""
     host: str = ""
     """Name of the daemon, if there are several."""
 
@@ -259,9 +259,6 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
     unmapped: Counter[str] = Counter()
     for process in frame["processes"]:
         unmapped[process["device_uuid"]] += process.get("unmapped_bytes") or 0
-    waiting: Counter[str] = Counter()
-    for request in frame["queue"]:
-        waiting[request["device_uuid"]] += request["need_bytes"]
     for device in frame["snapshot"]["devices"]:
         lines, sensors = held.get(device["uuid"], []), device["sensors"]
         yield DeviceRow(
@@ -282,8 +279,19 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
-            waiting_bytes=waiting[device["uuid"]],
+            waiting_bytes=_waiting_part(frame, device),
         )
+
+
+def _waiting_part(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
+    """Return the part of the free memory that requests wait for: what grants and reserves leave of it."""
+    uuid = device["uuid"]
+    needed, granted = (
+        sum(each[name] for each in frame[kind] if each["device_uuid"] == uuid)
+        for kind, name in (("queue", "need_bytes"), ("grants", "unused_bytes"))
+    )
+    left = (device["free_bytes"] or 0) - granted - sum(_unused_reserves(frame, uuid).values())
+    return max(0, min(needed, left))
 
 
 def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
@@ -351,13 +359,18 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
-    """Return, by quota, the part of its reserve on a device that its processes there don't use, as far as known."""
-    unused: dict[str, int] = {}
+    """Return, by quota, the part of its reserve on a device that its processes neither use nor are granted."""
+    reserves, used, granted = dict[str, int](), Counter[str](), Counter[str]()
     for process in frame["processes"]:
         quota = process["quota"]
         if process["device_uuid"] == uuid and quota and quota["reserve_bytes"] and process["used_bytes"] is not None:
-            name = quota["reserve_quota"]
-            unused[name] = unused.get(name, quota["reserve_bytes"]) - process["used_bytes"]
+            reserves[quota["reserve_quota"]] = quota["reserve_bytes"]
+            used[quota["reserve_quota"]] += process["used_bytes"]
+    quota_of = {each["pid"]: each["quota"]["reserve_quota"] for each in frame["snapshot"]["quotas"]}
+    for grant in frame["grants"]:
+        if grant["device_uuid"] == uuid:
+            granted[quota_of.get(grant["pid"], "")] += grant["need_bytes"]
+    unused = {name: size - max(used[name], granted[name]) for name, size in reserves.items()}
     return {name: size for name, size in unused.items() if size > 0}
 
 

@@ -223,7 +223,8 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {part} {human(amount)}{' (takes no memory)' if part == 'unmapped' else ''}"
+        words = f" {'of it ' * (part == 'waiting')}{part} {human(amount)}"
+        words += " (takes no memory)" if part == "unmapped" else ""
         if used + 3 + len(words) > width:
             lines.append([])
             used = 0

@@ -129,6 +129,20 @@ def test_queue_states_room_that_earlier_requests_claim():
     assert "42.0 GiB" not in text
 
 
+def test_waiting_memory_is_a_part_of_the_free_memory_that_nobody_else_is_promised():
+    device = make_device(used_bytes=GIB, free_bytes=12 * GIB, processes=(make_process(10, GIB),))
+    frame = make_frame(device, queue=(QUEUED,))
+    assert [each.waiting_bytes for each in view(frame).devices] == [12 * GIB]
+    quota = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
+    frame["processes"][0]["quota"] = quota
+    assert [each.waiting_bytes for each in view(frame).devices] == [8 * GIB]
+    grant = {"id": "b", "device_uuid": "GPU-a", "pid": 7, "user": "", "workload": "eval"}
+    frame["grants"] = [grant | {"need_bytes": 3 * GIB, "unused_bytes": 3 * GIB}]
+    assert [each.waiting_bytes for each in view(frame).devices] == [5 * GIB]
+    frame["snapshot"]["quotas"] = [{"pid": 7, "quota": quota}]
+    assert [each.waiting_bytes for each in view(frame).devices] == [7 * GIB], "a grant is a part of the quota's reserve"
+
+
 @pytest.mark.parametrize(
     ("ahead", "names", "text"),
     [

@@ -366,6 +366,15 @@ def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, p
     assert [row.pid for row in arranged(ROWS, order, "")] == pids
 
 
+def test_bar_of_shares_gives_no_order():
+    columns = laid_out(200, ROWS)
+    names = [column.name for column in columns]
+    at = names.index("shares")
+    assert SortOrder(names[at - 1]).next(columns) == SortOrder(names[at + 1])
+    assert SortOrder(names[at + 1]).next(columns, -1) == SortOrder(names[at - 1])
+    assert SortOrder("used").by("shares") == SortOrder("used")
+
+
 @pytest.mark.parametrize(
     ("words", "pids"),
     [
