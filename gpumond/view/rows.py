@@ -291,7 +291,7 @@ def _waiting_part(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
         for kind, name in (("queue", "need_bytes"), ("grants", "unused_bytes"))
     )
     left = (device["free_bytes"] or 0) - granted - sum(_unused_reserves(frame, uuid).values())
-    return max(0, min(needed, left))
+    return int(max(0, min(needed, left)))
 
 
 def _device_state(device: Mapping[str, Any], reason: str | None) -> str:

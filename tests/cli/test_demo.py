@@ -221,9 +221,12 @@ def test_programs_have_the_limit_of_their_quota_or_of_a_command(common_demo: Run
         return {each["workload"]: each["limit_bytes"] for each in common_demo.get("processes")}
 
     until(lambda: limits()["chat-api"] == int(2.9 * GIB))
-    assert common_demo.run("limit", "train-llm", "6GiB").returncode == 0
+    limited = common_demo.run("limit", "train-llm", "6GiB")
+    assert (limited.returncode, limited.stdout.splitlines()[-1].partition(": ")[0]) == (0, "to remove this limit")
+    assert limited.stdout.endswith(" limit train-llm none\n")
     until(lambda: limits()["train-llm"] == 6 * GIB)
-    assert common_demo.run("limit", "train-llm", "none").returncode == 0
+    removed = common_demo.run("limit", "train-llm", "none")
+    assert (removed.returncode, "to remove" in removed.stdout) == (0, False)
     until(lambda: limits()["train-llm"] is None)
 
 

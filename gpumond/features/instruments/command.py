@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -259,7 +260,18 @@ class Limit:
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
         for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):
             print(wrapped_text(line, output_width()))
+        if limit_bytes is not None and limited:
+            print(client.paragraph(f"to remove this limit: gpumond limit {_target(arguments)} none", arguments.url))
         return status
+
+
+def _target(arguments: argparse.Namespace) -> str:
+    """Return the words that select the programs again."""
+    name = arguments.workload
+    words = [] if name is None else ["--workload", name] if name.isdecimal() else [name]
+    words += [] if arguments.pid is None else ["--pid", str(arguments.pid)]
+    words += [] if arguments.device is None else ["--device", arguments.device]
+    return shlex.join(words)
 
 
 def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
