@@ -260,8 +260,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         hint = "" if message.endswith("?") else f"; see `{self.prog} --help`"
         example = re.search("^  (gpumond .+)$", self.epilog or "", re.MULTILINE)
-        if example and message.startswith("the following arguments are required"):
+        if example and message.startswith(("the following arguments are required", "one of the arguments")):
             hint = f", as in `{example[1]}`{hint}"
+        elif example and hint and message.startswith("unknown "):
+            hint = f"; an example: `{example[1]}`{hint}"
         if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
         for action in self._actions:

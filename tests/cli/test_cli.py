@@ -117,6 +117,18 @@ def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        ("quota set x 3", "'set'; an example: `gpumond quota`; see `gpumond quota --help`"),
+        ("check-config --config F", "an example: `gpumond check-config /etc/gpumond/gpumond.yaml`; see"),
+        ("flush", "is required, as in `gpumond flush "),
+    ],
+)
+def test_wrong_use_gets_an_example(words: str, example: str):
+    assert example in gpumond_here(*words.split()).stderr
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "oom show last --url http://node1:9917 --json",

@@ -134,7 +134,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("status",), "pass a list of machines"),
+        (("status",), "or --slurm, as in `gpumond fleet status --targets gpus.json`"),
         (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
         (
             ("status", "--targets", "missing.json"),

@@ -250,7 +250,8 @@ async def list_machines(arguments: argparse.Namespace, prometheus: Prometheus | 
         found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
         proven = await prometheus.is_verified()
         return Machines(replace(each, proven=proven) for each in found)
-    raise ConfigError("pass a list of machines: --targets, --prometheus, --kubernetes or --slurm")
+    sources = "--targets, --prometheus, --kubernetes or --slurm"
+    raise ConfigError(f"pass a list of machines: {sources}, as in `gpumond fleet status --targets gpus.json`")
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
