@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
+handler = signal.getsignal(signal.SIGINT)
+if handler is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # imports make other exceptions of KeyboardInterrupt
 try:
     from gpumond.commands.main import main
-except KeyboardInterrupt:  # while Python imports, as later in main()
-    sys.exit(130)
+finally:
+    signal.signal(signal.SIGINT, handler)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -289,11 +289,11 @@ class Module(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["help"]:
-        argv = [*argv[1:2], "--help"]
-    adapt_output()
     try:
+        argv = sys.argv[1:] if argv is None else list(argv)
+        if argv[:1] == ["help"]:
+            argv = [*argv[1:2], "--help"]
+        adapt_output()
         return _run(argv)
     except KeyboardInterrupt:
         return 130

@@ -154,9 +154,15 @@ def test_options_are_accepted_on_either_side_of_each_argument(words: str):
         assert parser.parse_args([command, *options_last(parsers[command], mixed)]) == expected
 
 
+INTERRUPT = "import os, signal\ndef interrupt(*_): os.kill(os.getpid(), signal.SIGINT)\n"
+NAMED = 'class Named:\n    name = type("Name", (), {"__set_name__": interrupt})()\n'
+"""Python 3.11 makes a RuntimeError of an exception here."""
+
+
 @pytest.mark.slow
-def test_ctrl_c_while_python_imports_ends_without_a_traceback(tmp_path: Path):
-    (tmp_path / "difflib.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+@pytest.mark.parametrize("place", ["interrupt()", NAMED], ids=["module", "class"])
+def test_ctrl_c_while_python_imports_ends_without_a_traceback(place: str, tmp_path: Path):
+    (tmp_path / "difflib.py").write_text(INTERRUPT + place)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     command = (sys.executable, "-m", "gpumond", "status")
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
