@@ -124,8 +124,8 @@ CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end
 """Callers whose names people would not know."""
 
 
-_LOCAL = re.compile(r"(?:(token(?::[\w.-]+)?)((?:/session:\w+)*)@)?uid:(\d+)((?:/session:\w+)*)")
-"""A caller on the daemon's machine: token, its sessions, uid, and that user's sessions."""
+_LOCAL = re.compile(r"(?:(token[^/@]*)[^@]*@)?uid:(\d+)(?:/[^@]*)?")
+"""A caller on the daemon's machine: token and uid; with a slash for a browser."""
 
 
 def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], str | None] = lambda uid: None) -> str:
@@ -134,8 +134,8 @@ def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], s
     ``user_name`` returns the name of a uid, if it is known: ``root``, ``root (token)`` or ``root (token, browser)``.
     """
     caller = CALLERS.get(name, name)
-    if (local := _LOCAL.fullmatch(name)) and (user := user_name(int(local[3]))):
-        means = [local[1], "browser" if local[2] or local[4] else None]
+    if (local := _LOCAL.fullmatch(name)) and (user := user_name(int(local[2]))):
+        means = [local[1], "browser" if "/" in name else None]
         caller = f"{user} ({', '.join(filter(None, means))})" if any(means) else user
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 

@@ -1,7 +1,7 @@
 // What the cards of problems contain. No element of the document.
 
 import { age, clock, duration, human, percent, rate } from "./format.js";
-import { isProblem, ordinary, processKey } from "./state.js";
+import { callerText, isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
 const SEVERITY = { critical: 0, page: 0, warning: 1, info: 2 };
@@ -97,7 +97,7 @@ function silencedText(alert, now, silences) {
 
 /** Who silenced the alert of a card, and why. */
 export const reasonsOf = ({ alert }, silences) =>
-  silencesOf(alert, silences).map(({ author, reason }) => `${author}: ${reason}`).join("; ");
+  silencesOf(alert, silences).map(({ author, reason }) => `${callerText(author)}: ${reason}`).join("; ");
 
 /** The line of a card whose head states the subject. Its present values are those of `row`, the process, if it still exists. */
 export function lineOf({ alert, verdict }, row, now, subject = "") {

@@ -41,8 +41,7 @@ export const attempt = (method, route, body, headers) =>
 
 /** POSTs a question, which requires no token, with the token if there is one. */
 export async function ask(path, body) {
-  const authorization = token ? { Authorization: `Bearer ${token}` } : {};
-  const headers = { "Content-Type": "application/json", ...authorization };
+  const headers = { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) };
   try {
     const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
     return { ok: answer.ok, ...(await answer.json()) };

@@ -3,7 +3,7 @@
 import { $, button, make, name, put, sync } from "./elements.js";
 import { clean, clock } from "./format.js";
 import { attempt } from "./session.js";
-import { changed, state } from "./state.js";
+import { callerText, changed, state } from "./state.js";
 import { refresh } from "./live.js";
 import { isOpen, keepFocus, requestScript } from "./views.js";
 
@@ -43,7 +43,7 @@ export function showSilences() {
       const from = each.starts_at > now ? `from ${clock(each.starts_at, now)} ` : "";
       name(node.children[0], matchersOf(each), 200);
       put(node.children[1], `${from}until ${clock(each.ends_at, now)}`);
-      name(node.children[2], `${each.author}: ${each.reason}`, 200);
+      name(node.children[2], `${callerText(each.author)}: ${each.reason}`, 200);
     },
   );
   $("silenced").hidden = !silences.length || !isOpen("alerts");

@@ -51,6 +51,14 @@ export function setFrame(frame) {
   state.devices = new Map((frame?.snapshot.devices ?? []).map((device) => [device.uuid, device]));
 }
 
+/** A caller for people, as commands print it: a user of the machine with what the request came with. */
+export function callerText(name) {
+  const [, token, uid] = /^(?:(token[^/@]*)[^@]*@)?uid:(\d+)(?:\/[^@]*)?$/.exec(name) ?? [];
+  const user = uid === "0" ? "root" : state.frame.processes.find((each) => String(each.uid) === uid)?.user;
+  const means = [token, name.includes("/") && "browser"].filter(Boolean).join(", ");
+  return user ? user + (means && ` (${means})`) : name;
+}
+
 /** Keeps events with the time at which they happened, if that is known, in place of the later one of their publication. */
 export function addEvents(events) {
   for (const event of events) state.events.set(event.id, { ...event, at: Object.fromEntries(event.details).occurred_at ?? event.at });

@@ -339,12 +339,13 @@ def test_palette_suspends_compares_and_ends_silences(browser: Browser, demo: Run
             process["suspendable"] = process["workload"] == "notebook"
         now = frame["snapshot"]["taken_at"]
         matchers = [{"name": "rule", "operator": "=", "value": "leak"}]
-        silence = {"id": "1", "matchers": matchers, "author": "dev", "reason": "planned"}
+        silence = {"id": "1", "matchers": matchers, "author": "token/session:66da1d2d@uid:0", "reason": "planned"}
         frame["silences"] = [silence | {"starts_at": now - 1, "ends_at": now + 60}]
 
     with open_page(browser, demo, rewrite=suspendable) as session:
         page = session.page
         session.shows_content()
+        assert page.locator("#silences bdi").text_content() == "root (token, browser): planned"
         for words in ("suspend note", "end silence leak"):
             page.keyboard.press("Control+k")
             page.keyboard.type(words)

@@ -149,11 +149,9 @@ def matcher(text: str) -> dict[str, str]:
 
 def _row(entry: Mapping[str, Any], user_name: Callable[[int], str | None]) -> Iterator[str]:
     silence = entry["silence"]
-    author = silence["author"]
     yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
     yield from (moment(silence[name]) for name in ("starts_at", "ends_at"))
-    yield caller_text(author, user_name=user_name) if author == silence["created_by"] else author
-    yield silence["reason"]
+    yield from (caller_text(silence["author"], user_name=user_name), silence["reason"])
 
 
 def _matchers(matchers: Sequence[Mapping[str, str]]) -> str:
