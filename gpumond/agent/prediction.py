@@ -1,4 +1,4 @@
-"""The bytes that a flush of one allocator will return, and the free bytes that it won't: stranded ones. No I/O."""
+"""The bytes that a flush of one allocator will release, and the free bytes that it won't: stranded ones. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpumond.facts.messages import PoolChange
 from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
 
-RETURNING = frozenset(("spill", "cache", "trim"))
+RELEASING = frozenset(("spill", "cache", "trim"))
 """Steps that return bytes to the driver; the other steps only make bytes returnable."""
 
 UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
@@ -38,7 +38,7 @@ def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None =
     """
     spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
     cached, low, likely, high = pool.reclaimable, 0, 0, 0
-    if RETURNING.intersection(steps) - {"spill"}:
+    if RELEASING.intersection(steps) - {"spill"}:
         low, likely, high = cached.low, cached.likely, cached.high
     if spilled:
         likely, high = likely + spilled, high + spilled
@@ -73,7 +73,7 @@ class StrandedEstimate:
         else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
         be bytes that the program has cached since.
         """
-        if not RETURNING.intersection(steps) - {"spill"}:
+        if not RELEASING.intersection(steps) - {"spill"}:
             return
         for change in changes:
             before, after = change.before, change.after

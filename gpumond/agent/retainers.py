@@ -58,7 +58,7 @@ class Place(NamedTuple):
     name: str
 
 
-class Total:
+class RetainedTotal:
     """What one place keeps."""
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -
     largest = sorted(groups.values(), key=lambda group: -(sum(one.size_bytes for one in group) + len(group)))[:GROUPS]
     samples = [(group, one) for group in largest for one in group[:EACH]]
     objects = [one.tensor for _, one in samples]
-    totals: dict[Place, Total] = {}
-    unheld = Total()
+    totals: dict[Place, RetainedTotal] = {}
+    unheld = RetainedTotal()
     for (group, _), place in zip(samples, places(objects), strict=True):
         part = min(EACH, len(group))
-        total = unheld if place is None else totals.setdefault(place, Total())
+        total = unheld if place is None else totals.setdefault(place, RetainedTotal())
         total.size += sum(one.size_bytes for one in group) // part
         total.tensors += len(group) / part
         total.has_graph |= group[0].has_graph
@@ -131,11 +131,11 @@ def _retainers(kept: Sequence[TrackedTensor], graphs: Sequence[TrackedTensor]) -
     return tuple(_retainer(place, total.size, round(total.tensors)) for place, total in ordered[:MAX_RETAINERS])
 
 
-def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Total]) -> list[Total]:
+def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, RetainedTotal]) -> list[RetainedTotal]:
     """Add the places of tensors from which the graph that keeps the others can be reached."""
     objects = [one.tensor for one in graphs[:MAX_OBJECTS]]
     found = {place for place in places(objects) if place is not None}
-    return [totals.setdefault(place, Total()) for place in found]
+    return [totals.setdefault(place, RetainedTotal()) for place in found]
 
 
 def _retainer(place: Place, size: int, tensors: int) -> Retainer:

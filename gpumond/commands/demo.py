@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2,
     )
     otherwise = "with --config or --sim-device"
-    add_common_arguments(parser, f"0.2s; 1s {otherwise}", f"error; info {otherwise}")
+    add_common_arguments(parser, f"0.2s; 1s {otherwise}", f"error; info {otherwise}", "a temporary one")
 
 
 def _devices(text: str) -> int:

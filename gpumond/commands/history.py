@@ -87,7 +87,10 @@ def past_time(text: str, now: float | None = None) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.at and (arguments.last or arguments.every):
-        raise ConfigError("--at shows moments, not a range: leave out --last and --every, or use --until")
+        raise ConfigError(
+            "--at can't be combined with --last or --every; for a range that ends at TIME, pass --until TIME "
+            "instead of --at TIME"
+        )
     arguments.last = arguments.last or LAST_SECONDS
     if arguments.last > DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")

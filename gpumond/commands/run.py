@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
     option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: 0)")
-    option(parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL)")
+    option(
+        parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL, else http://127.0.0.1:9917)"
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )

@@ -26,8 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info") -> None:
-    """Add the options that ``serve`` and ``demo`` share. ``interval`` and ``log_level``: the defaults, in words."""
+STATE_DIR = "/var/lib/gpumond as root, else gpumond in $XDG_STATE_HOME"
+
+
+def add_common_arguments(
+    parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info", state_dir: str = STATE_DIR
+) -> None:
+    """Add the options that ``serve`` and ``demo`` share, with their defaults in words."""
     option(parser, "--config FILE", "your configuration file (YAML)", type=Path)
     option(
         parser,
@@ -48,8 +53,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, interval: str = "1s", 
     option(
         parser,
         "--state-dir PATH",
-        "directory of the store and of the configuration's copy (default: /var/lib/gpumond as root, "
-        "else gpumond in $XDG_STATE_HOME)",
+        f"directory of the store and of the configuration's copy (default: {state_dir})",
     )
     option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
     option(

@@ -168,7 +168,10 @@ class IdentityProxy(StrictModel):
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
         for text in texts:
             if network_of(text).network_address.is_loopback:
-                raise ValueError(f"{text}: any program on this machine has this address; set user instead")
+                raise ValueError(
+                    f"{text}: any program on this machine can connect from this address, so it doesn't identify the "
+                    "proxy; set user instead"
+                )
         return texts
 
     @model_validator(mode="after")

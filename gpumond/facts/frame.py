@@ -240,8 +240,8 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
         return found[0]
     if found:
         raise AmbiguousDevice(f"GPU {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
-    known = f"this machine has {_listed(devices, uuids)}" if uuids else "no GPU is known"
-    raise NoSuchDevice(f"no GPU {name!r:.128}: {known}; expected {NAMED_BY}")
+    known = f"GPUs on this machine: {_listed(devices, uuids)}" if uuids else "no GPU is known"
+    raise NoSuchDevice(f"no GPU {name!r:.128}; {known}; expected {NAMED_BY}")
 
 
 def _address(text: str) -> tuple[int, ...] | None:

@@ -190,7 +190,7 @@ class History:
             length, times = TIERS[fitting[-1]].seconds / self.pace, found.times(fitting[-1])
             columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
             if until > self.unix(found.open_since(fitting[-1])):
-                running = found.running(fitting[-1])
+                running = found.open_row(fitting[-1])
         near = self._within(times, since - length, until)
         rows: Iterable[tuple[float, ...]] = zip(times[near], *(column[near] for column in columns), strict=True)
         if running is not None:
@@ -248,7 +248,7 @@ class History:
         )
         samples = resolution is None or resolution < TIERS[0].seconds
         for key, each in series:
-            oldest = at - GAP_RATIO * each.distance / self.pace if samples else at
+            oldest = at - GAP_RATIO * each.sample_interval / self.pace if samples else at
             points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.unix(each.ended) else ()
             if points:
                 yield key, each, points[-1]
@@ -434,7 +434,7 @@ class HistoryRows:
         return len(self._times)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """Size in bytes, including the arrays' spare capacity."""
         self._pack()
         return self._times.__sizeof__() + self._data.__sizeof__()
@@ -567,8 +567,8 @@ class Series:
         return self.tiers[tier].column(0, count)
 
     @property
-    def distance(self) -> float:
-        """The usual distance of two samples."""
+    def sample_interval(self) -> float:
+        """The usual seconds between two samples."""
         times = self.sample_times()
         return max(AVERAGE_SECONDS, (times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else AVERAGE_SECONDS
 
@@ -576,7 +576,7 @@ class Series:
         """Return when the block that has not closed yet began."""
         return self._closes[tier] - TIERS[tier].seconds
 
-    def running(self, tier: int) -> list[float] | None:
+    def open_row(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self.open_since(tier)
         fresh = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)

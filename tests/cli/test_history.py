@@ -108,7 +108,7 @@ def test_more_than_a_day_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("option", ["--last", "--every"])
 def test_range_of_a_moment_is_refused(fake: FakeDaemon, capsys: pytest.CaptureFixture[str], option: str):
     assert shown(fake, "--at", "1m", option, "5m") == 2
-    assert "--at shows moments, not a range" in capsys.readouterr().err
+    assert "--at can't be combined with --last or --every" in capsys.readouterr().err
 
 
 def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):

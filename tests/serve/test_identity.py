@@ -228,7 +228,10 @@ def test_probes_need_no_identity():
     [
         ({}, "set the proxy's addresses"),
         ({"addresses": ["proxy.example.com"]}, "isn't an IP address or network"),
-        ({"addresses": ["127.0.0.1"]}, "any program on this machine has this address; set user"),
+        (
+            {"addresses": ["127.0.0.1"]},
+            "so it doesn't identify the proxy; set user",
+        ),
         ({"addresses": ["10.1.0.5/24"]}, "isn't an IP address or network"),
     ],
 )

@@ -130,7 +130,7 @@ def test_history_of_64_devices_and_500_processes_needs_at_most_72_mib():
             for _ in range(capacity + 10):
                 rows.append([0.0] * (1 + rows.width))
             assert len(rows) == capacity
-    one_process, one_device = (sum(rows.bytes for rows in (s.rows, *s.tiers)) for s in (process, device))
+    one_process, one_device = (sum(rows.size_bytes for rows in (s.rows, *s.tiers)) for s in (process, device))
     assert 500 * one_process + 64 * one_device <= 72 * 1024 * 1024
 
 

@@ -165,7 +165,7 @@ IDLE = FrameNotice(
 FRAGMENTED = FrameNotice(
     "warn",
     "fragmentation firing for 2 min",
-    "etl (pid 8) on GPU 0: 57% of allocator torch's memory was fragmented even at peak use (0 B stranded)",
+    "etl (pid 8) on GPU 0: 57% of its torch pool was fragmented even at peak use (0 B stranded)",
     "alert fragmentation",
     "set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch), then restart the program",
     program="etl (pid 8)",
@@ -200,8 +200,8 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
             "shows why",
         ),
         (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
-        (FRAGMENTED, 80, "etl on GPU 0: 57% of allocator torch's memory was fragmented even at peak use"),
-        (FRAGMENTED, 40, "etl on GPU 0: 57% of allocator…"),
+        (FRAGMENTED, 80, "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"),
+        (FRAGMENTED, 40, "etl on GPU 0: 57% of its torch pool was…"),
         (OVER, 40, "etl on GPU 0: fragmentation ended at…"),
         (OVER, 80, "etl (pid 8) on GPU 0: fragmentation ended at 07:00:00 UTC"),
         (QUOTA, 60, "chat on GPU 0 uses 3.1 GiB…; gpumond flush --pid 6"),
@@ -240,7 +240,7 @@ def test_lines_that_are_left_continue_the_worst_notice():
     *first, last = remark_lines([FRAGMENTED, OOM], 80, 4)
     assert len(first) == 3
     assert " ".join(map(plain_text, first)).endswith("gpumond oom show --pid 9282 shows why")
-    assert plain_text(last) == "etl on GPU 0: 57% of allocator torch's memory was fragmented even at peak use"
+    assert plain_text(last) == "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"
 
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))

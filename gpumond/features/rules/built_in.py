@@ -29,8 +29,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond flush --device {gpu}[| on that machine] releases the cache",
     ),
     "fragmentation": (
-        f"{PROGRAM}: {{value}} of allocator {{allocator}}'s memory was fragmented even at peak use"
-        "[ ({stranded} stranded)]",
+        f"{PROGRAM}: {{value}} of its {{allocator}} pool was fragmented even at peak use[ ({{stranded}} stranded)]",
         "[{whole_blocks}|set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch; before 2.11, "
         "PYTORCH_CUDA_ALLOC_CONF)], then restart the program",
     ),
