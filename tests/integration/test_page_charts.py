@@ -194,6 +194,24 @@ def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: Ru
         page.unroute(LIVE)
 
 
+def test_near_marks_are_the_most_urgent_one_at_its_time_with_their_number(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    at = frame["snapshot"]["taken_at"] - 60
+    frame["snapshot"]["elapsed_seconds"] = 1000.0
+    (device,) = frame["snapshot"]["devices"]
+    about = {"device_uuid": device["uuid"], "pid": None, "start_ticks": None, "workload": "", "details": []}
+    kinds = ("agent-connected", "alert-fired", "agent-disconnected")
+    events = [about | {"id": n, "at": at + 4 * n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
+    show_frame(session, frame, events)
+    mark = page.locator("#hero .marks li")
+    mark.wait_for()
+    assert (mark.locator("span").first.inner_text(), mark.locator("small").inner_text()) == ("▲", "3")
+    assert page.locator("#hero .plot").get_attribute("data-range") == "900"
+    place = float(mark.evaluate("node => parseFloat(node.style.left)"))
+    assert place == pytest.approx(100 * (1 - 56 / 900), abs=0.02)
+    page.unroute(LIVE)
+
+
 def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     page = session.page
     plot = page.locator("#hero .plot")

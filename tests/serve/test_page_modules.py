@@ -404,9 +404,10 @@ def test_rate_has_two_digits():
 
 
 def test_marks_with_their_numbers_do_not_overlap():
-    marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
-    found = run_module("chartmarks", "m.together(given[0], 10).map((group) => group.length)", marks)
-    assert found == [3, 2, 1]
+    signs = {0: "●", 1: "○", 2: "●", 50: "●", 52: "▲", 59: "✕", 61: "▲", 68: "●", 69: "●", 99: "▲", 101: "▲"}
+    marks = [{"at": at, "sign": sign} for at, sign in signs.items()]
+    found = run_module("chartmarks", "m.together(given[0], 10).map((all) => [m.worst(all).at, all.length])", marks)
+    assert found == [[0, 3], [59, 5], [69, 1], [99, 2]]
 
 
 def test_calls_begin_with_the_program():
