@@ -226,7 +226,7 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart = page.locator("tbody .history svg")
     chart.wait_for()
     assert page.get_by_role("button", name="notebook", exact=True).get_attribute("aria-expanded") == "true"
-    assert re.fullmatch(r"Used: .+ to .+ in .+, most recently .+\.", chart.get_attribute("aria-label") or "")
+    assert re.fullmatch(r"Used: .+ to .+ since .+, most recently .+\.", chart.get_attribute("aria-label") or "")
     lengths = page.evaluate("""['used', 'layer.live', 'layer.overhead', 'grid'].map(
         kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
     assert all(length > 20 for length in lengths)

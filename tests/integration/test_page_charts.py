@@ -212,6 +212,12 @@ def test_near_marks_are_the_most_urgent_one_at_its_time_with_their_number(sessio
     page.unroute(LIVE)
 
 
+def test_summary_says_since_when(session: PageSession):
+    summary = session.page.locator("#hero .summary", has_text=re.compile(r" since \d\d:\d\d:\d\d, most recently "))
+    summary.wait_for()
+    assert "in the last" not in summary.inner_text(), "the pressed button states the range"
+
+
 def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     page = session.page
     plot = page.locator("#hero .plot")
