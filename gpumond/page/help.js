@@ -9,7 +9,7 @@ import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
   "Ctrl K, :": "Search GPUs, programs, views and actions.",
-  "/": `Filter processes. ${FILTER}`,
+  "/": `Filter processes, or the open view. ${FILTER}`,
   Escape: "Remove the filter, and show all GPUs.",
   "j k, ↑ ↓": "Next and previous row; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close details.",
