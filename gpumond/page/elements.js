@@ -39,6 +39,11 @@ export function name(node, text, most = 300) {
   node.title = clean(text, 1000);
 }
 
+/** Colors an element by the level of a card. */
+export function colored(node, level) {
+  for (const each of ["bad", "warn"]) node.classList.toggle(each, each === level);
+}
+
 /** A name from a program, isolated so that its direction does not reorder the text around it. */
 export function named(text, most = 300) {
   const node = make("bdi");

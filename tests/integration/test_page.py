@@ -366,7 +366,7 @@ def test_group_has_the_worst_verdict_of_its_processes(session: PageSession, demo
         frame["verdicts"].append(subject | about)
     show_frame(session, frame)
     page.get_by_label("Group by").select_option("device")
-    assert session.texts("tbody.group .of-verdict.notable") == [["leak"]]
+    assert session.texts("tbody.group .of-verdict.warn") == [["leak"]]
     page.get_by_label("Group by").select_option("workload")
     for _ in range(2):  # up, then down
         page.locator("#columns .of-verdict button").click()
@@ -670,7 +670,7 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     session.page.get_by_text("train-llm (9.0 GiB; the limit doesn't count 1.0 GiB of overhead)").wait_for()
     quota.update(soft_limit_bytes=5 * GIB, soft_limit_quota="research", limit_quota=None)
     show_frame(session, frame)
-    exceeded = session.page.locator("td.notable")
+    exceeded = session.page.locator("td.warn")
     exceeded.get_by_text("train-llm (9.0 GiB; 4.0 GiB more than the soft limit)").wait_for()
     session.page.get_by_role("button", name="Overview").click()
     session.page.unroute("**/api/v1/quotas")
