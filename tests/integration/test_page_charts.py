@@ -138,7 +138,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection", "full", "crossing"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown; the GPU would be full by now.")
-    assert following.startswith("Retained by `losses` in `train` at train.py:42. Next: find out what retains")
+    assert following.startswith("Retained by losses in train at train.py:42. Next: find out what retains")
     assert top.endswith(" of this program: the GPU is full")
     assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]
 

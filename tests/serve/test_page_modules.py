@@ -209,6 +209,15 @@ def test_texts_of_the_api_name_the_command_in_place_of_its_key():
     assert told == ["try again in 4 s, or now with gpumond flush --force"]
 
 
+def test_code_in_a_sentence_has_no_backticks_and_a_name_keeps_its_own():
+    texts = ["retained by `losses` in `train` at a.py:3", "`gpumond status` lists the programs", "it`s"]
+    assert run_module("format", "given.map((text) => m.clean(text))", *texts) == [
+        "retained by losses in train at a.py:3",
+        "gpumond status lists the programs",
+        "it`s",
+    ]
+
+
 def test_card_states_the_fact_of_a_rule_whose_runbook_has_the_remedy():
     notes = {"summary": "GPU 0 is nearly full", "description": "free some of it"}
     alerts = [{"alert": {"rule": rule, "notes": notes}, "verdict": None} for rule in ("device-nearly-full", "mine")]
