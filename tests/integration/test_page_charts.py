@@ -218,6 +218,12 @@ def test_summary_says_since_when(session: PageSession):
     assert "in the last" not in summary.inner_text(), "the pressed button states the range"
 
 
+def test_rows_of_the_legend_are_equally_high(session: PageSession):
+    session.page.locator("#hero .legend div").first.wait_for()
+    rows = session.page.locator("#hero .legend div:visible")
+    assert len(set(rows.evaluate_all("all => all.map(row => row.offsetHeight)"))) == 1
+
+
 def test_legend_shows_the_values_at_the_crosshair(session: PageSession):
     page = session.page
     plot = page.locator("#hero .plot")
