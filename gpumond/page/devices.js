@@ -64,8 +64,7 @@ function updateTile(node, row) {
   showThinBar(tile.children[2], partsOf(device, sums), device.size_bytes ?? 0);
   const text = tileLabel(row);
   if (tile.title !== text) tile.title = tile.ariaLabel = text;
-  const pressed = String(isChosen(device));
-  if (tile.ariaPressed !== pressed) tile.ariaPressed = pressed;
+  tile.ariaPressed = isChosen(device);
   colored(tile, row.level);
 }
 

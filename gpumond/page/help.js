@@ -2,7 +2,8 @@
 
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
-import { FLUSH, MEANINGS } from "./meanings.js";
+import { FLUSH } from "./flushmeaning.js";
+import { MEANINGS } from "./meanings.js";
 import { FILTER } from "./processlist.js";
 import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";

@@ -111,8 +111,7 @@ function updateProcess(body, cells, opener, row, active) {
   flushes.title = refusalOf(row);
   flushes.disabled = Boolean(flushes.title);
   flushes.tabIndex = active ? 0 : -1;
-  const label = `Flush ${clean(row.program, 80)}…`;
-  if (flushes.ariaLabel !== label) flushes.ariaLabel = label;
+  flushes.ariaLabel = `Flush ${clean(row.program, 80)}…`;
 }
 
 function showDetails(body, row, open) {
