@@ -1,5 +1,6 @@
 // The demo's captions: what is true of it now, and what to try. No element of the document.
 
+import { cardsOf, levelOf } from "./cards.js";
 import { human } from "./format.js";
 
 const [TRAINING, LEAKING] = ["train-llm", "notebook"]; // workloads of the demo
@@ -7,12 +8,13 @@ const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
 const LASTS = 20; // seconds for which a caption that stays true is shown, at least
 
 /** The captions that are true of a frame, by kind; none if it is not the demo's. */
-export function captionsOf({ snapshot, processes, queue, verdicts }) {
+export function captionsOf(frame) {
+  const { snapshot, processes, queue } = frame;
   const found = new Map();
   const leaking = processes.find(({ workload }) => workload === LEAKING);
   if (snapshot.source.name !== "sim" || !leaking) return found;
-  const leak = verdicts.find(({ kind, pid }) => kind === "leak" && pid === leaking.pid);
-  if (leak) found.set("leak", `${LEAKING} retains more memory with each step. Under Problems, you see ${leak.retained_by ? "which line retains it, and " : ""}when the GPU will be full.`);
+  const leak = cardsOf(frame).find((card) => card.verdict?.kind === "leak" && card.verdict.pid === leaking.pid);
+  if (leak && levelOf(leak) !== "quiet") found.set("leak", `${LEAKING} retains more memory with each step. Under Problems, you see ${leak.verdict.retained_by ? "which line retains it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
     found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache. A flush returns it while the program runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {

@@ -4,7 +4,7 @@
 import * as address from "./address.js";
 import { chartTable, csvOf, fileName } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
-import { age, clock, duration, human, sum, words } from "./format.js";
+import { age, clock, human, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./chartmarks.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
@@ -223,7 +223,7 @@ const processOf = (uuid, key) => state.frame.processes.find((each) => each.devic
 function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));
   const highest = human(Math.max(...used.map((each) => each.high)));
-  const when = end === null ? `in the last ${duration(to - used[0].at)}` : `from ${clock(from, to)} to ${clock(to)}`;
+  const when = end === null ? `since ${clock(used[0].at, to)}` : `from ${clock(from, to)} to ${clock(to)}`;
   return `Used: ${lowest} to ${highest} ${when}, most recently ${human(last.used)}.`;
 }
 

@@ -3,6 +3,7 @@
 import { causeOf } from "./eventgroups.js";
 import { MARKS, REPEATS } from "./words.js";
 
+const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 const NEAR = 0.01; // of the range: marks that the crosshair names
 
 /** Events of the machine, a device, or one process on it, as marks. Repeats of an error are one mark, of the first. */
@@ -30,13 +31,21 @@ export function marksOf(events, { uuid, pid, start_ticks: start }) {
 /** Seconds between groups of marks: at least these, and the same while a range grows a little. */
 export const spaceOf = (seconds) => 2 ** Math.ceil(Math.log2(seconds));
 
-/** All marks in groups, which later marks and a later range leave as they are: each mark is less than `seconds` after the
-first one of its group. */
+/** The more urgent one of two marks. */
+const worse = (one, other) => (URGENT.indexOf(other.sign) > URGENT.indexOf(one.sign) ? other : one);
+/** The mark that stands for a group: the first one of the most urgent. */
+export const worst = (group) => group.reduce(worse);
+
+/** All marks in groups, which a later range leaves as they are: each mark is less than `seconds` after the one that
+stands for those before it. */
 export function together(marks, seconds) {
   const groups = [];
+  let shown;
   for (const mark of marks) {
-    if (groups.length && mark.at - groups.at(-1)[0].at < seconds) groups.at(-1).push(mark);
+    const joins = shown && mark.at - shown.at < seconds;
+    if (joins) groups.at(-1).push(mark);
     else groups.push([mark]);
+    shown = joins ? worse(shown, mark) : mark;
   }
   return groups;
 }

@@ -5,7 +5,7 @@ import { $ } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flushdialog.js";
 import { clock, human } from "./format.js";
-import { isMarked, setMarked } from "./markedrows.js";
+import { isMarked, markedRows, setMarked } from "./markedrows.js";
 import { expire, matchersOf } from "./silences.js";
 import { showDevice } from "./shareschart.js";
 import { visit } from "./palette.js";
@@ -46,8 +46,10 @@ export function* commandsOf() {
   for (const row of rows.filter(hasPools)) yield [`Why ${subjectOf(row)}`, () => why(row.pid, subjectOf(row))];
   for (const row of rows.filter(({ suspension, suspendable }) => suspension || suspendable))
     yield [`${wordOf(row)} ${subjectOf(row)}`, () => visit(() => suspendRow(row.key))];
+  const { length: marked } = markedRows();
+  if (marked > 1) yield [`Compare the ${marked} marked programs`, () => openView("compare")];
   for (const row of rows.filter(({ device }) => device))
-    yield [`${isMarked(row) ? "Remove from comparison" : "Compare"} ${subjectOf(row)}`, () => setMarked(row, !isMarked(row))];
+    yield [isMarked(row) ? `Remove ${subjectOf(row)} from comparison` : `Mark ${subjectOf(row)} to compare it`, () => setMarked(row, !isMarked(row))];
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const { device_uuid: uuid, kind, ...of } of state.frame.verdicts) {
     const row = kind === IDLE && rows.find((each) => each.device_uuid === uuid && processKey(each) === processKey(of));

@@ -16,17 +16,20 @@ export function devicesOf(frame, sums = sharesByDevice(frame)) {
   const programs = new Map();
   for (const { device_uuid: uuid } of frame.processes) programs.set(uuid, (programs.get(uuid) ?? 0) + 1);
   const problems = new Map(frame.snapshot.devices.map(({ uuid }) => [uuid, []])); // of each device, the most urgent first
-  for (const card of cardsOf(frame)) if (["bad", "warn"].includes(levelOf(card))) problems.get(card.uuid)?.push(card.kind);
-  return frame.snapshot.devices.map((device) => ({
-    device,
-    sums: sums.get(device.uuid),
-    programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
-    problem: problemText(problems.get(device.uuid)),
-    state: stateOf(device),
-  }));
+  for (const card of cardsOf(frame)) if (["bad", "warn"].includes(levelOf(card))) problems.get(card.uuid)?.push(card);
+  return frame.snapshot.devices.map((device) => {
+    const [first, ...more] = problems.get(device.uuid);
+    const state = stateOf(device);
+    return {
+      device,
+      sums: sums.get(device.uuid),
+      programs: device.processes === null ? null : (programs.get(device.uuid) ?? 0),
+      problem: first ? first.kind + (more.length ? ` +${more.length}` : "") : "",
+      level: state ? "warn" : first && levelOf(first),
+      state,
+    };
+  });
 }
-
-const problemText = ([first = "", ...more]) => first + (more.length ? ` +${more.length}` : "");
 
 /** The reason why the values of a device are old or unknown; empty if they are current. */
 export function stateOf(device) {

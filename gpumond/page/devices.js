@@ -2,7 +2,7 @@
 // above.
 
 import { showThinBar, thinBar } from "./bars.js";
-import { $, button, make, name, put, sync } from "./elements.js";
+import { $, button, colored, make, name, put, sync } from "./elements.js";
 import { duration } from "./format.js";
 import { DEVICE_COLUMNS, devicesOf, layoutOf, tileLabel, usedShare } from "./devicegrid.js";
 import { choose, chosen } from "./selection.js";
@@ -46,6 +46,7 @@ function updateRow(node, row) {
     else name(cells[place], column.text(row), 120);
     cells[place].classList.toggle("zero", ["0 B", "-"].includes(cells[place].given));
   });
+  colored(cells.at(-1), row.level);
   node.classList.toggle("lost", device.used_bytes === null);
 }
 
@@ -56,16 +57,15 @@ function createTile({ device }) {
 }
 
 function updateTile(node, row) {
-  const { device, sums, state: fault, problem } = row;
+  const { device, sums } = row;
   const tile = node.firstChild;
   put(tile.children[0], String(device.index));
   put(tile.children[1], usedShare(device));
   showThinBar(tile.children[2], partsOf(device, sums), device.size_bytes ?? 0);
   const text = tileLabel(row);
   if (tile.title !== text) tile.title = tile.ariaLabel = text;
-  const pressed = String(isChosen(device));
-  if (tile.ariaPressed !== pressed) tile.ariaPressed = pressed;
-  tile.classList.toggle("notable", fault !== "" || problem !== "");
+  tile.ariaPressed = isChosen(device);
+  colored(tile, row.level);
 }
 
 export function showDevices() {

@@ -39,6 +39,11 @@ export function name(node, text, most = 300) {
   node.title = clean(text, 1000);
 }
 
+/** Colors an element by the level of a card. */
+export function colored(node, level) {
+  for (const each of ["bad", "warn"]) node.classList.toggle(each, each === level);
+}
+
 /** A name from a program, isolated so that its direction does not reorder the text around it. */
 export function named(text, most = 300) {
   const node = make("bdi");
@@ -67,6 +72,9 @@ export const choice = (pairs, properties = {}) => control("select", properties, 
 
 export const labeled = (text, node) => make("label", `${text} `, node);
 
+/** The first visible element with a selector. */
+export const visible = (selector, parent = document) => [...parent.querySelectorAll(selector)].find((node) => node.checkVisibility());
+
 /** Makes the children of `parent` those of `items`. A child is kept by its key from call to call. The focus of one that is
 removed goes to the first that can have it.
 
@@ -84,7 +92,7 @@ export function sync(parent, items, key, create, update, fixed = 0) {
     parent.kept.set(known, node);
   });
   if (!focus) return;
-  const kept = focus.isConnected ? focus : [...parent.querySelectorAll("button, a")].find((node) => node.checkVisibility());
+  const kept = focus.isConnected ? focus : visible("button, a", parent);
   if (document.activeElement !== kept) kept?.focus({ preventScroll: true });
 }
 

@@ -12,7 +12,7 @@ const idle = (seconds) => (seconds === null ? "-" : duration(seconds));
 const COLUMNS = [
   { title: "Engine", text: (engine) => engine.name, long: true },
   { title: "Kind", text: (engine) => engine.kind, wide: true },
-  { title: "State", text: condition, update: (cell, { up, out_of_service_seconds: out }) => cell.classList.toggle("notable", !up || out !== null) },
+  { title: "State", text: condition, update: (cell, { up, out_of_service_seconds: out }) => cell.classList.toggle("warn", !up || out !== null) },
   { title: "Models", text: models, wide: true },
   { title: "Used", text: (engine) => human(used(engine)), number: true },
   { title: "KV cache in use", text: kvCache, number: true },

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpumond.events import ENDED, MARKS, OF_LIBRARIES, OF_PROGRAMS, REPEATS
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
-from gpumond.facts.shares import SHARES
+from gpumond.facts.shares import FLUSH, SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.verdicts import KINDS, PATTERNS, REMEDIES
 from gpumond.page.runbooks import RUNBOOKS
@@ -32,8 +32,8 @@ AT_END = re.compile(r" +// [^\"`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no mark that ends a text, so it isn't in one."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\n *")
-"""A comment in the style, or the end of a line."""
+IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\s+| (?=\{)|;(?=\n *\})")
+"""A comment in the style, space after a mark, the space before a block, or its last semicolon."""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
@@ -158,10 +158,16 @@ def booleans() -> str:
     return f"export const BOOLEANS = {json.dumps(booleans)};\nexport const EXCEEDING = {json.dumps(exceeding)};\n"
 
 
+def flush_meaning() -> str:
+    """Return what a flush is, which only the help says, as a module."""
+    return f"export const FLUSH = {json.dumps(FLUSH)};\n"
+
+
 DIRECTORY = Path(__file__).parent
 MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {
     "words": words(),
     "booleans": booleans(),
+    "flushmeaning": flush_meaning(),
 }
 """Texts of the modules by name."""
 

@@ -9,10 +9,11 @@ function local(_, day, time) {
 }
 
 /** The text without characters that change how other text reads: controls, escapes and direction marks, in the browser's
-time zone, and with the command that does what a key of the API does. */
+time zone, without the backticks of code, and with the command that does what a key of the API does. */
 export function clean(text, most = 300) {
   const safe = String(text ?? "")
     .replace(FORCED, "with gpumond flush --force")
+    .replace(/`([^`]+)`/g, "$1")
     .replace(/(?:([\d-]{10}) )?\b(\d\d:\d\d:\d\d) UTC\b/g, local)
     .slice(0, most + 1)
     .replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, "\uFFFD");

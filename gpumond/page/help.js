@@ -2,14 +2,15 @@
 
 import { $, make, put } from "./elements.js";
 import { words } from "./format.js";
-import { FLUSH, MEANINGS } from "./meanings.js";
+import { FLUSH } from "./flushmeaning.js";
+import { MEANINGS } from "./meanings.js";
 import { FILTER } from "./processlist.js";
 import { CLAIMS } from "./shares.js";
 import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
   "Ctrl K, :": "Search GPUs, programs, views and actions.",
-  "/": `Filter processes. ${FILTER}`,
+  "/": `Filter processes, or the open view. ${FILTER}`,
   Escape: "Remove the filter, and show all GPUs.",
   "j k, ↑ ↓": "Next and previous row; Page Up, Page Down, Home and End skip rows.",
   Enter: "Open or close details.",

@@ -12,4 +12,3 @@ export const MEANINGS = {
   overcount: "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for each of them.",
   unmapped: "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it isn't part of used memory.",
 };
-export const FLUSH = "A flush asks running programs to call their allocators' own release functions (PyTorch: torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running.";

@@ -4,7 +4,7 @@
 import { setPaused } from "./live.js";
 
 import { showDevices } from "./devices.js";
-import { $, name, put } from "./elements.js";
+import { $, name, put, visible } from "./elements.js";
 import { showEngines } from "./engines.js";
 import { showEvents } from "./events.js";
 import { clock, duration } from "./format.js";
@@ -80,7 +80,7 @@ function pause() {
 put($("host"), location.host);
 $("pause").addEventListener("click", pause);
 $("help-open").addEventListener("click", () => requestScript("lazyviews").then(() => $("help-open").click()), { once: true });
-const KEYS = { a: () => openView("alerts"), c: () => openView("compare"), m: () => $("moment-at")?.focus(), p: pause, "?": () => $("help-open").click() };
+const KEYS = { a: () => openView("alerts"), c: () => openView("compare"), m: () => $("moment-at")?.focus(), p: pause, "/": () => visible("[type=search]")?.focus(), "?": () => $("help-open").click() };
 addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (!KEYS[event.key] || event.target.closest("input, select, textarea, dialog")) return;

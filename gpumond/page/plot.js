@@ -3,7 +3,7 @@
 import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
-import { spaceOf, together } from "./chartmarks.js";
+import { spaceOf, together, worst } from "./chartmarks.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./sharelayers.js";
 import { MARKS, SHARES } from "./words.js";
@@ -11,7 +11,6 @@ import { MARKS, SHARES } from "./words.js";
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 64; // pixels for the text of one
 const CLOSE = 34; // pixels between two signs with their numbers, at least
-const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
 const EDGE = 28; // pixels: lines closer to the ends have no text, which would not fit
@@ -76,8 +75,8 @@ function hatched(plot, d) {
 
 const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
 
-/** Marks that are close to one another are one sign, the most urgent one, with the number of marks of this sign, and that of
-a flush if one of them is. */
+/** Marks that are close to one another are one sign, that of the most urgent one at its time, with their number, and the
+sign of a flush if one of them is. */
 function drawMarks(list, { marks, from, to }, width) {
   const within = (mark) => mark.at >= from && mark.at <= to;
   const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
@@ -87,13 +86,12 @@ function drawMarks(list, { marks, from, to }, width) {
     ([first]) => first.id,
     () => make("li", make("span"), make("small"), make("span.flush")),
     (node, group) => {
-      const [worst] = [...group].sort((one, other) => URGENT.indexOf(other.sign) - URGENT.indexOf(one.sign));
-      const count = group.filter(({ sign }) => sign === worst.sign).length;
-      node.className = clean(worst.kind);
+      const { at, kind, sign } = worst(group);
+      node.className = clean(kind);
       node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}${timesOf(mark, to)}`)).join("\n");
-      const flushes = group.some(({ kind }) => kind === "flush") && worst.kind !== "flush";
-      [worst.sign, count > 1 ? String(count) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
-      node.style.left = `${((100 * (group[0].at - from)) / (to - from)).toFixed(2)}%`;
+      const flushes = kind !== "flush" && group.some((mark) => mark.kind === "flush");
+      [sign, group.length > 1 ? String(group.length) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
+      node.style.left = `${((100 * (at - from)) / (to - from)).toFixed(2)}%`;
     },
   );
 }

@@ -1,6 +1,6 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
-import { rankOf } from "./cards.js";
+import { cardsOf, levelOf, rankOf } from "./cards.js";
 import { capital, clock, duration, human, signed, sum } from "./format.js";
 import { isProblem, label, ordinary, processKey } from "./state.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
@@ -72,7 +72,7 @@ export function suspensionSentence({ snapshot }, program) {
   return [...parts, reason].filter(Boolean).join("; ");
 }
 
-/** What `gpumond status` shows as a process's verdict. `notable`: it is a problem. `remarks`: what else is true. */
+/** What `gpumond status` shows as a process's verdict. `remarks`: what else is true. */
 function verdictOf(row, kind, { rule, rank } = {}) {
   const state = row.suspended || (row.state !== "alive" && row.state);
   const urgent = rank < (!kind || ordinary({ kind }) ? 2 : 1) ? rule : kind; // only a critical alert replaces a problem
@@ -80,7 +80,7 @@ function verdictOf(row, kind, { rule, rank } = {}) {
   const verdict = [state, urgent, ...odd].find(Boolean) ?? "";
   const idle = kind === IDLE && `${human(row.used_bytes)} idle`;
   const remarks = [rule, isProblem({ kind }) && kind, idle, ...odd].filter((each) => each && each !== verdict);
-  return { verdict, notable: verdict === urgent && isProblem({ kind: verdict }), remarks: [...new Set(remarks)] };
+  return { verdict, remarks: [...new Set(remarks)] };
 }
 
 /** The processes of a frame on its devices, to which this adds what the table shows: in place, as there may be
@@ -90,13 +90,14 @@ export function rowsOf(frame) {
   if (frame.listed === snapshot.seq) return processes;
   frame.listed = snapshot.seq;
   const verdicts = new Map();
-  const active = new Set(all.map((verdict) => `${verdict.kind} ${verdict.device_uuid},${processKey(verdict)}`));
+  const cards = new Map(); // of each row and problem
+  for (const card of cardsOf(frame)) if (card.process) cards.set(`${card.kind} ${card.uuid},${processKey(card.process)}`, card);
   const alerting = new Map(); // the most urgent alert of each row, except those that only inform or outlive their verdict
   for (const alert of alerts) {
     const labels = Object.fromEntries(alert.labels);
     const own = { rule: alert.rule, rank: rankOf(alert, labels) };
     const key = `${labels.uuid},${processKey(alert)}`;
-    if (alert.rule in VERDICTS && !active.has(`${alert.rule} ${key}`)) continue;
+    if (alert.rule in VERDICTS && !cards.get(`${alert.rule} ${key}`)?.verdict) continue;
     if (alert.pid && labels.severity !== "info" && !(alerting.get(key)?.rank <= own.rank)) alerting.set(key, own);
   }
   for (const verdict of all) {
@@ -117,7 +118,9 @@ export function rowsOf(frame) {
     row.suspended = program ? stateOf(program) : "";
     const kind = verdicts.get(row.key) ?? "";
     const plain = kind !== IDLE && (row.state ?? "alive") === "alive" && !row.suspended && !row.orphaned && !row.unmapped_bytes && !row.kinds.includes("holder") && !alerting.has(row.key);
-    Object.assign(row, plain ? { verdict: kind, notable: isProblem({ kind }), remarks: [] } : verdictOf(row, kind, alerting.get(row.key)));
+    Object.assign(row, plain ? { verdict: kind, remarks: [] } : verdictOf(row, kind, alerting.get(row.key)));
+    const card = cards.get(`${row.verdict} ${row.key}`);
+    row.level = card && levelOf(card, row);
     row.change_bytes = null;
     row.waste_bytes = row.cached_bytes === null ? null : row.cached_bytes + (row.stranded_bytes ?? 0);
   }
@@ -235,8 +238,8 @@ function groupOf(name, rows, by) {
     group[bytes] = known.length ? sum(known.map((row) => row[bytes])) : null;
     if (known.length && known.length < rows.length) group.partial.add(id);
   }
-  const worst = rows.find(({ notable }) => notable);
-  group.notable = Boolean(worst);
+  const worst = rows.find(({ level }) => level === "bad") ?? rows.find(({ level }) => level);
+  group.level = worst?.level;
   group.verdict = worst?.verdict ?? "";
   return group;
 }

@@ -3,7 +3,7 @@
 import { showThinBar, thinBar } from "./bars.js";
 import { createChart } from "./chart.js";
 import { isMarked, setMarked } from "./markedrows.js";
-import { button, make, name, put, sync } from "./elements.js";
+import { button, colored, make, name, put, sync } from "./elements.js";
 import { facts } from "./processfacts.js";
 import { flush } from "./flushdialog.js";
 import { clean, human, many } from "./format.js";
@@ -30,7 +30,7 @@ export function createRow(kind, toggle) {
   const opener = button("", () => toggle(body.item.key), "button.plain");
   opener.append(make("bdi"));
   const program = head.querySelector(".of-program");
-  const mark = button("✓", () => showMark(mark, setMarked(body.item, !isMarked(body.item))), "button.plain.mark");
+  const mark = button("✓", () => (mark.ariaPressed = setMarked(body.item, !isMarked(body.item))), "button.plain.mark");
   mark.tabIndex = -1;
   program.append(opener, make("span.state.quiet"), ...(kind === "group" ? [] : [mark]), thinBar());
   program.scope = "row";
@@ -56,10 +56,6 @@ export function updateRow(body, item, { open, largest, active }) {
   if (item.rows) updateGroup(cells, opener, item);
   else updateProcess(body, cells, opener, item, active);
   if (!item.rows) showDetails(body, item, open);
-}
-
-function showMark(mark, on) {
-  mark.ariaPressed = String(on);
 }
 
 /** Why a flush of a row's program is impossible; empty if it isn't. */
@@ -91,16 +87,16 @@ function updateGroup(cells, opener, group) {
 
 const cellOf = (cells, id) => cells[COLUMNS.findIndex((column) => column.id === id)];
 
-function putVerdict(cells, { verdict, notable }) {
+function putVerdict(cells, { verdict, level }) {
   const cell = cellOf(cells, "verdict");
   if (cell.given !== verdict) cell.title = VERDICTS[verdict] ?? "";
   put(cell, verdict, 20);
-  cell.classList.toggle("notable", notable);
+  colored(cell, level);
 }
 
 function updateProcess(body, cells, opener, row, active) {
   const mark = body.querySelector(".mark");
-  showMark(mark, isMarked(row));
+  mark.ariaPressed = isMarked(row);
   mark.ariaLabel = `Compare ${clean(row.program, 80)}`;
   body.subject = `${row.program} (pid ${row.pid})`; // a program gets its name when its agent connects
   COLUMNS.forEach((column, place) => column.number && putSize(cells[place], column, row));
@@ -109,14 +105,13 @@ function updateProcess(body, cells, opener, row, active) {
   putVerdict(cells, row);
   const cut = NARROW.matches && row.verdict && !ordinary({ kind: row.verdict }) ? [row.verdict] : []; // has no column
   name(opener.nextSibling, [...cut, ...row.remarks].join(", "), 160);
-  opener.nextSibling.classList.toggle("notable", row.notable || row.remarks.length);
+  colored(opener.nextSibling, row.level || (row.remarks.length && "warn"));
   const flushes = cells[COLUMNS.length].firstChild;
   flushes.hidden = !hasAgent(row);
   flushes.title = refusalOf(row);
   flushes.disabled = Boolean(flushes.title);
   flushes.tabIndex = active ? 0 : -1;
-  const label = `Flush ${clean(row.program, 80)}…`;
-  if (flushes.ariaLabel !== label) flushes.ariaLabel = label;
+  flushes.ariaLabel = `Flush ${clean(row.program, 80)}…`;
 }
 
 function showDetails(body, row, open) {

@@ -33,7 +33,7 @@ const COLUMNS = [
   { title: "Limit", text: amount("limit"), number: true },
   { title: "Reserve", text: amount("reserve"), number: true },
   { title: "Container limit", text: amount("cgroup_limit"), number: true },
-  { title: "Processes", text: users, long: true, update: (cell, entry) => cell.classList.toggle("notable", users(entry).includes(" soft limit")) },
+  { title: "Processes", text: users, long: true, update: (cell, entry) => cell.classList.toggle("warn", users(entry).includes(" soft limit")) },
   { title: "Origin", text: ({ origin }) => origin },
 ];
 

@@ -37,7 +37,7 @@ function stateOf({ name: own, enabled }) {
 }
 
 function showState(cell, entry) {
-  cell.classList.toggle("notable", stateOf(entry).includes("firing"));
+  cell.classList.toggle("warn", stateOf(entry).includes("firing"));
 }
 
 function showActs(cell, entry) {

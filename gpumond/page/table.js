@@ -317,7 +317,6 @@ const KEYS = {
   s: () => sortNext() ?? true,
   r: () => sortById(order.id) ?? true,
   g: groupNext,
-  "/": () => $("filter").focus() ?? true,
   Escape: () => (state.past ? (showNow() ?? true) : Boolean(filter || chosen()) && (filterNothing() ?? true)),
 };
 

@@ -1,7 +1,7 @@
 // Views besides the present state, such as rules and receipts. The address contains the one that is open.
 
 import * as address from "./address.js";
-import { $, button, make, sync } from "./elements.js";
+import { $, button, make, sync, visible } from "./elements.js";
 import { changed } from "./state.js";
 
 const FORMS = ["rules", "baselines"]; // views of forms.js
@@ -29,11 +29,11 @@ export function openView(name) {
   keepFocus();
 }
 
+const CURRENT = "#views [aria-current=page]";
 /** Moves the focus, if what had it is gone, to the first visible element with a selector, or to the open view's name. */
-export function keepFocus(selector) {
+export function keepFocus(selector = CURRENT) {
   if (document.activeElement !== document.body && document.activeElement.checkVisibility()) return;
-  const found = selector ? [...document.querySelectorAll(selector)] : [];
-  (found.find((node) => node.checkVisibility()) ?? $("views").querySelector("[aria-current=page]"))?.focus();
+  (visible(selector) ?? visible(CURRENT))?.focus();
 }
 
 export const isOpen = (name) => open === name;

@@ -226,7 +226,7 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     chart = page.locator("tbody .history svg")
     chart.wait_for()
     assert page.get_by_role("button", name="notebook", exact=True).get_attribute("aria-expanded") == "true"
-    assert re.fullmatch(r"Used: .+ to .+ in .+, most recently .+\.", chart.get_attribute("aria-label") or "")
+    assert re.fullmatch(r"Used: .+ to .+ since .+, most recently .+\.", chart.get_attribute("aria-label") or "")
     lengths = page.evaluate("""['used', 'layer.live', 'layer.overhead', 'grid'].map(
         kind => document.querySelector(`tbody svg path.${kind}`).getAttribute('d').length)""")
     assert all(length > 20 for length in lengths)
@@ -366,7 +366,7 @@ def test_group_has_the_worst_verdict_of_its_processes(session: PageSession, demo
         frame["verdicts"].append(subject | about)
     show_frame(session, frame)
     page.get_by_label("Group by").select_option("device")
-    assert session.texts("tbody.group .of-verdict.notable") == [["leak"]]
+    assert session.texts("tbody.group .of-verdict.warn") == [["leak"]]
     page.get_by_label("Group by").select_option("workload")
     for _ in range(2):  # up, then down
         page.locator("#columns .of-verdict button").click()
@@ -516,7 +516,7 @@ def test_filter_searches_fields_and_says_so(session: PageSession, demo: RunningD
     assert "user:root" in (filter_.get_attribute("title") or "")
     filter_.fill("")
     page.get_by_role("button", name="Help").click()
-    page.get_by_text("Filter processes. Rows that contain all words.").wait_for()
+    page.get_by_text("Filter processes, or the open view. Rows that contain all words.").wait_for()
 
 
 def test_help_explains_every_share(session: PageSession):
@@ -670,7 +670,7 @@ def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     session.page.get_by_text("train-llm (9.0 GiB; the limit doesn't count 1.0 GiB of overhead)").wait_for()
     quota.update(soft_limit_bytes=5 * GIB, soft_limit_quota="research", limit_quota=None)
     show_frame(session, frame)
-    exceeded = session.page.locator("td.notable")
+    exceeded = session.page.locator("td.warn")
     exceeded.get_by_text("train-llm (9.0 GiB; 4.0 GiB more than the soft limit)").wait_for()
     session.page.get_by_role("button", name="Overview").click()
     session.page.unroute("**/api/v1/quotas")

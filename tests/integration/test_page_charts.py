@@ -138,7 +138,7 @@ def test_evidence_of_a_leak_is_drawn(browser: Browser, demo: RunningDaemon):
     assert paths["points"].count("M") == len(fit["points"])
     assert {"band", "line", "projection", "full", "crossing"} <= paths.keys()
     assert text.startswith("32.0 MiB/min (31.6 MiB to 32.4 MiB) in the 2 min shown; the GPU would be full by now.")
-    assert following.startswith("Retained by `losses` in `train` at train.py:42. Next: find out what retains")
+    assert following.startswith("Retained by losses in train at train.py:42. Next: find out what retains")
     assert top.endswith(" of this program: the GPU is full")
     assert refused == ["Ruled out: warm-up (last half's slope relative to the first half's: 0.99)."]
 
@@ -192,6 +192,36 @@ def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: Ru
         page.locator("#hero .ranges [aria-pressed=true]", has_text=re.compile(f"^{shown}$")).wait_for()
         assert session.texts("#spark-head") == [[line]]
         page.unroute(LIVE)
+
+
+def test_near_marks_are_the_most_urgent_one_at_its_time_with_their_number(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    at = frame["snapshot"]["taken_at"] - 60
+    frame["snapshot"]["elapsed_seconds"] = 1000.0
+    (device,) = frame["snapshot"]["devices"]
+    about = {"device_uuid": device["uuid"], "pid": None, "start_ticks": None, "workload": "", "details": []}
+    kinds = ("agent-connected", "alert-fired", "agent-disconnected")
+    events = [about | {"id": n, "at": at + 4 * n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
+    show_frame(session, frame, events)
+    mark = page.locator("#hero .marks li")
+    mark.wait_for()
+    assert (mark.locator("span").first.inner_text(), mark.locator("small").inner_text()) == ("▲", "3")
+    assert page.locator("#hero .plot").get_attribute("data-range") == "900"
+    place = float(mark.evaluate("node => parseFloat(node.style.left)"))
+    assert place == pytest.approx(100 * (1 - 56 / 900), abs=0.02)
+    page.unroute(LIVE)
+
+
+def test_summary_says_since_when(session: PageSession):
+    summary = session.page.locator("#hero .summary", has_text=re.compile(r" since \d\d:\d\d:\d\d, most recently "))
+    summary.wait_for()
+    assert "in the last" not in summary.inner_text(), "the pressed button states the range"
+
+
+def test_rows_of_the_legend_are_equally_high(session: PageSession):
+    session.page.locator("#hero .legend div").first.wait_for()
+    rows = session.page.locator("#hero .legend div:visible")
+    assert len(set(rows.evaluate_all("all => all.map(row => row.offsetHeight)"))) == 1
 
 
 def test_legend_shows_the_values_at_the_crosshair(session: PageSession):

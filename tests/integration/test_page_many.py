@@ -77,6 +77,32 @@ def test_each_device_and_its_problem_can_be_read_at_every_width(session: PageSes
         assert session.fits()
 
 
+def test_problem_has_the_color_of_its_severity(session: PageSession):
+    frame = dict(machine(2, 2))
+    keys = ("device_uuid", "pid", "start_ticks")
+    full, idle = ({key: process[key] for key in keys} for process in (frame["processes"][0], frame["processes"][-1]))
+    about = {"kind": "idle-holder", "summary": "", "form": "", "evidence": [], "fit": None, "since": 1.0}
+    frame["verdicts"] = [about | idle | {"time_to_full_seconds": None}]
+    frame["alerts"] = [
+        {"rule": rule, "phase": "firing", "active_at": 1.0, "fired_at": 1.0, "value": 1.0, "silenced_by": []}
+        | {"pid": subject["pid"], "start_ticks": subject["start_ticks"], "annotations": []}
+        | {"labels": [["uuid", subject["device_uuid"]], ["severity", severity]]}
+        for rule, subject, severity in (("out-of-memory", full, "critical"), ("idle-holder", idle, "info"))
+    ]
+    show(session, frame)
+    colors = """([place, text]) => [...document.querySelectorAll(place)].filter(one => one.textContent === text)
+        .map(one => getComputedStyle(one).color)"""
+    places = {".card .what b": "card", "#processes .of-verdict": "row", "#device-rows td:last-child": "device"}
+    found = {
+        (name, kind): session.page.evaluate(colors, [place, kind])
+        for place, name in places.items()
+        for kind in ("out-of-memory", "idle-holder")
+    }
+    assert found["row", "out-of-memory"] == found["device", "out-of-memory"] == found["card", "out-of-memory"] != []
+    assert found["row", "idle-holder"] == found["card", "idle-holder"] != []
+    assert found["card", "idle-holder"] != found["card", "out-of-memory"]
+
+
 def test_64_devices_are_tiles_and_few_of_3200_rows_are_drawn(session: PageSession):
     frame, page = machine(64, 50), session.page
     show(session, frame)

@@ -104,6 +104,19 @@ def test_palette_opens_the_comparison_of_marked_rows(session: PageSession):
     assert page.locator(".chosen bdi").all_inner_texts() == ["train-llm", "etl"]
 
 
+def test_palette_marks_programs_and_compares_the_marked_ones(session: PageSession):
+    page = session.page
+    for name in ("train-llm", "etl"):
+        page.keyboard.press("Control+k")
+        page.keyboard.type("mark ")
+        page.locator("#palette-list li", has_text=re.compile(rf"^Mark {name} \(pid .* to compare it$")).click()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("compare")
+    page.locator("#palette-list li", has_text="Compare the 2 marked programs").click()
+    page.get_by_role("heading", name="Compare", exact=True).wait_for()
+    assert page.locator(".chosen bdi").all_inner_texts() == ["train-llm", "etl"]
+
+
 def test_link_that_names_what_does_not_exist_says_so(session: PageSession, demo: RunningDaemon):
     session.page.goto("about:blank")
     session.page.goto(f"{demo.url}/#gpu=9&view=foo")

@@ -40,7 +40,10 @@ def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, de
     with open_page(browser, demo) as session:
         page = session.page
         page.get_by_role("button", name="Alerts", exact=True).click()
-        page.get_by_role("searchbox", name="Filter").fill("past resolved")
+        page.get_by_role("searchbox", name="Filter").wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type("past resolved")
+        assert page.get_by_role("searchbox", name="Filter").input_value() == "past resolved"
         row = page.get_by_role("row", name="past GPU 0 resolved critical")
         row.wait_for()
         check_access(session)

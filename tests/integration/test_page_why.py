@@ -112,14 +112,14 @@ def test_lines_that_keep_and_allocate_memory_are_shown(browser: Browser, demo: R
     with open_page(browser, demo, rewrite=leak) as session:
         page = session.page
         page.route("**/why", answer)
-        page.locator(".card").get_by_text("; retained by `losses` in `train` at train.py:31").wait_for(timeout=60_000)
+        page.locator(".card").get_by_text("; retained by losses in train at train.py:31").wait_for(timeout=60_000)
         page.get_by_role("button", name="Why leak train-llm").click()
         sign_in(session, demo)
         dialog = page.get_by_role("dialog", name="Memory of train-llm")
         articles = dialog.locator("article")
         left, rest = (page.locator(f".card .line {part}").first.text_content() or "" for part in ("strong", "bdi"))
         told = " · ".join(filter(None, (left, rest)))
-        assert "retained by `losses` in `train` at train.py:31" in rest
+        assert "retained by losses in train at train.py:31" in rest
         articles.first.get_by_text(f"{told[0].upper()}{told[1:]}.", exact=True).wait_for()
         dialog.get_by_role("button", name="Record lines for 30 s").click()
         dialog.get_by_text("Live memory by the line that allocated it").wait_for()

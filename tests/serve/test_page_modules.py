@@ -209,6 +209,15 @@ def test_texts_of_the_api_name_the_command_in_place_of_its_key():
     assert told == ["try again in 4 s, or now with gpumond flush --force"]
 
 
+def test_code_in_a_sentence_has_no_backticks_and_a_name_keeps_its_own():
+    texts = ["retained by `losses` in `train` at a.py:3", "`gpumond status` lists the programs", "it`s"]
+    assert run_module("format", "given.map((text) => m.clean(text))", *texts) == [
+        "retained by losses in train at a.py:3",
+        "gpumond status lists the programs",
+        "it`s",
+    ]
+
+
 def test_card_states_the_fact_of_a_rule_whose_runbook_has_the_remedy():
     notes = {"summary": "GPU 0 is nearly full", "description": "free some of it"}
     alerts = [{"alert": {"rule": rule, "notes": notes}, "verdict": None} for rule in ("device-nearly-full", "mine")]
@@ -335,10 +344,14 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
             {"workload": "notebook", "pid": 1},
             {"workload": "train-llm", "pid": 2, "live_bytes": GIB, "cached_bytes": cached},
         ]
-        empty: dict[str, Any] = {"verdicts": [], "queue": []}
+        empty: dict[str, Any] = {"verdicts": [], "alerts": [], "queue": []}
         return {"snapshot": snapshot, "processes": processes} | empty | more
 
-    leak = [{"kind": "leak", "pid": 1}]
+    leak = [{"kind": "leak", "device_uuid": "GPU-a", "pid": 1, "start_ticks": 5}]
+    fired = {"rule": "leak", "pid": 1, "start_ticks": 5, "phase": "firing", "annotations": [], "silenced_by": []}
+    fired |= {"labels": [["uuid", "GPU-a"]]}
+    silenced = fired | {"silenced_by": ["7"]}
+    over = fired | {"annotations": [["summary", "ended at 10:00:00 UTC"]]}
     scenes = [
         (frame(name="nvml"), [], 0.0),
         (frame(), [], 0.0),
@@ -346,7 +359,10 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0]], 20.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 29.0),
         (frame(cached=3 * GIB, verdicts=leak), [["start", 0.0], ["leak", 10.0]], 30.0),
-        (frame(verdicts=leak), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
+        (frame(verdicts=leak, alerts=[fired]), [["leak", 10.0], ["start", 0.0], ["cache", 30.0]], 31.0),
+        (frame(verdicts=leak, alerts=[silenced]), [["start", 0.0], ["leak", 10.0]], 11.0),
+        (frame(verdicts=leak, alerts=[over]), [["start", 0.0], ["leak", 10.0]], 11.0),
+        (frame(verdicts=leak, processes=[]), [["start", 0.0], ["leak", 10.0]], 11.0),
     ]
     assert run_module("captions", CAPTIONS, *scenes) == [
         [[], None],
@@ -356,6 +372,9 @@ def test_captions_of_the_demo_are_true_and_each_is_told():
         [["leak", "cache", "start"], "leak"],
         [["leak", "cache", "start"], "cache"],
         [["leak", "start"], "leak"],
+        [["start"], "start"],
+        [["start"], "start"],
+        [[], None],
     ]
 
 
@@ -365,14 +384,17 @@ def test_caption_promises_a_line_only_where_one_is_known():
         "processes": [{"workload": "notebook", "pid": 1}],
     }
     leak = {"kind": "leak", "pid": 1}
-    frames = [frame | {"queue": [], "verdicts": [leak | {"retained_by": text}]} for text in ("", "retained by f")]
+    frames = [
+        frame | {"queue": [], "alerts": [], "verdicts": [leak | {"retained_by": text}]}
+        for text in ("", "retained by f")
+    ]
     found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('leak').includes('line'))", *frames)
     assert found == [False, True]
 
 
 def test_caption_says_what_a_waiting_program_does_then():
     about = {"source": {"name": "sim"}, "taken_at": 0.0, "devices": [], "suspended_programs": [{"grants": ["7"]}]}
-    frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": []}
+    frame = {"snapshot": about, "processes": [{"workload": "notebook", "pid": 1}], "verdicts": [], "alerts": []}
     request = {"workload": "embeddings", "need_bytes": GIB, "device_uuid": "GPU-a"}
     frames = [frame | {"queue": [request | {"id": id}]} for id in ("7", "8")]
     found = run_module("captions", "given.map((frame) => m.captionsOf(frame).get('queue').split(', and ')[1])", *frames)
@@ -404,9 +426,10 @@ def test_rate_has_two_digits():
 
 
 def test_marks_with_their_numbers_do_not_overlap():
-    marks = [{"id": number, "at": number} for number in (0, 1, 2, 50, 52, 99)]
-    found = run_module("chartmarks", "m.together(given[0], 10).map((group) => group.length)", marks)
-    assert found == [3, 2, 1]
+    signs = {0: "●", 1: "○", 2: "●", 50: "●", 52: "▲", 59: "✕", 61: "▲", 68: "●", 69: "●", 99: "▲", 101: "▲"}
+    marks = [{"at": at, "sign": sign} for at, sign in signs.items()]
+    found = run_module("chartmarks", "m.together(given[0], 10).map((all) => [m.worst(all).at, all.length])", marks)
+    assert found == [[0, 3], [59, 5], [69, 1], [99, 2]]
 
 
 def test_calls_begin_with_the_program():

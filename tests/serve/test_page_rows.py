@@ -83,10 +83,12 @@ def test_verdict_is_that_of_the_command_line():
         frame["processes"][0] |= chance.choice(STATES)
         kinds = ("steady", "leak", "memory-freed", "fragmentation")
         frame["verdicts"] = [
-            {**train, "kind": kind, "summary": ""} for kind in chance.sample(kinds, chance.choice((0, 1, 1, 2)))
+            {**train, "kind": kind, "since": 1.0, "summary": ""}
+            for kind in chance.sample(kinds, chance.choice((0, 1, 1, 2)))
         ]
         frame["alerts"] = [
             {**train, **rule, "labels": [["uuid", train["device_uuid"]], ["severity", rule["severity"]]]}
+            | {"active_at": 1.0, "annotations": []}
             for rule in chance.sample(RULES, chance.choice((0, 1, 2)))
         ]
         frame["snapshot"]["suspended_programs"] = chance.choice(([], [], [suspended]))
@@ -96,24 +98,26 @@ def test_verdict_is_that_of_the_command_line():
     assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "orphaned"} <= set(found)
 
 
-def test_remarks_are_what_the_verdict_does_not_say():
+def test_verdict_has_the_level_of_its_card_and_remarks_are_what_it_does_not_say():
     frame = frame_of_two_devices()
     of_train = {key: frame["processes"][0][key] for key in ("device_uuid", "pid", "start_ticks")}
     uuid = ["uuid", of_train["device_uuid"]]
-    alert = {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory"}
+    alert = {**of_train, "phase": "firing", "silenced_by": [], "rule": "out-of-memory", "annotations": []}
     critical = alert | {"labels": [uuid, ["severity", "critical"]]}
     newer = alert | {"rule": "allocation-retries", "labels": [uuid, ["severity", "warning"]]}
-    expression = "(({ verdict, remarks, notable }) => [verdict, remarks, notable])(m.rowsOf(given[0])[0])"
+    idle = alert | {"rule": "idle-holder", "labels": [uuid, ["severity", "info"]]}
+    expression = "(({ verdict, remarks, level = null }) => [verdict, remarks, level])(m.rowsOf(given[0])[0])"
     for kind, alerts, shown in (
-        ("steady", [critical], ["out-of-memory", [], True]),
-        ("steady", [alert | {"labels": [uuid, ["severity", "info"]]}], ["steady", [], False]),
-        ("steady", [newer, critical], ["out-of-memory", [], True]),
-        ("steady", [critical | {"silenced_by": ["1"]}, newer], ["allocation-retries", [], True]),
-        ("steady", [critical | {"phase": "pending"}], ["", ["out-of-memory"], False]),
-        ("leak", [critical], ["out-of-memory", ["leak"], True]),
-        ("leak", [newer], ["leak", ["allocation-retries"], True]),
-        ("leak", [critical | {"rule": "leak"}], ["leak", [], True]),
-        ("idle-holder", [], ["idle-holder", ["30.0 GiB idle"], True]),
+        ("steady", [critical], ["out-of-memory", [], "bad"]),
+        ("steady", [alert | {"labels": [uuid, ["severity", "info"]]}], ["steady", [], None]),
+        ("steady", [newer, critical], ["out-of-memory", [], "bad"]),
+        ("steady", [critical | {"silenced_by": ["1"]}, newer], ["allocation-retries", [], "warn"]),
+        ("steady", [critical | {"phase": "pending"}], ["", ["out-of-memory"], None]),
+        ("leak", [critical], ["out-of-memory", ["leak"], "bad"]),
+        ("leak", [newer], ["leak", ["allocation-retries"], "warn"]),
+        ("leak", [critical | {"rule": "leak"}], ["leak", [], "bad"]),
+        ("idle-holder", [], ["idle-holder", ["30.0 GiB idle"], "warn"]),
+        ("idle-holder", [idle], ["idle-holder", ["30.0 GiB idle"], "note"]),
     ):
         frame |= {"verdicts": [{**of_train, "kind": kind}], "alerts": alerts}
         assert run_module("processlist", expression, frame) == shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpumond.facts.shares import FLUSH, MEANINGS
+from gpumond.facts.shares import MEANINGS
 
 HEADER = "// What each share of a device's memory is. Generated from gpumond/facts/shares.py by `make docs`."
 
@@ -12,7 +12,7 @@ HEADER = "// What each share of a device's memory is. Generated from gpumond/fac
 def document() -> str:
     lines = [HEADER, "", "export const MEANINGS = {"]
     lines += [f"  {share}: {_text(text)}," for share, text in MEANINGS.items()]
-    lines += ["};", f"export const FLUSH = {_text(FLUSH)};"]
+    lines.append("};")
     return "\n".join(lines) + "\n"
 
 
