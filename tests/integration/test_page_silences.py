@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,7 +85,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         dialog.wait_for(state="hidden")
         state = page.locator("#alerts time", has_text="silenced until")
         state.wait_for()
-        assert state.get_attribute("title") == f"token@uid:{os.geteuid()}: maintenance"
+        assert state.get_attribute("title") == f"{getpass.getuser()} (token): maintenance"
         page.locator("#silences-open:focus").wait_for()
         page.keyboard.press("Enter")
         (entry,) = daemon.get("silences")
@@ -94,7 +93,7 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         matchers = [f"{each['name']}{each['operator']}{each['value']}" for each in silence["matchers"]]
         assert (entry["state"], matchers) == ("active", ["rule=present", f"uuid={uuid}"])
         assert silence["ends_at"] - silence["starts_at"] == pytest.approx(14400)
-        by = f"token@uid:{os.geteuid()}: maintenance"
+        by = f"{getpass.getuser()} (token): maintenance"
         assert session.texts("#silences b", "#silences bdi") == [[" ".join(matchers)], [by]]
         if AXE:
             assert page.evaluate(CHECK) == []

@@ -84,7 +84,7 @@ def test_classes_and_advice_are_shown(browser: Browser, demo: RunningDaemon):
         assert (device, total.split(" at ")[0]) == ("GPU 0", "besides live memory")
         assert shares[:4] == ["cached", "2.0 GiB", "stranded", "1.0 GiB"]
         assert "cached: Free memory that an allocator keeps for reuse; a flush returns it" in held
-        assert "stranded: Free memory that an allocator keeps and a flush can't return" in held
+        assert "stranded: Free memory that an allocator keeps and a flush can't release" in held
         assert dialog.get_by_text("40.0 GiB live").count() == 1, "live memory is that of one moment"
         assert dialog.get_by_text("22.0 GiB (55%)").is_visible()
         assert dialog.get_by_text("activations and the rest").is_visible()
