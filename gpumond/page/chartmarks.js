@@ -15,14 +15,14 @@ export function marksOf(events, { uuid, pid, start_ticks: start }) {
   const errors = new Map(); // the newest mark of each cause
   const marks = [];
   for (const event of events.filter((each) => MARKS[each.kind] && own(each)).sort((one, other) => one.at - other.at)) {
-    const { id, at, kind, summary } = event;
+    const { at, kind } = event;
     const cause = REPEATS[kind] && `${event.pid} ${causeOf(event)}`;
     const before = errors.get(cause);
     if (cause && at - before?.last <= REPEATS[kind]) {
       Object.assign(before, { last: at, times: before.times + 1 });
       continue;
     }
-    marks.push({ id, at, kind, sign: MARKS[kind], summary, last: at, times: 1 });
+    marks.push({ ...event, sign: MARKS[kind], last: at, times: 1 });
     if (cause) errors.set(cause, marks.at(-1));
   }
   return marks;

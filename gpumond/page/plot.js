@@ -4,6 +4,7 @@ import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together, worst } from "./chartmarks.js";
+import { causesOf } from "./eventgroups.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./sharelayers.js";
 import { MARKS, SHARES } from "./words.js";
@@ -75,8 +76,8 @@ function hatched(plot, d) {
 
 const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
 
-/** Marks that are close to one another are one sign, that of the most urgent one at its time, with their number, and the
-sign of a flush if one of them is. */
+/** Marks that are close to one another are one sign, that of the most urgent one at its time, with the number of their
+causes, and the sign of a flush if one of them is. */
 function drawMarks(list, { marks, from, to }, width) {
   const within = (mark) => mark.at >= from && mark.at <= to;
   const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
@@ -87,10 +88,11 @@ function drawMarks(list, { marks, from, to }, width) {
     () => make("li", make("span"), make("small"), make("span.flush")),
     (node, group) => {
       const { at, kind, sign } = worst(group);
+      const causes = causesOf(group).length;
       node.className = clean(kind);
       node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}${timesOf(mark, to)}`)).join("\n");
       const flushes = kind !== "flush" && group.some((mark) => mark.kind === "flush");
-      [sign, group.length > 1 ? String(group.length) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
+      [sign, causes > 1 ? String(causes) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
       node.style.left = `${((100 * (at - from)) / (to - from)).toFixed(2)}%`;
     },
   );

@@ -194,7 +194,9 @@ def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: Ru
         page.unroute(LIVE)
 
 
-def test_near_marks_are_the_most_urgent_one_at_its_time_with_their_number(session: PageSession, demo: RunningDaemon):
+def test_near_marks_are_the_most_urgent_one_with_the_number_of_causes(
+    session: PageSession, demo: RunningDaemon
+):
     frame, page = demo.get("frame"), session.page
     at = frame["snapshot"]["taken_at"] - 60
     frame["snapshot"]["elapsed_seconds"] = 1000.0
@@ -202,10 +204,12 @@ def test_near_marks_are_the_most_urgent_one_at_its_time_with_their_number(sessio
     about = {"device_uuid": device["uuid"], "pid": None, "start_ticks": None, "workload": "", "details": []}
     kinds = ("agent-connected", "alert-fired", "agent-disconnected")
     events = [about | {"id": n, "at": at + 4 * n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
+    for n, kind in enumerate(("verdict-began", "alert-fired"), len(events)):  # one cause
+        events.append(about | {"id": n, "at": at + 6, "kind": kind, "summary": kind, "pid": 7, "start_ticks": 1})
     show_frame(session, frame, events)
     mark = page.locator("#hero .marks li")
     mark.wait_for()
-    assert (mark.locator("span").first.inner_text(), mark.locator("small").inner_text()) == ("▲", "3")
+    assert (mark.locator("span").first.inner_text(), mark.locator("small").inner_text()) == ("▲", "4")
     assert page.locator("#hero .plot").get_attribute("data-range") == "900"
     place = float(mark.evaluate("node => parseFloat(node.style.left)"))
     assert place == pytest.approx(100 * (1 - 56 / 900), abs=0.02)
