@@ -31,21 +31,17 @@ export function marksOf(events, { uuid, pid, start_ticks: start }) {
 /** Seconds between groups of marks: at least these, and the same while a range grows a little. */
 export const spaceOf = (seconds) => 2 ** Math.ceil(Math.log2(seconds));
 
-/** The more urgent one of two marks. */
-const worse = (one, other) => (URGENT.indexOf(other.sign) > URGENT.indexOf(one.sign) ? other : one);
-/** The mark that stands for a group: the first one of the most urgent. */
-export const worst = (group) => group.reduce(worse);
+const urgency = ({ sign }) => URGENT.indexOf(sign);
+const isFlush = ({ kind }) => kind === "flush";
 
-/** All marks in groups, which a later range leaves as they are: each mark is less than `seconds` after the one that
-stands for those before it. */
+/** All marks in groups, each less than `seconds` from the one that stands for its group: the first one, which is the most
+urgent. Those of different groups are at least `seconds` apart, or one is that of flushes, which are grouped alone. */
 export function together(marks, seconds) {
   const groups = [];
-  let shown;
-  for (const mark of marks) {
-    const joins = shown && mark.at - shown.at < seconds;
-    if (joins) groups.at(-1).push(mark);
+  for (const mark of [...marks].sort((one, other) => urgency(other) - urgency(one))) {
+    const group = groups.find(([shown]) => Math.abs(mark.at - shown.at) < seconds && isFlush(mark) === isFlush(shown));
+    if (group) group.push(mark);
     else groups.push([mark]);
-    shown = joins ? worse(shown, mark) : mark;
   }
   return groups;
 }

@@ -3,15 +3,15 @@
 import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
-import { spaceOf, together, worst } from "./chartmarks.js";
+import { spaceOf, together } from "./chartmarks.js";
 import { causesOf } from "./eventgroups.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./sharelayers.js";
-import { MARKS, SHARES } from "./words.js";
+import { SHARES } from "./words.js";
 
 const TIMES = 8; // lines of the axis of time, at most
 const SPACE = 64; // pixels for the text of one
-const CLOSE = 34; // pixels between two signs with their numbers, at least
+const CLOSE = 24; // pixels between two signs with their numbers, at least
 let hatches = 0; // number of patterns
 const NEAR_SIZE = 0.06; // of the height: a line this close to the size has no text
 const EDGE = 28; // pixels: lines closer to the ends have no text, which would not fit
@@ -77,7 +77,7 @@ function hatched(plot, d) {
 const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
 
 /** Marks that are close to one another are one sign, that of the most urgent one at its time, with the number of their
-causes, and the sign of a flush if one of them is. */
+causes. */
 function drawMarks(list, { marks, from, to }, width) {
   const within = (mark) => mark.at >= from && mark.at <= to;
   const groups = together(marks, spaceOf((CLOSE * (to - from)) / Math.max(1, width)));
@@ -85,14 +85,14 @@ function drawMarks(list, { marks, from, to }, width) {
     list,
     groups.map((group) => group.filter(within)).filter((group) => group.length),
     ([first]) => first.id,
-    () => make("li", make("span"), make("small"), make("span.flush")),
+    () => make("li", make("span"), make("small")),
     (node, group) => {
-      const { at, kind, sign } = worst(group);
+      const [{ at, kind, sign }] = group;
       const causes = causesOf(group).length;
       node.className = clean(kind);
       node.title = group.map((mark) => clean(`${clock(mark.at, to)}: ${words(mark.kind)}: ${mark.summary}${timesOf(mark, to)}`)).join("\n");
-      const flushes = kind !== "flush" && group.some((mark) => mark.kind === "flush");
-      [sign, causes > 1 ? String(causes) : "", flushes ? MARKS.flush : ""].forEach((text, place) => put(node.children[place], text));
+      put(node.firstChild, sign);
+      put(node.lastChild, causes > 1 ? String(causes) : "");
       node.style.left = `${((100 * (at - from)) / (to - from)).toFixed(2)}%`;
     },
   );

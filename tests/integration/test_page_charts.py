@@ -194,9 +194,7 @@ def test_range_says_what_a_young_daemon_has_of_it(session: PageSession, demo: Ru
         page.unroute(LIVE)
 
 
-def test_near_marks_are_the_most_urgent_one_with_the_number_of_causes(
-    session: PageSession, demo: RunningDaemon
-):
+def test_near_marks_are_the_most_urgent_one_with_the_number_of_causes(session: PageSession, demo: RunningDaemon):
     frame, page = demo.get("frame"), session.page
     at = frame["snapshot"]["taken_at"] - 60
     frame["snapshot"]["elapsed_seconds"] = 1000.0
@@ -206,13 +204,19 @@ def test_near_marks_are_the_most_urgent_one_with_the_number_of_causes(
     events = [about | {"id": n, "at": at + 4 * n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
     for n, kind in enumerate(("verdict-began", "alert-fired"), len(events)):  # one cause
         events.append(about | {"id": n, "at": at + 6, "kind": kind, "summary": kind, "pid": 7, "start_ticks": 1})
+    events.append(about | {"id": len(events), "at": at + 7, "kind": "flush", "summary": "flush"})
     show_frame(session, frame, events)
-    mark = page.locator("#hero .marks li")
+    mark, flush = page.locator("#hero .marks li:not(.flush)"), page.locator("#hero .marks li.flush")
     mark.wait_for()
-    assert (mark.locator("span").first.inner_text(), mark.locator("small").inner_text()) == ("▲", "4")
+    assert (mark.locator("span").inner_text(), mark.locator("small").inner_text()) == ("▲", "4")
+    assert (flush.locator("span").inner_text(), flush.locator("small").inner_text()) == ("▼", "")
     assert page.locator("#hero .plot").get_attribute("data-range") == "900"
-    place = float(mark.evaluate("node => parseFloat(node.style.left)"))
-    assert place == pytest.approx(100 * (1 - 56 / 900), abs=0.02)
+    for node, seconds in ((mark, 56), (flush, 53)):
+        place = float(node.evaluate("node => parseFloat(node.style.left)"))
+        assert place == pytest.approx(100 * (1 - seconds / 900), abs=0.02)
+    boxes = "nodes => nodes.map(node => node.getBoundingClientRect()).map(({ top, bottom }) => [top, bottom])"
+    (_, bottom), (top, _) = page.locator("#hero .marks li span").evaluate_all(boxes)
+    assert top >= bottom - 1, "flushes are below other signs"
     page.unroute(LIVE)
 
 

@@ -135,11 +135,22 @@ def test_chart_ends_with_the_newest_point():
     assert [(each["at"], each["end"]) for each in after_a_gap][-2:] == [(3, 4), (19, 20)]
 
 
+def grouped(marks: list[dict[str, Any]]) -> Any:
+    return run_module("chartmarks", "m.together(given[0], 10).map((group) => group.map(({ at }) => at))", marks)
+
+
 def test_close_marks_are_one_group():
-    found = run_module(
-        "chartmarks", "m.together(given[0], 10).map((group) => group.length)", [{"at": at} for at in (0, 5, 9, 10, 30)]
-    )
-    assert found == [3, 1, 1]
+    assert grouped([{"at": at} for at in (0, 5, 9, 10, 30)]) == [[0, 5, 9], [10], [30]]
+
+
+def test_marks_are_close_to_the_one_that_stands_for_them():
+    signs = {0: "●", 9: "▲", 18: "✕", 27: "▲"}
+    assert grouped([{"at": at, "sign": sign} for at, sign in signs.items()]) == [[18, 9, 27], [0]]
+
+
+def test_flushes_are_grouped_alone():
+    kinds = {0: "flush", 1: "alert-fired", 2: "flush", 3: "grant"}
+    assert grouped([{"at": at, "kind": kind} for at, kind in kinds.items()]) == [[0, 2], [1, 3]]
 
 
 def test_groups_of_marks_stay_as_time_goes_on():
