@@ -6,7 +6,7 @@ import { capital, clean, clock, human, signed } from "./format.js";
 import { createTable, showTable } from "./viewtables.js";
 import { earlierLives } from "./previousprocesses.js";
 import { intervals, runs } from "./intervals.js";
-import { readPast } from "./history.js";
+import { holdingsAt, readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
 import { layersOf } from "./sharelayers.js";
 import { MOST, isMarked, mark, markedRows } from "./markedrows.js";
@@ -24,8 +24,12 @@ const NAMES = ["used", ...OF_PROCESSES];
 const NOTHING = Object.fromEntries(NAMES.map((share) => [share, 0]));
 
 const moments = { moment: Number(address.read("moment")), until: Number(address.read("until")) }; // unix times that are compared; 0 until the user chooses one
+const linked = Math.max(0, Math.min(...Object.values(moments).map((at) => at || Infinity)) - SETTLED); // the charts show what a link states
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
+let holdings = new Map(); // what was held at the moments that are compared, by Unix time
+let wanted = null; // moments that the tables show next
+let reading = false;
 
 const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
 
@@ -141,7 +145,7 @@ function setMoment(name, at) {
 
 async function load() {
   const now = state.frame.snapshot.taken_at;
-  const from = now - SECONDS;
+  const from = Math.min(now - SECONDS, linked);
   const all = rowsOf(state.frame);
   const rowsAt = (each) => all.filter((row) => isAt(each, row));
   const rows = [...new Set(markedRows().flatMap((each) => (rowsAt(each).length ? rowsAt(each) : endedAt(each, from))))].slice(0, MOST);
@@ -189,7 +193,7 @@ function showChosen(all, rows) {
 function show() {
   const to = Math.ceil(state.frame.snapshot.taken_at);
   const points = histories.flatMap((each) => each.points);
-  const from = Math.ceil(Math.max(to - SECONDS, points.reduce((first, { at }) => Math.min(first, at), to - 1)));
+  const from = Math.ceil(Math.max(Math.min(to - SECONDS, linked), points.reduce((first, { at }) => Math.min(first, at), to - 1)));
   const within = (time) => Math.min(Math.max(time, from), to);
   const held = Number(address.read("at"));
   const first = within(moments.moment || held || Math.min(from + SETTLED, (from + to) / 2));
@@ -198,9 +202,6 @@ function show() {
   const top = 1.05 * points.reduce((most, { used }) => Math.max(most, used), 1); // the highest is below the edge
   shown = [from, to];
   [first, last].forEach((each, place) => showMoment(controls.children[place + 1], each));
-  const moment = end === to ? "now" : clock(end);
-  put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
-  put(since, `Between ${clock(at)} and ${moment}`);
   empty.hidden = histories.length > 0;
   controls.hidden = !histories.length;
   sync(
@@ -208,7 +209,7 @@ function show() {
     histories,
     ({ row }) => row.key,
     ({ row }) => {
-      const plot = createPlot(`Memory of ${clean(programOf(row), 80)} in the last 15 min`);
+      const plot = createPlot(`Memory of ${clean(programOf(row), 80)}`);
       choosesMoment(plot);
       return make("div", make("h3", named(programOf(row), 80)), make("p.quiet"), plot);
     },
@@ -221,7 +222,7 @@ function show() {
     },
   );
   showTogether(from, to, top, at, end);
-  showTables(at, end, end === to);
+  readTables({ at, end, to });
 }
 
 /** The used memory of all programs in one chart. */
@@ -244,7 +245,22 @@ function drawMoments(plot, view, at, end) {
   drawSelection(plot, view, end < view.to ? [at, end] : null);
 }
 
-function showTables(at, end, present) {
+/** Shows the tables when what was held at the moments is known: the charts have blocks, which change later. */
+async function readTables(times) {
+  wanted = times;
+  if (reading) return;
+  reading = true;
+  for (let own = null; own !== wanted; showTables(own)) {
+    own = wanted;
+    const past = [own.at, own.end].filter((time) => time < own.to);
+    holdings = new Map(await Promise.all(past.map(async (at) => [at, holdings.get(at) ?? (await holdingsAt(at))])));
+  }
+  reading = false;
+}
+
+function showTables({ at, end, to }) {
+  put(of, `Between programs, ${end === to ? "now" : `at ${clock(end)}`}`);
+  put(since, `Between ${clock(at)} and ${end === to ? "now" : clock(end)}`);
   const rows = histories.map(({ row }) => row);
   const key = rows.map((row) => row.key + row.program).join();
   if (programs.key !== key) {
@@ -262,10 +278,12 @@ function showTables(at, end, present) {
   showTable(changed, entries, (each) => `${each.key} ${each.share}`);
 }
 
-/** The last point until a time. A program that used nothing has nothing of any share; beside known live memory, what isn't
+/** What a program held at a time. If it used nothing, it has nothing of any share; beside known live memory, what isn't
 opaque is known. */
-function pointAt({ points }, time) {
-  const found = points.findLast(({ at }) => at <= time);
+function pointAt({ row, lives, points }, time) {
+  const isOwn = (each) => each.device_uuid === row.device_uuid && [row, ...lives].some((life) => processKey(life) === processKey(each));
+  const held = holdings.get(time)?.find(isOwn);
+  const found = held ? addShares({ pid: held.pid, used: held.used_bytes }, held) : points.findLast(({ at }) => at <= time);
   if (found?.used === 0) return { ...NOTHING, ...found };
   return found?.live === undefined ? found : { opaque: 0, ...found };
 }

@@ -1,4 +1,5 @@
-// Reads the history of the shares of a device, a process or the machine: completely at first, and then what is new.
+// Reads the history of the shares of a device, a process or the machine: completely at first, and then what is new; and
+// what was held at one time.
 
 import { joined } from "./intervals.js";
 import { pointsOf } from "./sharelayers.js";
@@ -24,4 +25,10 @@ export async function readPast(target, { from, to }, known) {
   const fresh = pointsOf(found);
   const points = continued ? joined(known.points, fresh, from) : fresh;
   return { points, seconds: found.block_seconds, resolution: found.resolution_seconds };
+}
+
+/** What each device and process held at a time; null if it is unknown. */
+export async function holdingsAt(at) {
+  const answer = await read(`api/v1/history/moment?at=${at}`).catch(() => null);
+  return answer?.ok ? (await answer.json()).holdings : null;
 }

@@ -2,7 +2,7 @@
 
 import { showCursors } from "./chart.js";
 import { clock } from "./format.js";
-import { read } from "./live.js";
+import { holdingsAt } from "./history.js";
 import { processKey, state } from "./state.js";
 import { showProcesses } from "./table.js";
 
@@ -17,9 +17,7 @@ export async function holdMoment(at) {
   held = at;
   let past = null;
   if (at !== null) {
-    const answer = await read(`api/v1/history/moment?at=${at}`).catch(() => null);
-    if (at !== held) return;
-    const holdings = answer?.ok && (await answer.json()).holdings;
+    const holdings = await holdingsAt(at);
     if (holdings) past = { verdicts: [], alerts: [], snapshot: { ...state.frame.snapshot, taken_at: at, suspended_programs: [] }, holdings, processes: holdings.filter(({ pid }) => pid).map(pastRow) };
   }
   if (at !== held) return;

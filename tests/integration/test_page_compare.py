@@ -16,7 +16,7 @@ from tests.helpers.curves import MIB
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 ROWS = """label => [...document.querySelectorAll(`table[aria-label="${label}"] tbody tr`)].map(
@@ -162,6 +162,39 @@ def test_address_carries_programs_and_moment(browser: Browser, demo: RunningDaem
         assert moments(other) == [at, end]
         assert other.texts(".chosen bdi") == [["chat-api", "etl"]]
         assert other.complaints == []
+
+
+def test_values_at_a_moment_are_those_of_its_reading(session: PageSession, demo: RunningDaemon):
+    """The charts have blocks of a longer range, which are others later."""
+
+    def doubled(route: Route) -> None:
+        answer = route.fetch().json()
+        route.fulfill(json=answer | {"used": [2 * used for used in answer["used"]]})
+
+    page = session.page
+    page.route("**/api/v1/history/shares?*", doubled)
+    first, last = (int(demo.get("frame")["snapshot"]["taken_at"]) - ago for ago in (6, 3))
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:train-llm,0:etl&moment={first}&until={last}")
+    held = [{each["name"]: each for each in demo.get(f"history/moment?at={at}")["holdings"]} for at in (first, last)]
+    names = ("train-llm", "etl")
+    (used, *between), *_ = rows(session, "Differences between programs")
+    assert (used, between) == ("used", texts(*(round(held[1][name]["used_bytes"]) for name in names)))
+    changed = {
+        (share, name.split()[0]): values for share, name, *values in rows(session, "Differences between two moments")
+    }
+    for name in names:
+        assert changed["used", name] == texts(*(round(each[name]["used_bytes"]) for each in held))
+        assert changed["live", name] == texts(*(round(each[name]["live_bytes"]) for each in held))
+    page.unroute("**/api/v1/history/shares?*")
+
+
+def test_link_shows_its_moment_when_that_is_older_than_the_usual_range(session: PageSession, demo: RunningDaemon):
+    at = demo.get("frame")["snapshot"]["taken_at"] - 1000
+    requested = re.compile(rf"history/shares\?since={int(at) - 60}&")
+    session.page.goto("about:blank")
+    with session.page.expect_request(requested):
+        session.page.goto(f"{demo.url}/#view=compare&compare=0:train-llm&moment={int(at)}")
 
 
 def test_moment_that_the_charts_do_not_show_is_refused(session: PageSession):
