@@ -65,7 +65,7 @@ def _csv_cell(name: str, value: object) -> object:
 KEY = re.compile(r"(?:body|query)\.(?:target\.)?([a-z_]+?)(_seconds|_bytes)?: ")
 
 
-def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
+def with_given_option(error: Exception, arguments: argparse.Namespace) -> str:
     """Return an error with the option that was typed instead of the key of the request."""
     found = KEY.match(str(error))
     option = f"--{found[1].replace('_', '-')}" if found else ""
@@ -125,17 +125,17 @@ whole_number = _converted(int, "a whole number")
 number = _converted(float, "a number")
 count = option_type(_count)
 """A number of lines or entries, at least 1."""
-duration = option_type(units.typed_seconds)
+duration = option_type(units.seconds_argument)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 
-def typed_time(text: str, now: float | None = None, ahead: bool = False) -> float:
+def time_argument(text: str, now: float | None = None, ahead: bool = False) -> float:
     """Convert a time that a user types to Unix time: ISO 8601 (UTC unless it has an offset), the last ``HH:MM``, or how
     long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or a delay. Raises ValueError.
     """
     now = time.time() if now is None else now
     with suppress(ValueError):
-        return now + units.typed_seconds(text) * (1 if ahead else -1)
+        return now + units.seconds_argument(text) * (1 if ahead else -1)
     today = datetime.fromtimestamp(now, timezone.utc)
     is_clock = ":" in text and "-" not in text
     try:

@@ -34,7 +34,7 @@ from gpumond.cli.arguments import (
     address,
     option,
     print_error,
-    with_typed_option,
+    with_given_option,
 )
 from gpumond.facts.errors import (
     AmbiguousDevice,
@@ -268,7 +268,7 @@ def ask_programs(
         signal.signal(signal.SIGINT, at_interrupt)
     refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
     for program, error in refused:
-        text = with_typed_option(error, arguments)
+        text = with_given_option(error, arguments)
         print_error(f"gpumond: {text}" if len(programs) == 1 else f"gpumond: {program}: {text}")
     codes = {exit_code_of(arguments, error) for _, error in refused if error.status != NOT_FOUND}
     status = max(codes, default=no_match_exit_code(arguments) if len(refused) == len(programs) else DONE)

@@ -12,7 +12,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
 from gpumond.events import REPEATS
 from gpumond.facts.errors import ConfigError
-from gpumond.view.events import cause_of, entry, folded
+from gpumond.view.events import entry, folded, repeat_key
 from gpumond.view.text import output_width, wrapped_text
 
 POLL_SECONDS = 1.0
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
     limit = (
-        "number of past events, most recent last (default: 100); later events with the same cause are indented below "
-        "the first and count as one with it"
+        "number of past events, most recent last (default: 100); a process's events within 5 s, and repeats of an "
+        "out-of-memory error, are indented below the first and count as one"
     )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
@@ -63,10 +63,10 @@ class Follower:
         """Return the groups to print: of each cause at most one in the seconds of ``REPEATS``."""
         groups, waiting = [], []
         for group in folded([*self._waiting, *events]):
-            own = cause_of(group[0])
+            own = repeat_key(group[0])
             if now < self._due.get(own, now):
-                waiting += [each for each in group if cause_of(each) == own]
-                group = [each for each in group if cause_of(each) != own]
+                waiting += [each for each in group if repeat_key(each) == own]
+                group = [each for each in group if repeat_key(each) != own]
                 if group:
                     groups.append(group)
                 continue

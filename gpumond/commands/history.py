@@ -19,7 +19,7 @@ from gpumond.cli.arguments import (
     positive,
     print_error,
     print_result,
-    typed_time,
+    time_argument,
 )
 from gpumond.events import ENDED
 from gpumond.facts import units
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload, or a process by its pid; without one: all GPUs together or, with --at, every program"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": positive(units.typed_seconds), "metavar": "DURATION"}
+    seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
     option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
     every = (
         "time between two rows; USED is at TIME, PEAK is the most from TIME until the next row (default: --last / "
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def past_time(text: str, now: float | None = None) -> float:
     """Convert a time that a user types, at most ``now``, to Unix time. Raises ValueError."""
     now = time.time() if now is None else now
-    at = typed_time(text, now)
+    at = time_argument(text, now)
     if at > now:
         raise ValueError("must not be in the future")
     return at

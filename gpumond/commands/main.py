@@ -15,7 +15,7 @@ from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number, with_typed_option
+from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number, with_given_option
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
 from gpumond.feature import Command, Feature, resolve
 from gpumond.features import features
@@ -343,7 +343,7 @@ def _run(argv: Sequence[str]) -> int:
         print_error(f"gpumond: {error}")
         return WRONG_USE
     except GpumondError as error:
-        print_error(f"gpumond: {with_typed_option(error, arguments)}")
+        print_error(f"gpumond: {with_given_option(error, arguments)}")
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")

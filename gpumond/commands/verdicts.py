@@ -45,7 +45,7 @@ def _alerts(frame: Mapping[str, Any]) -> str:
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(OVER)
     ]
-    return f"also firing: {', '.join(shown)}; gpumond alerts shows them" if shown else ""
+    return f"alerts: {', '.join(shown)}; for details, run gpumond alerts" if shown else ""
 
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:

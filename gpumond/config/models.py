@@ -138,10 +138,10 @@ def _form(pattern: str) -> str:
     least, most = found[2], found[3] or found[2]
     count = least if least == most else f"{least} to {most}"
     if found[1] == "!-~":
-        return f"use {count} ASCII characters without spaces"
+        return f"expected {count} ASCII characters without spaces"
     allowed = re.findall(r".-.|.", found[1])
     names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} and {allowed[-1]}"
-    return f"use {count} characters of {names}"
+    return f"expected {count} characters from {names}"
 
 
 def yaml_problem(error: Exception) -> tuple[int | None, str]:

@@ -258,7 +258,7 @@ class SettingsConfig(StrictModel):
         pattern=r"^[!-~]{1,256}$",
         description="audience of the Kubernetes [service-account "
         "tokens](../how-to/machine-identities.md#kubernetes-service-accounts) that the daemon accepts; the API server "
-        "verifies them by TokenReview",
+        "verifies each with a TokenReview request",
     )
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),

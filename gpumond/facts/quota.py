@@ -214,3 +214,34 @@ class Admission:
     claimed_bytes: int = 0
     missing_bytes: int = 0
     plan: tuple[PlannedFlush, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdmission:
+    """One request for device memory.
+
+    ``uid``: the user whose programs may be flushed for it; None for all users. ``pid`` and ``start_ticks``: the process
+    that becomes the program, if it is known; ``program_uid``: its user. ``deadline``: the time at which the grant ends,
+    of the monotonic clock; None while the request waits. ``whole``: it counts completely for other users too.
+    ``workload``: the name that the caller states for the program.
+    """
+
+    id: str
+    owner: str
+    device_uuid: str
+    device_index: int
+    need_bytes: int
+    grant_seconds: float
+    uid: int | None
+    pid: int | None
+    start_ticks: int | None
+    program_uid: int | None
+    deadline: float | None
+    whole: bool = False
+    workload: str = ""
+
+    @property
+    def program(self) -> str:
+        """Return the program that waits, such as ``train (pid 7)``."""
+        pid = "" if self.pid is None else f"pid {self.pid}"
+        return f"{self.workload} ({pid})" if self.workload and pid else self.workload or pid

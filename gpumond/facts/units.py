@@ -46,7 +46,7 @@ def byte_size(value: object) -> int:
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 
-def typed_size(text: str) -> int:
+def size_argument(text: str) -> int:
     """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
     size = byte_size(text)
     if size and (number := text.strip()).replace(".", "", 1).isdecimal():
@@ -54,7 +54,7 @@ def typed_size(text: str) -> int:
     return size
 
 
-def typed_seconds(text: str) -> float:
+def seconds_argument(text: str) -> float:
     """Convert a duration that a user types, which has a unit unless it is 0. Raises ValueError."""
     duration = seconds(text)
     if duration and (number := text.strip()).replace(".", "", 1).isdecimal():

@@ -127,8 +127,8 @@ KINDS = (
     VerdictKind(
         name="orphan",
         meaning="at least 512 MiB, and 1% of the device's size, that the driver attributes to no running process, "
-        "unchanged for a minute while the device is idle or, from 2% on, for five minutes while it is busy: left by an "
-        "exited process, or managed memory (cudaMallocManaged) of a program without an agent",
+        "unchanged for a minute while the device is idle or, if it is at least 2%, for five minutes while the device "
+        "is busy: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
         remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
         "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",

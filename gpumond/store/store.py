@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.diagnosis.previous_runs import EarlierUse, EarlierUses
-from gpumond.facts.alerts import DaemonActivity, Notice, StoredAlert
+from gpumond.facts.alerts import DaemonActivity, Notification, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -32,7 +32,7 @@ from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import ADMINISTRATORS, AuditEntry, canonical
 from gpumond.store.database import Database, Worker
-from gpumond.store.table import RowDecoder, coarse_text, from_text, notice, text, to_text
+from gpumond.store.table import RowDecoder, coarse_text, from_text, stored_notification, text, to_text
 from gpumond.tick.history import CoarseSeries, History
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class Store:
         return (await self._values("receipts", Receipt, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     def keep(
-        self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert] = ()
+        self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], over: Sequence[Alert] = ()
     ) -> Awaitable[None]:
         """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
 
@@ -279,7 +279,7 @@ class Store:
 
         await self.run(replace)
 
-    async def record_delivery(self, notices: Sequence[Notice], accepted: bool) -> None:
+    async def record_delivery(self, notices: Sequence[Notification], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
 
         def deliver(db: sqlite3.Connection) -> None:
@@ -293,7 +293,7 @@ class Store:
 
         await self.run(deliver)
 
-    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notice], list[tuple[str, Alert]]]:
+    async def undelivered(self, receivers: Iterable[str]) -> tuple[list[Notification], list[tuple[str, Alert]]]:
         """Return queued notifications in order, and the firing alerts that each receiver knows; other
         receivers' are deleted.
         """
@@ -310,7 +310,7 @@ class Store:
 
         notices, known = await self.run(load)
         return (
-            self.rows.read("notices", notices, notice),
+            self.rows.read("notices", notices, stored_notification),
             self.rows.read("told", known, lambda receiver, body: (text(receiver), from_text(Alert, body))),
         )
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.alerts import Notice, NoticeKind
+from gpumond.facts.alerts import Notification, NotificationKind
 from gpumond.facts.errors import (
     EntryChanged,
     EntryConflict,
@@ -77,9 +77,9 @@ def text(value: object) -> str:
     return value
 
 
-def notice(receiver: object, seq: object, kind: object, body: object) -> Notice:
-    key = adapter(tuple[str, int, NoticeKind]).validate_python((receiver, seq, kind))
-    return Notice(key[0], key[1], key[2], from_text(Alert, body))
+def stored_notification(receiver: object, seq: object, kind: object, body: object) -> Notification:
+    key = adapter(tuple[str, int, NotificationKind]).validate_python((receiver, seq, kind))
+    return Notification(key[0], key[1], key[2], from_text(Alert, body))
 
 
 def from_text(kind: type[T], body: object) -> T:

@@ -63,7 +63,9 @@ def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, c
     return not complete or process in counts or ProcessKey(process.pid, None) in counts
 
 
-def limit(device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey) -> int | None:
+def most_possible_bytes(
+    device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey
+) -> int | None:
     """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
     count = counts.get(process)
     return device.used_bytes if count is None else count
@@ -286,7 +288,7 @@ def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks
     device = driver.devices.get(uuid)
     if device is None or not claimed:
         return None
-    most = limit(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
+    most = most_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
     if most is None or claimed <= most + claim_tolerance_bytes(device):
         return None
     counts = ticks != 1 or report.age_seconds < driver.seconds

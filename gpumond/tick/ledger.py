@@ -31,7 +31,7 @@ from gpumond.tick.claims import (
     complete_lists,
     held_by_device,
     is_confirmed,
-    limit,
+    most_possible_bytes,
     outermost_pools,
     resident_managed_bytes,
 )
@@ -196,7 +196,7 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
     found: dict[ProcessKey, _Pools] = {}
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):
-            most = limit(device, counts, process)
+            most = most_possible_bytes(device, counts, process)
             if most is not None and own.held > most + tolerated:
                 own = own.at_most(most)
             elif most is not None and own.live > most:

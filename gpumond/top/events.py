@@ -15,7 +15,7 @@ from gpumond.facts.units import clock
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.dialogs import selection_keys
 from gpumond.top.screen import Hints, Panel
-from gpumond.view.events import cause_of, entry, folded, happened_at
+from gpumond.view.events import entry, folded, happened_at, repeat_key
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
 from gpumond.view.rows import plain
 from gpumond.view.text import Line, Span, cut, wrapped_line, wrapped_text
@@ -129,7 +129,7 @@ class EventsDialog:
         """Yield the lines of a group: all of its events if it is chosen, else the one that tells most."""
         group, now = self.groups[at], time.time()
         chosen = at == self.chosen
-        alike = [each for each in group if cause_of(each) == cause_of(group[0])]
+        alike = [each for each in group if repeat_key(each) == repeat_key(group[0])]
         text = entry(group if chosen else alike, lambda at: clock(at, now).removesuffix(" UTC"))
         if chosen:
             yield from ([Span(line, "chosen")] for line in wrapped_text(text, width).split("\n"))

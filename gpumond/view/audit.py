@@ -106,12 +106,8 @@ def _cgroup_limit(detail: Detail) -> str:
 
 def _answer(detail: Detail) -> str:
     if "answer" in detail:
-        return f"got no response from pid {detail['pid']} in time"
-    return (
-        f"was refused by pid {detail['pid']}: {detail['reason']}"
-        if detail["reason"]
-        else f"got a response from pid {detail['pid']}"
-    )
+        return f"pid {detail['pid']} didn't respond in time"
+    return f"pid {detail['pid']} refused: {detail['reason']}" if detail["reason"] else f"pid {detail['pid']} responded"
 
 
 def _override(detail: Detail) -> str:

@@ -9,7 +9,7 @@ from gpumond.events import MARKS, REPEATS
 from gpumond.facts.units import plural
 from gpumond.view.text import moment, safe
 
-CAUSE_SECONDS = 5.0
+GROUP_SECONDS = 5.0
 """Time between the first event of a cause and its last, as in the web UI."""
 RANKS = {kind: rank for rank, kind in enumerate(MARKS)}
 
@@ -20,7 +20,7 @@ def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = mo
     Each has its time unless the line before has it. ``stamp`` formats times, all of one width.
     """
     first = group[0]
-    repeats = [each for each in group[1:] if first["kind"] in REPEATS and cause_of(each) == cause_of(first)]
+    repeats = [each for each in group[1:] if first["kind"] in REPEATS and repeat_key(each) == repeat_key(first)]
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {stamp(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
@@ -41,7 +41,7 @@ def happened_at(event: Mapping[str, Any]) -> float:
     return float(dict(event["details"]).get("occurred_at") or event["at"])
 
 
-def cause_of(event: Mapping[str, Any]) -> object:
+def repeat_key(event: Mapping[str, Any]) -> object:
     """Return what an event and its repeats have in common."""
     limit = dict(event["details"]).get("limit_bytes")
     return event["kind"], event["pid"], event["start_ticks"], event["device_uuid"], limit
@@ -57,13 +57,13 @@ def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
     newest: dict[object, list[Mapping[str, Any]]] = {}
     of_process: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
-        cause, process = cause_of(event), event["pid"]
+        cause, process = repeat_key(event), event["pid"]
         before = newest.get(cause)
         if before and event["at"] - max(each["at"] for each in before) <= REPEATS.get(event["kind"], -1):
             before.append(event)
             continue
         before = of_process.get(process)
-        if process is not None and before and event["at"] - before[0]["at"] < CAUSE_SECONDS:
+        if process is not None and before and event["at"] - before[0]["at"] < GROUP_SECONDS:
             before.append(event)
         else:
             groups.append([event])

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpumond.facts.alerts import Notice
+from gpumond.facts.alerts import Notification
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox
@@ -55,10 +55,10 @@ class Recorder:
 class UnwritableStore:
     """Store that cannot be written."""
 
-    async def undelivered(self, receivers: object) -> tuple[list[Notice], list[tuple[str, Alert]]]:
+    async def undelivered(self, receivers: object) -> tuple[list[Notification], list[tuple[str, Alert]]]:
         raise StoreUnavailable("no")
 
-    async def record_delivery(self, notices: Sequence[Notice], accepted: bool) -> None:
+    async def record_delivery(self, notices: Sequence[Notification], accepted: bool) -> None:
         raise StoreUnavailable("no")
 
 

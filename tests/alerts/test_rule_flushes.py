@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notice, Rule, StoredAlert
+from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notification, Rule, StoredAlert
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.action_decisions import ANNOTATION
@@ -49,14 +49,16 @@ class MemoryStore:
     async def kept(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         return [], None
 
-    def keep(self, alerts: Iterable[StoredAlert], notices: Sequence[Notice], over: Sequence[Alert]) -> Awaitable[None]:
+    def keep(
+        self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], over: Sequence[Alert]
+    ) -> Awaitable[None]:
         return asyncio.sleep(0)
 
 
 class SilentOutbox:
     """Outbox that sends nothing."""
 
-    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notice]:
+    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert]) -> list[Notification]:
         return []
 
 

@@ -116,7 +116,7 @@ def test_events_are_listed_and_followed(daemon: RunningDaemon):
 def test_verdicts_are_listed_without_healthy_curves(daemon: RunningDaemon):
     until(lambda: daemon.value("gpumond_alerts", rule="hog", phase="firing"))
     line, *_, alerts = shown(daemon, "verdicts")
-    assert alerts.startswith("also firing: hog (")
+    assert alerts.startswith("alerts: hog (")
     assert line in ("no problem found in the memory curves", "no memory curve is long enough yet")
 
 

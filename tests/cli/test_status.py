@@ -353,7 +353,7 @@ def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.C
     with fake_daemon(frame) as fake:
         assert main(["verdicts", "--url", fake.url]) == 0
     shown = capsys.readouterr().out
-    assert "also firing: out-of-memory (train, pid 10); " in shown
+    assert "alerts: out-of-memory (train, pid 10); " in shown
     assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
     assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
 

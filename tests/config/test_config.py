@@ -179,10 +179,10 @@ CASES = {
     "listen: {a: 1}": "listen: must be text",
     "insecure: maybe": "insecure: 'maybe': must be true or false",
     "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
-    "token_review_audience: a b": "token_review_audience: 'a b': use 1 to 256 ASCII characters without spaces",
+    "token_review_audience: a b": "token_review_audience: 'a b': expected 1 to 256 ASCII characters without spaces",
     "socket_mode: '9'": "socket_mode: '9': must have the form 0?[0-7]{3}",
     "rules: [{name: X y, scope: device, value: used_ratio, above: 1}]": (
-        "rules[0].name: 'X y': use 1 to 64 characters of a-z, 0-9, _ and -"
+        "rules[0].name: 'X y': expected 1 to 64 characters from a-z, 0-9, _ and -"
     ),
     "rules: [{name: a}]": "rules[0].scope: missing",
 }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, apart, caller_text, human, plural, rate, seconds, typed_seconds
+from gpumond.facts.units import GIB, MIB, accepts, apart, caller_text, human, plural, rate, seconds, seconds_argument
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: st
 
 @pytest.mark.parametrize(("text", "value"), [("90s", 90.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)])
 def test_typed_duration_has_a_unit(text: str, value: float):
-    assert typed_seconds(text) == value
+    assert seconds_argument(text) == value
 
 
 def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
     assert seconds("1") == 1.0
     with pytest.raises(ValueError, match="expected a unit, as in 1s, 1m or 1h"):
-        typed_seconds("1")
+        seconds_argument("1")
 
 
 @pytest.mark.parametrize(

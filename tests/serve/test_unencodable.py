@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Notice, StoredAlert
+from gpumond.facts.alerts import Notification, StoredAlert
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import require_encodable
 from gpumond.features.rules.registry import rule_table
@@ -109,7 +109,7 @@ def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve
     async def keep(store: Store) -> None:
         await rule_table(store).put("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")
         await rule_table(store).put("good", RULE | {"name": "good"}, "token")
-        await store.keep([StoredAlert((), alert, 1.0)], [Notice("log", 1, "raised", alert)], [alert])
+        await store.keep([StoredAlert((), alert, 1.0)], [Notification("log", 1, "raised", alert)], [alert])
 
     with_store(path, keep)
     (tmp_path / "daemon0").chmod(0o755)

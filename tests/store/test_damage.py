@@ -15,9 +15,10 @@ import pytest
 
 from gpumond.config.settings import Settings
 from gpumond.diagnosis.previous_runs import EarlierUses
-from gpumond.facts.alerts import Notice, StoredAdmission, StoredAlert
+from gpumond.facts.alerts import Notification, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert, Matcher, Silence
+from gpumond.facts.quota import StoredAdmission
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.features.baselines.recordings import baseline_table
@@ -86,7 +87,7 @@ async def fill(store: Store) -> None:
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
-        notices = [Notice("log", number, "raised", alert), Notice("log", 10 + number, "raised", alert)]
+        notices = [Notification("log", number, "raised", alert), Notification("log", 10 + number, "raised", alert)]
         await store.keep([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.record_delivery(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
@@ -115,7 +116,7 @@ async def fill(store: Store) -> None:
 
 
 class SilentOutbox:
-    def put(self, alerts: object, news: object) -> list[Notice]:
+    def put(self, alerts: object, news: object) -> list[Notification]:
         return []
 
 

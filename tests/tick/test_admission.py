@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.program import ProcessKey
+from gpumond.facts.quota import StoredAdmission
 from gpumond.features.quotas.admissions import Decision, DeviceCapacity, Neighbor, Queue, decide, reclaim_plan
 
 SCHEDULES = 2_000

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumond.facts.alerts import StoredAdmission
-from gpumond.facts.quota import EffectiveQuota
+from gpumond.facts.quota import EffectiveQuota, StoredAdmission
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
 from gpumond.features.quotas.admissions import allocated, capacities
 from gpumond.serve.examples import DEVICE, GIB, POOL, PROCESS, REPORT, SNAPSHOT, UUID

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpumond.facts.alerts import Labels, Notice
+from gpumond.facts.alerts import Labels, Notification
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import backoff
@@ -101,7 +101,7 @@ class Outbox:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert] | None = None) -> list[Notice]:
+    def put(self, alerts: Iterable[Alert], news: Mapping[Labels, Alert] | None = None) -> list[Notification]:
         """Return the new notifications for these firing alerts; the caller stores them with the alerts' state.
 
         ``news`` has alerts with new annotations: a firing one is sent again, another is resolved with them.
@@ -122,7 +122,7 @@ class ReceiverQueue:
         self.idle = asyncio.Event()
         self.idle.set()
         self._receiver, self._outbox, self._counts, self._limit = receiver, outbox, outbox.counts, outbox.queue_limit
-        self._queue: deque[Notice] = deque()
+        self._queue: deque[Notification] = deque()
         self._seq = 0
         self._full = False
         self._known: dict[Labels, Alert] = {}
@@ -143,7 +143,7 @@ class ReceiverQueue:
         """Add a firing alert that the receiver knows from an earlier run."""
         self._known[alert.labels] = self._will_know[alert.labels] = alert
 
-    def queue_up(self, notice: Notice) -> None:
+    def queue_up(self, notice: Notification) -> None:
         self._queue.append(notice)
         self._seq = max(self._seq, notice.seq)
         if notice.kind == "raised":
@@ -155,7 +155,7 @@ class ReceiverQueue:
 
     def put(
         self, firing: Mapping[Labels, Alert], wants: Callable[[str], bool], news: Mapping[Labels, Alert], now: float
-    ) -> list[Notice]:
+    ) -> list[Notification]:
         before, self._firing = len(self._queue), firing
         for labels, alert in firing.items():
             news_of_it = labels in news or labels not in self._will_know
@@ -175,7 +175,9 @@ class ReceiverQueue:
                 self._counts.count_failed_notification(self._receiver.name, "queue_full")
             self._full = True
             return
-        self.queue_up(Notice(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert))
+        self.queue_up(
+            Notification(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert)
+        )
 
     async def deliver_forever(self) -> None:
         failures = 0
@@ -220,12 +222,12 @@ class ReceiverQueue:
             return None
         return max(0.0, self._resend_at - time.monotonic())
 
-    def _batch(self) -> list[Notice]:
+    def _batch(self) -> list[Notification]:
         """Return the oldest notifications, each alert at most once: firing and resolved are sent separately.
 
         Either all or none of them are silenced.
         """
-        batch: dict[Labels, Notice] = {}
+        batch: dict[Labels, Notification] = {}
         quiet = bool(self._queue) and self._is_silenced(self._queue[0])
         for notice in self._queue:
             full = len(batch) == self._receiver.batch_limit
@@ -234,7 +236,7 @@ class ReceiverQueue:
             batch[notice.alert.labels] = notice
         return list(batch.values())
 
-    async def _send(self, batch: Sequence[Notice]) -> None:
+    async def _send(self, batch: Sequence[Notification]) -> None:
         raised = {each.alert.labels: each.alert for each in batch if each.kind == "raised"}
         resolved = {
             each.alert.labels: each.alert
@@ -254,18 +256,18 @@ class ReceiverQueue:
     def _sent_now(self) -> None:
         self._resend_at = time.monotonic() + (self._receiver.resend_seconds or 0.0)
 
-    def _firing_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
+    def _firing_again(self, batch: Sequence[Notification]) -> dict[Labels, Alert]:
         """Return the present state of known alerts that still fire and are not silenced."""
         other = {each.alert.labels for each in batch}
         firing = (self._firing[labels] for labels in self._known if labels in self._firing and labels not in other)
         return {alert.labels: alert for alert in firing if not self._outbox.silenced(alert)}
 
-    def _resolved_again(self, batch: Sequence[Notice]) -> dict[Labels, Alert]:
+    def _resolved_again(self, batch: Sequence[Notification]) -> dict[Labels, Alert]:
         now, other = time.monotonic(), {each.alert.labels for each in batch}
         self._resolved = {labels: (alert, until) for labels, (alert, until) in self._resolved.items() if until > now}
         return {labels: alert for labels, (alert, _) in self._resolved.items() if labels not in other}
 
-    async def _remove_batch(self, batch: Sequence[Notice], accepted: bool) -> None:
+    async def _remove_batch(self, batch: Sequence[Notification], accepted: bool) -> None:
         """Remove the batch from the queue; ``accepted`` if its receiver accepted it."""
         for notice in batch:
             self._queue.popleft()
@@ -284,10 +286,10 @@ class ReceiverQueue:
             except StoreUnavailable:
                 pass  # the store logs it; after a crash now, the notification is sent twice
 
-    def _is_silenced(self, notice: Notice) -> bool:
+    def _is_silenced(self, notice: Notification) -> bool:
         return notice.kind == "raised" and self._outbox.silenced(notice.alert)
 
-    def _allow_again(self, batch: Sequence[Notice]) -> None:
+    def _allow_again(self, batch: Sequence[Notification]) -> None:
         """Let ``put`` queue these silenced alerts later, unless another notification of them is in the queue."""
         queued = {notice.alert.labels for notice in self._queue}
         for labels in {notice.alert.labels for notice in batch} - queued - self._known.keys():

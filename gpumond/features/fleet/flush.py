@@ -304,10 +304,10 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "selection",
         "pass at least one of these options, or --machine or --label; a process must match all that you pass",
     )
-    option(selection, "--query PROMQL", "processes that a query returns (labels instance, pid and uuid)")
+    option(selection, "--query PROMQL", "processes that a query returns; its series need the labels instance and pid")
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
     option(selection, "--user PATTERN", "processes of matching users")
-    parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None)
+    parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None, force=False)
     if what in ENGINES:
         option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
@@ -318,7 +318,9 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         option(
             parser,
             "--min-reclaimable SIZE",
-            "skip processes that would release less than SIZE",
+            "skip engines that use less than SIZE"
+            if what == "sleep"
+            else "skip processes that would release less than SIZE",
             type=option_type(byte_size),
         )
     if what == "sleep":
@@ -334,7 +336,9 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "how many engines with the same name may be unavailable at once (default: all but --keep)",
             type=option_type(parse_unavailable),
         )
-    option(parser, "--force", "ignore the cooldown after the previous flush")
+    if what != "wake":
+        force = "release even if the last release got no response" if what == "sleep" else "ignore the cooldown"
+        option(parser, "--force", force)
     option(parser, "--dry-run", "print the plan, and change nothing")
     option(parser, "--yes", "don't ask for confirmation")
     option(

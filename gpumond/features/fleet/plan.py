@@ -144,11 +144,11 @@ def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Qu
     return _too_few(likely_bytes, criteria)
 
 
-def _too_few(likely_bytes: int, criteria: Criteria) -> str:
-    if likely_bytes >= criteria.min_reclaimable_bytes:
+def _too_few(found_bytes: int, criteria: Criteria, what: str = "reclaimable") -> str:
+    if found_bytes >= criteria.min_reclaimable_bytes:
         return ""
     least = human(criteria.min_reclaimable_bytes)
-    return f"{human(likely_bytes)} is reclaimable, less than the {least} requested"
+    return f"{human(found_bytes)} is {what}, less than the {least} requested"
 
 
 def _other(process: _Process, named: QueriedProcess) -> str:
@@ -216,7 +216,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
         return f"the engine has {plural(active, 'running or waiting request')}"
     if not has_processes:
         return str(engine["processes_problem"]) or "the engine has no process on a GPU"
-    return _too_few(used_bytes, criteria)
+    return _too_few(used_bytes, criteria, "in use")
 
 
 class Replicas(NamedTuple):

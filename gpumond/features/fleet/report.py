@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, typed_time
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration as readable
 from gpumond.features.fleet.accounting import (
@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
     begin = "start of the period: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 30d"
-    option(parser, "--from TIME", begin, dest="begin", type=option_type(typed_time))
+    option(parser, "--from TIME", begin, dest="begin", type=option_type(time_argument))
     end = "end of the period, written as for --from (default: now)"
-    option(parser, "--to TIME", end, dest="end", type=option_type(typed_time))
+    option(parser, "--to TIME", end, dest="end", type=option_type(time_argument))
     option(
         parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
     )

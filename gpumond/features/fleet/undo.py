@@ -226,7 +226,9 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
         for machine, own in found.items()
         for step in own
     ]
-    return table(("MACHINE", "AT", "BY", "ENTRY", "UNDO", "REASON"), rows) if rows else "no entry of this operation"
+    if not rows:
+        return "no machine's audit log has an entry for this operation"
+    return table(("MACHINE", "AT", "BY", "ENTRY", "UNDO", "REASON"), rows)
 
 
 def _total(due: Sequence[tuple[Machine, Step]]) -> str:

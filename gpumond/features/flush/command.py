@@ -18,12 +18,12 @@ from gpumond.cli.arguments import (
     option,
     print_error,
     print_result,
-    with_typed_option,
+    with_given_option,
 )
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import caller_text, typed_size
+from gpumond.facts.units import caller_text, size_argument
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.rows import differences
 from gpumond.view.text import moment, narrowed_table, size, table
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--wake", "with --step engine: undo a serving engine's last release")
     option(parser, "--min-reclaimable SIZE", "skip programs that would release less than SIZE", default="0")
     option(parser, "--dry-run", "show what a flush would release, and flush nothing")
-    option(parser, "--force", "ignore the cooldown after the previous flush")
+    option(parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response")
     option(parser, "--plan ID", "compare receipts with the plan of this ID (`id` in the output of --dry-run --json)")
     option(parser, "--timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0)
     client.add_arguments(parser)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         raise ConfigError("--wake requires --step engine, and no other step")
     try:
-        least = typed_size(arguments.min_reclaimable)
+        least = size_argument(arguments.min_reclaimable)
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {on_command_line(with_typed_option(error, arguments))}")
+        print_error(f"gpumond: {on_command_line(with_given_option(error, arguments))}")
         if "receipts" not in error.problem:
             return client.exit_code_of(arguments, error)
         answer = error.problem

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import add_target, confirm, option, positive
 from gpumond.facts import units
 from gpumond.facts.alerts import AGAIN, WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import human, typed_seconds, typed_size
+from gpumond.facts.units import human, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.host.files import unwritable
 from gpumond.view.frame import checked_as
@@ -127,7 +127,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         parser,
         "--record DURATION",
         "record allocation stacks for this long first, such as 60s, and save them for flame graphs",
-        type=positive(typed_seconds),
+        type=positive(seconds_argument),
         default=0.0,
     )
 
@@ -214,7 +214,7 @@ class Limit:
     def run(arguments: argparse.Namespace) -> int:
         targeted = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
         try:
-            limit_bytes = None if arguments.limit == "none" else typed_size(arguments.limit)
+            limit_bytes = None if arguments.limit == "none" else size_argument(arguments.limit)
             if limit_bytes == 0:
                 raise ValueError("the size must be above 0")
         except ValueError as error:

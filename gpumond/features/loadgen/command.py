@@ -20,7 +20,7 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import plural, threshold, typed_size
+from gpumond.facts.units import plural, size_argument, threshold
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
 from gpumond.features.loadgen.runner import (
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "creates a simulated GPU)",
         type=option_type(_share),
     )
-    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(typed_size))
+    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(size_argument))
     option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
     option(parser, "--no-agent", "run without the agent")
     option(parser, "--json", "print the result and the expected verdict as JSON")

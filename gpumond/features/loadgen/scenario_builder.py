@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration, human, seconds, threshold, typed_size
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration, human, seconds, size_argument, threshold
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -200,7 +200,7 @@ class Option:
                 raise ValueError(f"expected one of {', '.join(self.words)}")
             return given
         if self.unit == "size" and isinstance(given, str):
-            value: float = typed_size(given)
+            value: float = size_argument(given)
         else:
             value = seconds(given) if self.unit == "duration" else threshold(given)
         if not self.least <= value <= self.most:

@@ -35,7 +35,7 @@ AUTO = "auto"
 def size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
-        value = units.typed_size(text)
+        value = units.size_argument(text)
     except ValueError as error:
         raise ConfigError(f"--need {text!r:.80}: {error}") from None
     if value <= 0:
@@ -63,7 +63,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
 def wait_seconds(text: str | None) -> float:
     """Return the seconds of a text such as 10m; 0 without one. Raises ConfigError."""
     try:
-        return units.typed_seconds(text) if text else 0.0
+        return units.seconds_argument(text) if text else 0.0
     except ValueError as error:
         raise ConfigError(f"--wait {text!r:.80}: {error}") from None
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal
 
-from gpumond.facts.alerts import StoredAdmission
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.program import ProcessKey
@@ -27,6 +26,7 @@ from gpumond.facts.quota import (
     PlannedFlush,
     QueuedRequest,
     ReclaimPolicy,
+    StoredAdmission,
 )
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import human

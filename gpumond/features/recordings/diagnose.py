@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration, human, plural, typed_seconds, typed_size
+from gpumond.facts.units import duration, human, plural, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=positive(typed_size),
+        type=positive(size_argument),
     )
     option(
         parser,
         "--interval DURATION",
         "time between readings, if your log has no timestamps",
-        type=positive(typed_seconds),
+        type=positive(seconds_argument),
     )
     option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
     option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)

@@ -17,7 +17,7 @@ from gpumond.cli.arguments import (
     option_type,
     print_error,
     print_result,
-    typed_time,
+    time_argument,
 )
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.frame import OPERATORS
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add,
         "--start TIME",
         "start: HH:MM or ISO 8601 (UTC unless it has an offset), or a delay such as 30m (default: now)",
-        type=option_type(partial(typed_time, ahead=True)),
+        type=option_type(partial(time_argument, ahead=True)),
     )
     option(add, "--author NAME", "who is responsible (default: you)", default="")
     entries = what.add_parser("list", help="list silences")

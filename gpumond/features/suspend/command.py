@@ -16,7 +16,7 @@ from gpumond.cli.arguments import (
     duration,
     option,
     print_error,
-    with_typed_option,
+    with_given_option,
 )
 from gpumond.cli.progress import announce_if_slow
 from gpumond.facts.errors import ConfigError, DaemonError
@@ -74,7 +74,7 @@ def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], w
             answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout=SECONDS)
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
-        print_error(f"gpumond: {with_typed_option(error, arguments)}")
+        print_error(f"gpumond: {with_given_option(error, arguments)}")
         return client.exit_code_of(arguments, error)
     receipts = answer["receipts"]
     print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts, arguments.url))
