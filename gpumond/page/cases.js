@@ -57,10 +57,9 @@ function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */
 function* tablesOf(found, ranks) {
-  const { oom, lines, device_uuid: uuid, free_bytes: free } = found;
+  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved } = found;
   if (oom) yield [`The program’s pools ${knownAt(oom)}`, [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
-  const { reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
   if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
   yield [ledgerTitle(found), [plain("Program", (line) => (["free", "reserved"].includes(line.share) ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
@@ -79,9 +78,9 @@ function* tablesOf(found, ranks) {
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
 /** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
-function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, device_uuid: uuid }) {
+function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, reserved_bytes: reserved, device_uuid: uuid }) {
   const sums = at.map((_, place) => sum(curves.map(({ used_bytes: used }) => used[place] ?? 0)));
-  const { size_bytes: size = null, reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
+  const { size_bytes: size = null } = state.devices.get(uuid) ?? {};
   const usable = size === null ? null : size - (reserved ?? 0);
   const asked = request === null ? null : (usable === null || free === null ? sums.at(-1) : usable - free) + request;
   const top = Math.max(1, ...sums, usable ?? 0, asked ?? 0);

@@ -56,7 +56,7 @@ def with_alert(frame: Any) -> None:
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_alert) as session:
-        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
+        serve_case(session, demo, limit_bytes=40 * GIB, errors=3, reserved_bytes=GIB // 2)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()

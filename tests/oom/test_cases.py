@@ -197,6 +197,44 @@ def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache()
     assert ["", "free", "45.0 GiB"] in [*sections(case, ())][1][2]
 
 
+@pytest.mark.parametrize(("peak", "rounded"), [(8, 0), (8, 10 * MIB), (2, 0)])
+def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: int, rounded: int):
+    """It took 8 GiB since the reading, failed, and freed all before its record, which states the free bytes then."""
+    device = replace(
+        make_device(
+            used_bytes=9 * GIB, free_bytes=14 * GIB, size_bytes=24 * GIB, processes=(make_process(11, 9 * GIB),)
+        ),
+        reserved_bytes=GIB,
+    )
+    snapshot = make_snapshot(device)
+    own = make_report(10, (replace(make_pool(live=0, cached=0), peak_held_bytes=peak * GIB),), workload="pretrain")
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=snapshot.taken_at, seen="counter", device_uuid=device.uuid, request_bytes=8 * GIB)
+    oom = replace(oom, free_bytes=6 * GIB + rounded, pools=(pool,), allocator="torch")
+    case = case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History(1.0))
+    assert sum(line.used_bytes for line in case.lines) == 24 * GIB - GIB - 6 * GIB - rounded
+    owner = "probably pretrain, freed since the error" if peak == 8 else "unattributed"
+    title, _, rows = [*sections(case, ())][1]
+    assert [owner, "unattributed", "8.0 GiB"] in rows, title
+    held = "the program itself probably 8.0 GiB" if peak == 8 else "an unknown owner 8.0 GiB"
+    assert f"(pid 11) held 9.0 GiB, {held}. " in case.summary
+    assert not [each for each in case.remedies if each.name == "unattributed"], "nobody holds it any more"
+
+
+def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
+    history = History()
+    snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
+    history.advance(snapshot)
+    series = history.process(("GPU-a", snapshot.devices[0].processes[0].key))
+    assert series is not None
+    for seconds in (-3, -2, -1, 0):
+        series.add((history.now + seconds, 12.0 * GIB, *[float("nan")] * 4))
+        history.device("GPU-a").add((history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNALS - 1)))
+    lines = (*attribute(snapshot).lines, Line(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
+    found = timeline(history, lines, "GPU-a", snapshot.taken_at)
+    assert [(curve.pid, curve.used_bytes[-1]) for curve in found.curves] == [(1, 12 * GIB), (None, 8 * GIB)]
+
+
 def test_an_idle_program_that_can_be_suspended_is_a_remedy():
     idle = make_process(11, 30 * GIB, idle_seconds=90.0)
     device = make_device(used_bytes=31 * GIB, free_bytes=49 * GIB, processes=(make_process(10, GIB), idle))

@@ -267,10 +267,22 @@ def case_of(e: Evidence, history: History) -> OomCase:
 
 
 def _ledger(e: Evidence) -> Iterator[Line]:
-    """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools."""
+    """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools.
+
+    The last lines are the bytes in use at the error that are in neither.
+    """
     own = e.report
-    if not e.pools or e.uuid is None:
-        yield from e.lines
+    if e.uuid is None:
+        return
+    freed = f"probably {own.workload or 'the program'}, freed since the error"
+    unaccounted = ((freed, e.freed_since), ("", e.unaccounted - e.freed_since))
+    rest = [
+        Line(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
+        for name, size in unaccounted
+        if size
+    ]
+    if not e.pools:
+        yield from (*e.lines, *rest)
         return
     yield from (line for line in e.lines if line.process != own.key)
     shares: Mapping[Share, int] = {
@@ -288,6 +300,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
             start_ticks=own.start_ticks,
             workload=own.workload,
         )
+    yield from rest
 
 
 def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> OomCase | None:
@@ -389,11 +402,12 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
 def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
-    It is 0 where only one point differs: the medians of the device and of a program are there those of other readings.
+    It is 0 where only one point before the last differs: the medians of the device and of a program are there those of
+    other readings.
     """
     least = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
     sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
     rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
-    notable = [False, *((value or 0) >= least > 0 for value in rest), False]
+    notable = [False, *((value or 0) >= least > 0 for value in rest), True]
     lasting = [there and (notable[place] or notable[place + 2]) for place, there in enumerate(notable[1:-1])]
     return tuple(value if value is None or lasts else 0 for value, lasts in zip(rest, lasting, strict=True))
