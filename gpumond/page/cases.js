@@ -121,7 +121,7 @@ function table(title, columns, rows) {
 /** What the summary doesn't state. */
 function factsOf(found) {
   const { oom, missing_bytes: missing, errors } = found;
-  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
+  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${errors > 1 ? "up to " : ""}${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
   return capital(facts.filter(Boolean).join(" · "));
 }
 

@@ -61,7 +61,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
         assert page.locator("#views [aria-current=page]").inner_text() == "Cases"
-        session.shows("Last of 3 errors at this limit · 9.0 GiB was missing")
+        session.shows("Last of 3 errors at this limit · up to 9.0 GiB was missing")
         remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()

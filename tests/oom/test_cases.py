@@ -631,6 +631,21 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     )
 
 
+def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():
+    """The remedy is then the same for each."""
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    frame = Frame(snapshot := make_snapshot(device), attribute(snapshot))
+    known = Cases()
+    for number, short in enumerate((8, 40, 36), start=1):
+        oom = Oom(number=number, at=float(number), seen="retry", device_uuid=device.uuid, allocator="rmm")
+        oom = replace(oom, limit_bytes=20 * GIB, request_bytes=20 * GIB + short * MIB)
+        known.add(known.merged_with_earlier(case_of(Evidence(oom, make_report(10), frame), History())))
+    (case,) = known.all()
+    assert case.missing_bytes == 40 * MIB
+    assert "an allocation was 40.0 MiB short" in case.summary
+    assert "an allocation was 40.0 MiB short" in case.remedies[0].text
+
+
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     known = cases(11)
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):
@@ -640,7 +655,8 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
-    assert ", the last of 3 errors at this limit\n" in plain(newest, ())
+    assert newest.missing_bytes == 3 * GIB
+    assert ", the last of 3 errors at this limit, which lacked up to 3.0 GiB\n" in plain(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 
 
