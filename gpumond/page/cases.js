@@ -78,10 +78,11 @@ function* tablesOf(found, ranks) {
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
 /** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
-function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, reserved_bytes: reserved, device_uuid: uuid }) {
+function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes, reserved_bytes: reserved, device_uuid: uuid, limit_bytes: limit }) {
+  const free = limit ? null : free_bytes;
   const sums = at.map((_, place) => sum(curves.map(({ used_bytes: used }) => used[place] ?? 0)));
   const { size_bytes: size = null } = state.devices.get(uuid) ?? {};
-  const usable = size === null ? null : size - (reserved ?? 0);
+  const usable = limit ?? (size === null ? null : size - (reserved ?? 0));
   const asked = request === null ? null : (usable === null || free === null ? sums.at(-1) : usable - free) + request;
   const top = Math.max(1, ...sums, usable ?? 0, asked ?? 0);
   const [from, to] = [at[0], at.at(-1)];
@@ -100,14 +101,14 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
     keys.append(make("span", sign, named(rowOf(curve), 80)));
     base = upper;
   });
-  for (const [kind, bytes, text] of [["size", usable, `usable ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
+  for (const [kind, bytes, text] of [["size", usable, `${limit ? "limit" : "usable"} ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
     if (bytes === null) continue;
     drawing.append(svg("path", { class: kind, d: `M0 ${y(bytes)}H1000` }));
     keys.append(make("span", make(`i.${kind}`), named(text)));
   }
   if (free !== null) keys.append(named(`${human(free)} free at the error`));
   const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
-  return [make("h3", "The GPU before the error"), plot, keys];
+  return [make("h3", `The ${limit ? "program" : "GPU"} before the error`), plot, keys];
 }
 
 function table(title, columns, rows) {

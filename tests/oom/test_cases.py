@@ -586,7 +586,7 @@ def test_a_smaller_batch_shrinks_the_request_too():
     assert (found.size_bytes, found.source) == (int(2.5 * GIB), "live bytes in proportion to the batch")
 
 
-def limited(number: int, request: int = GIB // 8) -> OomCase:
+def limited(number: int, request: int = GIB // 8, history: History | None = None) -> OomCase:
     """The case of a program whose limit by hand is less than it used, and which freed all before its report."""
     device = make_device(used_bytes=10 * GIB, free_bytes=60 * GIB)
     pool = make_pool(live=3 * GIB, cached=GIB, allocator="torch")
@@ -603,15 +603,32 @@ def limited(number: int, request: int = GIB // 8) -> OomCase:
         pools=(freed,),
         allocator="torch",
     )
-    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History())
+    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), history or History())
+
+
+def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
+    history = History()
+    device = make_device()
+    history.advance(make_snapshot(device))
+    key = make_report(10).key
+    series = history.process((device.uuid, key))
+    assert series is not None
+    for held in (1, 2, 3):
+        series.add((history.now + held - 3, 9.0 * GIB, 0.5 * GIB, held * GIB, 0.0, float("nan")))
+    case = limited(int(history.unix(history.now)), history=history)
+    (curve,) = case.timeline.curves
+    assert (curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) == (10, 2 * GIB, 3 * GIB)
+    shown = document(case, ())
+    assert "The program&#x27;s memory in the ten minutes before, and its limit of 2.0 GiB" in shown
+    assert '<line class="top"' in shown
+    assert "The device in the ten minutes before" not in shown
 
 
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
-        "GPU 0, which had 60.0 GiB free. "
-        "One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
+        "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
         "(gpumond limit; an allocation was 1.1 GiB short)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]

@@ -49,7 +49,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was on a device in the ten minutes before an error; ``at`` are Unix times."""
+    """What was on a device in the ten minutes before an error; ``at`` are Unix times.
+
+    For a program that reached its own limit, it is what counted against this limit: the bytes that its allocator held,
+    or had handed out of an arena.
+    """
 
     at: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()
@@ -206,7 +210,14 @@ def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
-    if case.timeline.at:
+    if case.timeline.at and case.limit_bytes is not None:
+        (own,) = case.timeline.curves
+        points = [
+            (at, float(used)) for at, used in zip(case.timeline.at, own.used_bytes, strict=True) if used is not None
+        ]
+        title = f"The program's memory in the ten minutes before, and its limit of {human(case.limit_bytes)}"
+        parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
+    elif case.timeline.at:
         curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
         parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]
     for title, names, rows in sections(case, ranks):

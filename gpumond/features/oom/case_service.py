@@ -18,7 +18,7 @@ from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
-from gpumond.tick.history import History, Point, SeriesKey
+from gpumond.tick.history import History, HistorySignal, Point, SeriesKey
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +261,23 @@ def case_of(e: Evidence, history: History) -> OomCase:
         lines=lines,
         lines_at=e.snapshot.taken_at,
         reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
-        timeline=Timeline() if e.uuid is None else timeline(history, lines, e.uuid, oom.at),
+        timeline=_timeline(e, history, lines),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )
+
+
+def _timeline(e: Evidence, history: History, lines: Sequence[Line]) -> Timeline:
+    """Return the timeline of the device, or of what counts against the program's own limit if this is the cause."""
+    if e.uuid is None or not e.is_limited:
+        return Timeline() if e.uuid is None else timeline(history, lines, e.uuid, e.oom.at)
+    signal: HistorySignal = "live" if e.is_arena else "held"
+    points = history.series((e.uuid, e.report.key), signal, e.oom.at - SECONDS, until=e.oom.at)
+    if not points or len(e.pools) > 1:  # the history contains all allocators of the program
+        return Timeline()
+    times, step = _times(points[0].at, e.oom.at)
+    used = (*_values(points, times, step)[:-1], e.used_of_limit)
+    curve = Curve(pid=e.report.pid, workload=e.report.workload, used_bytes=used)
+    return Timeline(tuple(round(time, 1) for time in times), (curve,))
 
 
 def _ledger(e: Evidence) -> Iterator[Line]:
@@ -376,8 +390,7 @@ def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> T
     whole = history.series((uuid, None), "used", since, until=at)
     series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_COMPARED)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
-    step = max(1.0, (at - begin) / POINTS)
-    times = [begin + step * number for number in range(int((at - begin) / step) + 1)]
+    times, step = _times(begin, at)
     curves = []
     for key, points in series.items():
         if points:
@@ -390,6 +403,12 @@ def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> T
     if any(rest):
         shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
+
+
+def _times(begin: float, at: float) -> tuple[list[float], float]:
+    """Return the times of a timeline that ends at ``at``, and the seconds between them."""
+    step = max(1.0, (at - begin) / POINTS)
+    return [begin + step * number for number in range(int((at - begin) / step) + 1)], step
 
 
 def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tuple[int | None, ...]:

@@ -64,10 +64,19 @@ class Evidence(FailedAllocation):
         request, limit = self.request or 0, self.limit[0]
         over = self.reached + request - limit
         if not self.is_later:
-            used = self.failed.live_bytes if self.failed is not None and self.failed.allocator in ARENAS else 0
+            used = self.failed.live_bytes if self.failed is not None and self.is_arena else 0
             return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
         return max(min(over, request), live + request - limit)
+
+    @property
+    def is_arena(self) -> bool:
+        return self.failed is not None and self.failed.allocator in ARENAS
+
+    @property
+    def used_of_limit(self) -> int:
+        """Bytes that counted against the allocator's limit before the request, if this is the cause; else 0."""
+        return 0 if self.limit is None else max(0, self.limited_by + self.limit[0] - (self.request or 0))
 
     @cached_property
     def context(self) -> AdviceContext | None:
@@ -723,9 +732,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     cached = _still_cached(e)
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
-        held = e.limited_by + e.limit[0] - (e.request or 0)
-        had = f"had up to {human(held)} in use" if e.is_later else f"held {human(held)}"
-        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}.{cached} {end}"
+        held = human(e.used_of_limit)
+        had = f"had up to {held} in use" if e.is_later else f"held {held}"
+        return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{cached} {end}"
     holders = f" {holders}.{cached}" if holders else cached
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
