@@ -663,6 +663,16 @@ def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_large
     assert "an allocation was 40.0 MiB short" in case.remedies[0].text
 
 
+@pytest.mark.parametrize(("retries", "errors", "says"), [(3, 3, True), (2, 3, False), (0, 1, False)])
+def test_a_case_says_that_the_program_tried_again(retries: int, errors: int, says: bool):
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    oom = Oom(number=errors, at=1.0, seen="retry", device_uuid=device.uuid, allocator="rmm", limit_bytes=20 * GIB)
+    oom = replace(oom, request_bytes=21 * GIB)
+    own = make_report(10, program=Program(ooms=(oom,), oom_retries=retries))
+    case = case_of(Evidence(oom, own, Frame(snapshot := make_snapshot(device), attribute(snapshot))), History())
+    assert (" The program tried again (retry_on_oom). One change" in case.summary) is says
+
+
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     known = cases(11)
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):

@@ -70,6 +70,12 @@ class Evidence(FailedAllocation):
         return max(min(over, request), live + request - limit)
 
     @property
+    def was_repeated(self) -> bool:
+        """Return whether `retry_on_oom` made another attempt after this error, as after all before: it counts them."""
+        newest = max((each.number for each in self.report.program.ooms), default=self.oom.number)
+        return self.oom.seen == "retry" and self.report.program.oom_retries >= newest
+
+    @property
     def is_arena(self) -> bool:
         return self.failed is not None and self.failed.allocator in ARENAS
 
@@ -729,13 +735,15 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"One change would have been enough{several}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
-    cached = _still_cached(e)
+    notes = _still_cached(e)
+    if e.was_repeated:
+        notes += " The program tried again (retry_on_oom)."
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
         held = human(e.used_of_limit)
         had = f"had up to {held} in use" if e.is_later else f"held {held}"
-        return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{cached} {end}"
-    holders = f" {holders}.{cached}" if holders else cached
+        return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{notes} {end}"
+    holders = f" {holders}.{notes}" if holders else notes
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
 
