@@ -435,10 +435,12 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
             raise DaemonError(f"{url}: {error}{remedy}") from None
         own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
         tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
-        raise DaemonError(
-            f"no daemon is reachable at {url} ({error}){tried}; start one with `gpumond serve`, or pass its address "
-            "with --url"
-        ) from None
+        variable = os.environ.get("GPUMOND_URL")
+        where, remedy = url, "pass its address with --url"
+        if variable and url.endswith(variable):  # --url may have been given
+            where, remedy = f"{url}, which is from $GPUMOND_URL", "correct the variable"
+        start = "" if error.reason == "dns" else "start one with `gpumond serve`, or "
+        raise DaemonError(f"no daemon is reachable at {where} ({error}){tried}; {start}{remedy}") from None
 
 
 def _content(status: int, body: bytes, route: Route, url: str) -> Any:

@@ -295,9 +295,8 @@ def captions(
         if verdict["kind"] == "idle-holder" and names.get(verdict["pid"]) == IDLE:
             yield "idle", f"{verdict['summary']}. To move its memory to the host: {command(f'suspend {IDLE}')}"
     for report in frame["snapshot"]["reports"]:
-        if report["limits"] and (count := report["program"]["oom_recovered"]):
-            times = "once" if count == 1 else f"{count} times"
-            text = f"{report['workload']} reached its limit {times}, aborted requests and kept running"
+        if report["limits"] and report["program"]["oom_recovered"]:
+            text = f"{report['workload']} reached its limit, aborted requests and kept running"
             yield "limit", f"{text}. See: {command('oom list')}"
     for receipt in receipts:
         name = receipt["workload"]

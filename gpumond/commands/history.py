@@ -35,7 +35,7 @@ from gpumond.view.moments import (
     table_at,
     whole,
 )
-from gpumond.view.text import moment, output_width, size
+from gpumond.view.text import exact_moment, moment, output_width, size
 
 ROUTE = "/api/v1/history"
 DAY_SECONDS = 86_400
@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         form,
         "--at TIME",
-        "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 5m; "
-        "twice: the change between two times",
+        "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such as 5m, or "
+        "now; twice: the change between two times",
         type=option_type(past_time),
         action="append",
         default=[],
@@ -77,9 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def past_time(text: str, now: float | None = None) -> float:
-    """Convert a time that a user types, at most ``now``, to Unix time. Raises ValueError."""
+    """Convert a time that a user types, at most ``now``, to Unix time. Raises ValueError.
+
+    One that is stated as how long ago has whole seconds, as the table shows it.
+    """
     now = time.time() if now is None else now
-    at = time_argument(text, now)
+    at = time_argument("0s" if text == "now" else text, float(int(now)))
     if at > now:
         raise ValueError("must not be in the future")
     return at
@@ -111,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
     get = partial(client.get, arguments.url)
     moments = [holdings_at(get, at, uuid, arguments.names) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
-    print_result(arguments, entries, lambda: table_at(sorted(arguments.at), moments, gpus, output_width()))
+    print_result(
+        arguments, entries, lambda: table_at([*map(exact_moment, sorted(arguments.at))], moments, gpus, output_width())
+    )
     return DONE
 
 

@@ -57,10 +57,9 @@ function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */
 function* tablesOf(found, ranks) {
-  const { oom, lines, device_uuid: uuid, free_bytes: free } = found;
+  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved } = found;
   if (oom) yield [`The program’s pools ${knownAt(oom)}`, [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
-  const { reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
   if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
   yield [ledgerTitle(found), [plain("Program", (line) => (["free", "reserved"].includes(line.share) ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
@@ -79,10 +78,11 @@ function* tablesOf(found, ranks) {
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
 
 /** The memory of each program over time, stacked, with the request on top, and the size. An unknown value has no height. */
-function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes: free, device_uuid: uuid }) {
+function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free_bytes, reserved_bytes: reserved, device_uuid: uuid, limit_bytes: limit }) {
+  const free = limit ? null : free_bytes;
   const sums = at.map((_, place) => sum(curves.map(({ used_bytes: used }) => used[place] ?? 0)));
-  const { size_bytes: size = null, reserved_bytes: reserved } = state.devices.get(uuid) ?? {};
-  const usable = size === null ? null : size - (reserved ?? 0);
+  const { size_bytes: size = null } = state.devices.get(uuid) ?? {};
+  const usable = limit ?? (size === null ? null : size - (reserved ?? 0));
   const asked = request === null ? null : (usable === null || free === null ? sums.at(-1) : usable - free) + request;
   const top = Math.max(1, ...sums, usable ?? 0, asked ?? 0);
   const [from, to] = [at[0], at.at(-1)];
@@ -101,14 +101,14 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
     keys.append(make("span", sign, named(rowOf(curve), 80)));
     base = upper;
   });
-  for (const [kind, bytes, text] of [["size", usable, `usable ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
+  for (const [kind, bytes, text] of [["size", usable, `${limit ? "limit" : "usable"} ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
     if (bytes === null) continue;
     drawing.append(svg("path", { class: kind, d: `M0 ${y(bytes)}H1000` }));
     keys.append(make("span", make(`i.${kind}`), named(text)));
   }
   if (free !== null) keys.append(named(`${human(free)} free at the error`));
   const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
-  return [make("h3", "The GPU before the error"), plot, keys];
+  return [make("h3", `The ${limit ? "program" : "GPU"} before the error`), plot, keys];
 }
 
 function table(title, columns, rows) {
@@ -122,7 +122,7 @@ function table(title, columns, rows) {
 /** What the summary doesn't state. */
 function factsOf(found) {
   const { oom, missing_bytes: missing, errors } = found;
-  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
+  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${errors > 1 ? "up to " : ""}${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
   return capital(facts.filter(Boolean).join(" · "));
 }
 

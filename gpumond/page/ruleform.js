@@ -51,7 +51,7 @@ export const refusalText = (detail, labels) =>
 const secondsText = (seconds) => (seconds ? (exactly(seconds, TIMES) ?? `${seconds}s`) : "");
 
 /** The name of a value in words, without its unit. */
-export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/\w+/g, (word) => SPELLED[word] ?? word);
+export const wordsOf = (value) => words(value.replace(SUFFIX, "")).replace(/ increase$/, " in 10 min").replace(/^ooms(?= in)/, "$& that retry_on_oom didn’t repeat").replace(/\w+/g, (word) => SPELLED[word] ?? word);
 
 /** Names of values by the heading under which the editor lists them; those with rarer units are the last. */
 export function groupsOf(units) {

@@ -146,7 +146,7 @@ class FlushDialog:
             amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
             yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
-        elif self.state == "plan of a flush":
+        elif self.state == "plan of a flush" and not any(answer.problem for answer in self.answers):
             yield [Span("Nothing to release.", "bold")]
         elif self.state == "receipts" and any(answer.receipts for answer in self.answers):
             yield [Span(self._summary(), "bold")]

@@ -18,12 +18,12 @@ from gpumond.top.screen import Hints, Panel
 from gpumond.view.events import entry, folded, happened_at, repeat_key
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
 from gpumond.view.rows import plain
-from gpumond.view.text import Line, Span, cut, wrapped_line, wrapped_text
+from gpumond.view.text import Line, Span, cut, moment, wrapped_line, wrapped_text
 
 PAGE, ALL = 10, 1 << 30
 """Events that a key moves by."""
 BEFORE_SECONDS = 60.0
-Moments = tuple[Sequence[float], Sequence[Sequence[Entry]]]
+Moments = tuple[Sequence[str], Sequence[Sequence[Entry]]]
 """Times, and who held what at each."""
 
 
@@ -96,14 +96,14 @@ class EventsDialog:
         def question() -> Moments:
             last = holdings_at(self.daemon.get, at, event["device_uuid"])
             try:
-                return (at - BEFORE_SECONDS, at), (
+                return (moment(at - BEFORE_SECONDS), moment(at)), (
                     holdings_at(self.daemon.get, at - BEFORE_SECONDS, event["device_uuid"]),
                     last,
                 )
             except DaemonError as error:
                 if error.status != NOT_FOUND:
                     raise
-                return (at,), (last,)
+                return (moment(at),), (last,)
 
         def receive(found: Moments | DaemonError) -> None:
             if self.minute is not None and self.groups[self.chosen][0] is event:

@@ -59,14 +59,13 @@ def _order(entry: Entry) -> tuple[str, bool, int]:
 
 
 def table_at(
-    times: Sequence[float], moments: Sequence[Sequence[Entry]], gpus: Mapping[str, str], width: int | None
+    times: Sequence[str], moments: Sequence[Sequence[Entry]], gpus: Mapping[str, str], width: int | None
 ) -> str:
     """Return a table of who held what at one time, or of what changed between two. ``gpus``: names by UUID."""
     if not any(moments):
         return NOBODY
     if len(moments) > 1:
-        first, last = map(moment, times)
-        title = f"from {first} to {last}; CHANGE and the columns after it are changes:"
+        title = f"from {times[0]} to {times[1]}; CHANGE and the columns after it are changes:"
         return f"{title}\n{_changes(moments[0], moments[1], gpus, width)}"
     entries = moments[0]
     ended = any(entry["ended_at"] for entry in entries)
@@ -80,7 +79,7 @@ def table_at(
         ]
         for entry in entries
     ]
-    return f"at {moment(times[0])}:\n{history_table(header, rows, width)}"
+    return f"at {times[0]}:\n{history_table(header, rows, width)}"
 
 
 def _subject_cells(entry: Entry, gpus: Mapping[str, str]) -> list[str]:

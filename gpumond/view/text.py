@@ -473,6 +473,12 @@ def moment(at: float | None) -> str:
     return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def exact_moment(at: float) -> str:
+    """Return a Unix time in UTC with the milliseconds that it has."""
+    seconds, milliseconds = divmod(round(1000 * at), 1000)
+    return f"{moment(seconds)[:-1]}{f'.{milliseconds:03}'.rstrip('0.')}Z"
+
+
 def safe(text: str) -> str:
     """Replace control characters, escapes and marks that would change the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)

@@ -436,6 +436,19 @@ def test_open_without_a_daemon_says_that_nothing_listens():
     assert done.stderr.startswith(f"gpumond: {reason}; start one with `gpumond serve`")
 
 
+def test_an_address_that_cannot_be_reached_is_named_with_its_variable():
+    command = [sys.executable, "-m", "gpumond", "status"]
+    done = forks.run(command, env=os.environ | {"GPUMOND_URL": "nowhere.invalid"})
+    assert (done.returncode, done.stdout) == (1, "")
+    shown = done.stderr.strip()
+    assert shown.startswith(
+        "gpumond: no daemon is reachable at http://nowhere.invalid, which is from $GPUMOND_URL (the "
+    )
+    assert shown.endswith("); correct the variable")
+    done = forks.run(command, env=os.environ | {"GPUMOND_URL": "127.0.0.1:1"})
+    assert done.stderr.strip().endswith("; start one with `gpumond serve`, or correct the variable")
+
+
 def test_a_directory_of_the_environment_without_a_socket_is_named(tmp_path: Path):
     command = [sys.executable, "-m", "gpumond", "status"]
     done = forks.run(command, env=os.environ | {"GPUMOND_RUNTIME_DIR": str(tmp_path), "GPUMOND_URL": ""})

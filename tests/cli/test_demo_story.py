@@ -54,7 +54,7 @@ def test_captions_contain_the_figures_of_the_daemon():
         "idle": "embeddings holds 9.2 GiB and has been idle for 90 s. To move its memory to the host: gpumond suspend "
         "embeddings",
         "quota": "chat-api uses 1.0 GiB more than the soft limit of its quota (2.0 GiB). See: gpumond quota",
-        "limit": "chat-api reached its limit 2 times, aborted requests and kept running. See: gpumond oom list",
+        "limit": "chat-api reached its limit, aborted requests and kept running. See: gpumond oom list",
         "suspended": "embeddings is suspended. To resume, it needs 10.0 GiB. Try: gpumond resume embeddings --wait 2m",
         "leak": "notebook grows by 840.0 MiB/min. Try: gpumond why notebook",
         "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",

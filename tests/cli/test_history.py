@@ -16,6 +16,7 @@ from gpumond.cli.arguments import time_argument
 from gpumond.commands.history import past_time
 from gpumond.commands.main import main
 from gpumond.view.moments import table_at
+from gpumond.view.text import exact_moment
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 
@@ -195,7 +196,9 @@ NOW = 1_795_847_400.0
     ("text", "ago"),
     [
         ("5m", 300.0),
+        ("now", 0.0),
         ("06:20", 600.0),
+        ("06:20:30.5", 569.5),
         ("06:20:30Z", 570.0),
         ("07:00", 84_600.0),
         ("2026-11-28 06:00:00Z", 1800.0),
@@ -205,6 +208,16 @@ NOW = 1_795_847_400.0
 )
 def test_time_is_a_clock_an_iso_time_or_how_long_ago(text: str, ago: float):
     assert NOW - past_time(text, NOW) == ago
+
+
+def test_time_is_shown_as_it_was_given():
+    assert past_time("5m", NOW + 0.7) == NOW - 300.0
+    assert [exact_moment(NOW + seconds) for seconds in (0.0, 0.5, 0.05, 0.9999)] == [
+        "2026-11-28 06:30:00Z",
+        "2026-11-28 06:30:00.5Z",
+        "2026-11-28 06:30:00.05Z",
+        "2026-11-28 06:30:01Z",
+    ]
 
 
 @pytest.mark.parametrize(

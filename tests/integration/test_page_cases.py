@@ -56,12 +56,12 @@ def with_alert(frame: Any) -> None:
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_alert) as session:
-        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
+        serve_case(session, demo, reserved_bytes=GIB // 2)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
-        page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
+        page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
         assert page.locator("#views [aria-current=page]").inner_text() == "Cases"
-        session.shows("Last of 3 errors at this limit · 9.0 GiB was missing")
+        session.shows("9.0 GiB was missing")
         remedy = page.get_by_role("table", name="Remedies").locator("tbody tr")
         remedy.get_by_text("flush notebook (pid 17)").wait_for()
         assert "30.0 GiB" in remedy.inner_text()
@@ -84,6 +84,20 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         page.get_by_role("form", name="Sign in").get_by_role("button", name="Cancel").click()
         page.go_back()
         page.locator("#hero .plot svg").wait_for()
+
+
+def test_a_case_at_a_limit_shows_the_program_against_it(browser: Browser, demo: RunningDaemon):
+    with open_page(browser, demo, rewrite=with_alert) as session:
+        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
+        page = session.page
+        page.locator(".card").get_by_role("link", name="Case").click()
+        page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
+        session.shows("Last of 3 errors at this limit · up to 9.0 GiB was missing")
+        session.shows("The program before the error")
+        keys = page.locator(".case .keys").inner_text()
+        assert "limit 40.0 GiB" in keys
+        assert "free at the error" not in keys
+        assert "usable" not in keys
 
 
 def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: RunningDaemon):

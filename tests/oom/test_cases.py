@@ -197,6 +197,44 @@ def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache()
     assert ["", "free", "45.0 GiB"] in [*sections(case, ())][1][2]
 
 
+@pytest.mark.parametrize(("peak", "rounded"), [(8, 0), (8, 10 * MIB), (2, 0)])
+def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: int, rounded: int):
+    """It took 8 GiB since the reading, failed, and freed all before its record, which states the free bytes then."""
+    device = replace(
+        make_device(
+            used_bytes=9 * GIB, free_bytes=14 * GIB, size_bytes=24 * GIB, processes=(make_process(11, 9 * GIB),)
+        ),
+        reserved_bytes=GIB,
+    )
+    snapshot = make_snapshot(device)
+    own = make_report(10, (replace(make_pool(live=0, cached=0), peak_held_bytes=peak * GIB),), workload="pretrain")
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=snapshot.taken_at, seen="counter", device_uuid=device.uuid, request_bytes=8 * GIB)
+    oom = replace(oom, free_bytes=6 * GIB + rounded, pools=(pool,), allocator="torch")
+    case = case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History(1.0))
+    assert sum(line.used_bytes for line in case.lines) == 24 * GIB - GIB - 6 * GIB - rounded
+    owner = "probably pretrain, freed since the error" if peak == 8 else "unattributed"
+    title, _, rows = [*sections(case, ())][1]
+    assert [owner, "unattributed", "8.0 GiB"] in rows, title
+    held = "the program itself probably 8.0 GiB" if peak == 8 else "an unknown owner 8.0 GiB"
+    assert f"(pid 11) held 9.0 GiB, {held}. " in case.summary
+    assert not [each for each in case.remedies if each.name == "unattributed"], "nobody holds it any more"
+
+
+def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
+    history = History()
+    snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
+    history.advance(snapshot)
+    series = history.process(("GPU-a", snapshot.devices[0].processes[0].key))
+    assert series is not None
+    for seconds in (-3, -2, -1, 0):
+        series.add((history.now + seconds, 12.0 * GIB, *[float("nan")] * 4))
+        history.device("GPU-a").add((history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNALS - 1)))
+    lines = (*attribute(snapshot).lines, Line(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
+    found = timeline(history, lines, "GPU-a", snapshot.taken_at)
+    assert [(curve.pid, curve.used_bytes[-1]) for curve in found.curves] == [(1, 12 * GIB), (None, 8 * GIB)]
+
+
 def test_an_idle_program_that_can_be_suspended_is_a_remedy():
     idle = make_process(11, 30 * GIB, idle_seconds=90.0)
     device = make_device(used_bytes=31 * GIB, free_bytes=49 * GIB, processes=(make_process(10, GIB), idle))
@@ -548,7 +586,7 @@ def test_a_smaller_batch_shrinks_the_request_too():
     assert (found.size_bytes, found.source) == (int(2.5 * GIB), "live bytes in proportion to the batch")
 
 
-def limited(number: int, request: int = GIB // 8) -> OomCase:
+def limited(number: int, request: int = GIB // 8, history: History | None = None) -> OomCase:
     """The case of a program whose limit by hand is less than it used, and which freed all before its report."""
     device = make_device(used_bytes=10 * GIB, free_bytes=60 * GIB)
     pool = make_pool(live=3 * GIB, cached=GIB, allocator="torch")
@@ -565,15 +603,32 @@ def limited(number: int, request: int = GIB // 8) -> OomCase:
         pools=(freed,),
         allocator="torch",
     )
-    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History())
+    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), history or History())
+
+
+def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
+    history = History()
+    device = make_device()
+    history.advance(make_snapshot(device))
+    key = make_report(10).key
+    series = history.process((device.uuid, key))
+    assert series is not None
+    for held in (1, 2, 3):
+        series.add((history.now + held - 3, 9.0 * GIB, 0.5 * GIB, held * GIB, 0.0, float("nan")))
+    case = limited(int(history.unix(history.now)), history=history)
+    (curve,) = case.timeline.curves
+    assert (curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) == (10, 2 * GIB, 3 * GIB)
+    shown = document(case, ())
+    assert "The program&#x27;s memory in the ten minutes before, and its limit of 2.0 GiB" in shown
+    assert '<line class="top"' in shown
+    assert "The device in the ten minutes before" not in shown
 
 
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
-        "GPU 0, which had 60.0 GiB free. "
-        "One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
+        "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
         "(gpumond limit; an allocation was 1.1 GiB short)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
@@ -593,6 +648,31 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     )
 
 
+def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():
+    """The remedy is then the same for each."""
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    frame = Frame(snapshot := make_snapshot(device), attribute(snapshot))
+    known = Cases()
+    for number, short in enumerate((8, 40, 36), start=1):
+        oom = Oom(number=number, at=float(number), seen="retry", device_uuid=device.uuid, allocator="rmm")
+        oom = replace(oom, limit_bytes=20 * GIB, request_bytes=20 * GIB + short * MIB)
+        known.add(known.merged_with_earlier(case_of(Evidence(oom, make_report(10), frame), History())))
+    (case,) = known.all()
+    assert case.missing_bytes == 40 * MIB
+    assert "an allocation was 40.0 MiB short" in case.summary
+    assert "an allocation was 40.0 MiB short" in case.remedies[0].text
+
+
+@pytest.mark.parametrize(("retries", "errors", "says"), [(3, 3, True), (2, 3, False), (0, 1, False)])
+def test_a_case_says_that_the_program_tried_again(retries: int, errors: int, says: bool):
+    device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
+    oom = Oom(number=errors, at=1.0, seen="retry", device_uuid=device.uuid, allocator="rmm", limit_bytes=20 * GIB)
+    oom = replace(oom, request_bytes=21 * GIB)
+    own = make_report(10, program=Program(ooms=(oom,), oom_retries=retries))
+    case = case_of(Evidence(oom, own, Frame(snapshot := make_snapshot(device), attribute(snapshot))), History())
+    assert (" The program tried again (retry_on_oom). One change" in case.summary) is says
+
+
 def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     known = cases(11)
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):
@@ -602,7 +682,8 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
-    assert ", the last of 3 errors at this limit\n" in plain(newest, ())
+    assert newest.missing_bytes == 3 * GIB
+    assert ", the last of 3 errors at this limit, which lacked up to 3.0 GiB\n" in plain(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 
 

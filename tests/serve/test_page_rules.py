@@ -189,3 +189,12 @@ def test_curves_of_two_baselines_have_one_scale():
         "before": "M0 50.00H500.00V0.00H1000.00",
         "after": "M0 75.00H1000.00",
     }
+
+
+def test_out_of_memory_errors_in_words_leave_out_those_that_the_program_repeated():
+    rules = {rule["name"]: rule for rule in RULES}
+    shown = run_module("ruleform", "given.map(m.expression)", rules["out-of-memory"], rules["allocation-retries"])
+    assert shown == [
+        "pool: out-of-memory errors that retry_on_oom didn\u2019t repeat in 10 min above 0",
+        "pool: retries in 10 min above 5",
+    ]

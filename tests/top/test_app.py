@@ -295,7 +295,7 @@ def test_refusal_is_shown(fake: FakeDaemon, status: int, text_shown: str):
     with top(fake.url) as session:
         session.shows("train")
         session.press("f")
-        session.shows("not flushed", text_shown)
+        session.shows("not flushed", text_shown, without="Nothing to release.")
 
 
 def test_timed_out_programs_do_not_hide_receipts_of_others(fake: FakeDaemon):

@@ -49,7 +49,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was on a device in the ten minutes before an error; ``at`` are Unix times."""
+    """What was on a device in the ten minutes before an error; ``at`` are Unix times.
+
+    For a program that reached its own limit, it is what counted against this limit: the bytes that its allocator held,
+    or had handed out of an arena.
+    """
 
     at: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()
@@ -60,7 +64,8 @@ class OomCase(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, the most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
-    only the driver's numbers are known. ``missing_bytes``: what the request lacked. ``reserved_bytes``: what the driver
+    only the driver's numbers are known. ``missing_bytes``: what the request lacked; of repeated
+    errors, the most that one lacked. ``reserved_bytes``: what the driver
     keeps of the device. ``limit_bytes``: the program's own limit, if that was the cause; its repeated errors at this
     limit are one case, whose first has the ``id``, and ``errors`` is their number. ``lines`` are the device's ledger at
     the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is the
@@ -152,14 +157,15 @@ def summary_of(case: OomCase) -> CaseSummary:
 def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
     """Return the case of as many more errors that repeat ``before`` at the same limit.
 
-    Its facts are those of the newest error, and the limit is to be raised by the larger of both sizes.
+    Its facts are those of the newest error, except the shortage and the first remedy: those of the largest shortage.
     """
-    own, largest = case.remedies[0], max(case.remedies[0], before.remedies[0], key=lambda each: each.size_bytes or 0)
+    own, largest = case.remedies[0], max(case, before, key=lambda each: each.missing_bytes or 0)
     return replace(
         case,
         id=before.id,
-        summary=case.summary.replace(own.text, largest.text),
-        remedies=(largest, *case.remedies[1:]),
+        summary=case.summary.replace(own.text, largest.remedies[0].text),
+        missing_bytes=largest.missing_bytes,
+        remedies=(largest.remedies[0], *case.remedies[1:]),
         errors=before.errors + errors,
     )
 
@@ -204,7 +210,14 @@ def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
-    if case.timeline.at:
+    if case.timeline.at and case.limit_bytes is not None:
+        (own,) = case.timeline.curves
+        points = [
+            (at, float(used)) for at, used in zip(case.timeline.at, own.used_bytes, strict=True) if used is not None
+        ]
+        title = f"The program's memory in the ten minutes before, and its limit of {human(case.limit_bytes)}"
+        parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
+    elif case.timeline.at:
         curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
         parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]
     for title, names, rows in sections(case, ranks):
@@ -216,7 +229,9 @@ def document(case: OomCase, ranks: Sequence[RankError]) -> str:
 
 
 def _time_line(case: OomCase) -> str:
-    return moment(case.at) + (f", the last of {case.errors} errors at this limit" if case.errors > 1 else "")
+    lacked = "" if case.missing_bytes is None else f", which lacked up to {human(case.missing_bytes)}"
+    repeated = f", the last of {case.errors} errors at this limit{lacked}" if case.errors > 1 else ""
+    return f"{moment(case.at)}{repeated}"
 
 
 def remedy_rows(case: OomCase) -> Iterator[list[str]]:

@@ -18,7 +18,7 @@ from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
-from gpumond.tick.history import History, Point, SeriesKey
+from gpumond.tick.history import History, HistorySignal, Point, SeriesKey
 
 log = logging.getLogger(__name__)
 
@@ -261,16 +261,42 @@ def case_of(e: Evidence, history: History) -> OomCase:
         lines=lines,
         lines_at=e.snapshot.taken_at,
         reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
-        timeline=Timeline() if e.uuid is None else timeline(history, lines, e.uuid, oom.at),
+        timeline=_timeline(e, history, lines),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )
 
 
+def _timeline(e: Evidence, history: History, lines: Sequence[Line]) -> Timeline:
+    """Return the timeline of the device, or of what counts against the program's own limit if this is the cause."""
+    if e.uuid is None or not e.is_limited:
+        return Timeline() if e.uuid is None else timeline(history, lines, e.uuid, e.oom.at)
+    signal: HistorySignal = "live" if e.is_arena else "held"
+    points = history.series((e.uuid, e.report.key), signal, e.oom.at - SECONDS, until=e.oom.at)
+    if not points or len(e.pools) > 1:  # the history contains all allocators of the program
+        return Timeline()
+    times, step = _times(points[0].at, e.oom.at)
+    used = (*_values(points, times, step)[:-1], e.used_of_limit)
+    curve = Curve(pid=e.report.pid, workload=e.report.workload, used_bytes=used)
+    return Timeline(tuple(round(time, 1) for time in times), (curve,))
+
+
 def _ledger(e: Evidence) -> Iterator[Line]:
-    """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools."""
+    """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools.
+
+    The last lines are the bytes in use at the error that are in neither.
+    """
     own = e.report
-    if not e.pools or e.uuid is None:
-        yield from e.lines
+    if e.uuid is None:
+        return
+    freed = f"probably {own.workload or 'the program'}, freed since the error"
+    unaccounted = ((freed, e.freed_since), ("", e.unaccounted - e.freed_since))
+    rest = [
+        Line(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
+        for name, size in unaccounted
+        if size
+    ]
+    if not e.pools:
+        yield from (*e.lines, *rest)
         return
     yield from (line for line in e.lines if line.process != own.key)
     shares: Mapping[Share, int] = {
@@ -288,6 +314,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
             start_ticks=own.start_ticks,
             workload=own.workload,
         )
+    yield from rest
 
 
 def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> OomCase | None:
@@ -363,8 +390,7 @@ def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> T
     whole = history.series((uuid, None), "used", since, until=at)
     series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_COMPARED)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
-    step = max(1.0, (at - begin) / POINTS)
-    times = [begin + step * number for number in range(int((at - begin) / step) + 1)]
+    times, step = _times(begin, at)
     curves = []
     for key, points in series.items():
         if points:
@@ -379,6 +405,12 @@ def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> T
     return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
 
 
+def _times(begin: float, at: float) -> tuple[list[float], float]:
+    """Return the times of a timeline that ends at ``at``, and the seconds between them."""
+    step = max(1.0, (at - begin) / POINTS)
+    return [begin + step * number for number in range(int((at - begin) / step) + 1)], step
+
+
 def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tuple[int | None, ...]:
     """Return the last value before the end of each step that begins at one of these times."""
     moments = [point.at for point in points]
@@ -389,11 +421,12 @@ def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tup
 def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
-    It is 0 where only one point differs: the medians of the device and of a program are there those of other readings.
+    It is 0 where only one point before the last differs: the medians of the device and of a program are there those of
+    other readings.
     """
     least = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
     sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
     rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
-    notable = [False, *((value or 0) >= least > 0 for value in rest), False]
+    notable = [False, *((value or 0) >= least > 0 for value in rest), True]
     lasting = [there and (notable[place] or notable[place + 2]) for place, there in enumerate(notable[1:-1])]
     return tuple(value if value is None or lasts else 0 for value, lasts in zip(rest, lasting, strict=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,10 +64,25 @@ class Evidence(FailedAllocation):
         request, limit = self.request or 0, self.limit[0]
         over = self.reached + request - limit
         if not self.is_later:
-            used = self.failed.live_bytes if self.failed is not None and self.failed.allocator in ARENAS else 0
+            used = self.failed.live_bytes if self.failed is not None and self.is_arena else 0
             return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
         return max(min(over, request), live + request - limit)
+
+    @property
+    def was_repeated(self) -> bool:
+        """Return whether `retry_on_oom` made another attempt after this error, as after all before: it counts them."""
+        newest = max((each.number for each in self.report.program.ooms), default=self.oom.number)
+        return self.oom.seen == "retry" and self.report.program.oom_retries >= newest
+
+    @property
+    def is_arena(self) -> bool:
+        return self.failed is not None and self.failed.allocator in ARENAS
+
+    @property
+    def used_of_limit(self) -> int:
+        """Bytes that counted against the allocator's limit before the request, if this is the cause; else 0."""
+        return 0 if self.limit is None else max(0, self.limited_by + self.limit[0] - (self.request or 0))
 
     @cached_property
     def context(self) -> AdviceContext | None:
@@ -134,16 +150,46 @@ class Evidence(FailedAllocation):
         """The program's bytes outside its pools before the error, which include what its pools gained since its last
         report: at most what the device has besides the pools and the others.
         """
-        own = (line for line in self.lines if line.process == self.report.key and line.share == "overhead")
-        before = sum(line.used_bytes for line in own)
-        if self.device is None or self.device.size_bytes is None or self.free is None:
+        before = sum(line.used_bytes for line in self.own_lines if line.share == "overhead")
+        if self.in_use is None:
             return before
-        return max(0, min(before, self.device.size_bytes - self.free - self.held - self.held_by_others))
+        return max(0, min(before, self.in_use - self.held - self.held_by_others))
+
+    @cached_property
+    def in_use(self) -> int | None:
+        """Bytes of the device that were neither free nor reserved at the error; None if unknown."""
+        if self.device is None or self.device.size_bytes is None or self.free is None:
+            return None
+        return self.device.size_bytes - (self.device.reserved_bytes or 0) - self.free
+
+    @cached_property
+    def unaccounted(self) -> int:
+        """Bytes in use at the error that neither the ledger before it nor the program's record contains; 0 if unknown,
+        or so few that the text of the error has rounded them.
+        """
+        if self.in_use is None or self.device is None:
+            return 0
+        known = self.held + self.overhead if self.pools else sum(line.used_bytes for line in self.own_lines)
+        left = self.in_use - self.held_by_others - known
+        return left if left > ROUNDED_RATIO * (self.device.size_bytes or 0) else 0
+
+    @cached_property
+    def freed_since(self) -> int:
+        """Those of the unaccounted bytes that the program probably held, and freed before its record: it once held as
+        many, and the record is of a later report.
+        """
+        size = self.device.size_bytes if self.device and self.device.size_bytes else 0
+        has_held = self.is_later and self.reached - self.held >= self.unaccounted - NEARLY_RATIO * size
+        return self.unaccounted if has_held else 0
 
     @cached_property
     def lines(self) -> list[Line]:
         """The ledger of the device."""
         return [line for line in self.ledger.lines if line.device_uuid == self.uuid]
+
+    @property
+    def own_lines(self) -> Iterator[Line]:
+        return (line for line in self.lines if line.process == self.report.key)
 
     @cached_property
     def classes(self) -> LiveClasses | None:
@@ -227,6 +273,8 @@ DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
 NEARLY_RATIO = 0.02
 """Part of a device by which its size differs between the driver and a library."""
+ROUNDED_RATIO = 0.001
+"""Part of a device up to which the free bytes in the text of an error are rounded."""
 LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
 """Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
 """
@@ -663,7 +711,7 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
-OWN, UNKNOWN = "the program itself", "an unknown owner"
+OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "an unknown owner"
 
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
@@ -687,22 +735,28 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         end = f"One change would have been enough{several}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
-    cached = _still_cached(e)
+    notes = _still_cached(e)
+    if e.was_repeated:
+        notes += " The program tried again (retry_on_oom)."
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
-        held = e.limited_by + e.limit[0] - (e.request or 0)
-        had = f"had up to {human(held)} in use" if e.is_later else f"held {human(held)}"
-        return f"{own}: it {f'{had} and ' if held > 0 else ''}requested {what}{place}{gpu}{free}.{cached} {end}"
-    holders = f" {holders}.{cached}" if holders else cached
+        held = human(e.used_of_limit)
+        had = f"had up to {held} in use" if e.is_later else f"held {held}"
+        return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{notes} {end}"
+    holders = f" {holders}.{notes}" if holders else notes
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
 
 
 def _holders(e: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
-    totals = [(name, size) for name, _, size in _held_by(e)]
-    totals += [(OWN, e.held + e.overhead)] if e.held else []
-    return sorted(totals, key=lambda each: -each[1])
+    totals = Counter[str]()
+    for name, _, size in _held_by(e):
+        totals[name] += size
+    if e.held or e.freed_since:
+        totals[OWN_FREED if e.freed_since else OWN] = e.held + e.overhead + e.freed_since
+    totals[UNKNOWN] += e.unaccounted - e.freed_since
+    return [(name, size) for name, size in totals.most_common() if size]
 
 
 def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
