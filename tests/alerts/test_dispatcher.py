@@ -76,7 +76,7 @@ def test_rule_flush_is_in_receipts_alert_history_and_audit(serve: Serve, tmp_pat
 def test_dry_run_of_a_rule_flushes_nothing(serve: Serve, tmp_path: Path, listener: Listener):
     daemon = demo(serve, tmp_path, listener, ", dry_run: true")
     assert notified_alerts(listener)[-1]["annotations"]["action"].startswith(
-        "dry run: a flush of train-llm would return "
+        "dry run: a flush of train-llm would release "
     )
     assert [each["outcome"] for each in daemon.get("receipts")] == ["planned"] * len(daemon.get("receipts"))
 

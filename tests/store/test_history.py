@@ -26,7 +26,7 @@ def history(processes: int = 1) -> History:
     """Three hours of one device and some processes, a sample every 10 s."""
     made = History()
     for second in range(0, HOURS * 3600, 10):
-        made.begin(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
+        made.advance(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
         made.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.0))
         for number in range(processes):
             series = made.process(("GPU-a", ProcessKey(10 + number, 100)))
@@ -63,7 +63,7 @@ def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Pat
     with_store(tmp_path, keep)
     with_store(tmp_path, restore)
     at = HOURS * 3600.0
-    after.begin(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
+    after.advance(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
     after.process(("GPU-a", ProcessKey(10, 101)))
     assert quarters(after) == [], "that pid is another process now"
     after.process(PROCESS_SERIES)
