@@ -526,6 +526,14 @@ ENDED: EventKind = "process-ended"
 REPEATS: dict[EventKind, int] = {"oom": 60}
 """Seconds after an event of a kind within which another one of the same cause is a repeat."""
 
+FOLLOWS: Mapping[EventKind, tuple[EventKind, ...]] = {
+    "process-ended": ("agent-disconnected", "verdict-ended", "alert-resolved"),
+    "agent-disconnected": ("verdict-ended", "alert-resolved"),
+    "alert-fired": ("verdict-began",),
+    "verdict-ended": ("alert-resolved",),
+}
+"""Kinds of events that are listed under an event of the same process, because they follow from it or have its rule."""
+
 Details = tuple[tuple[str, int | float | str], ...]
 
 

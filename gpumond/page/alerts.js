@@ -2,7 +2,7 @@
 // and the actions of their cards.
 
 import { linkTo } from "./address.js";
-import { alertText, breachOf, isEnded, levelOf } from "./cards.js";
+import { alertText, isEnded, levelOf } from "./cards.js";
 import { button, make, sync } from "./elements.js";
 import { clean, clock, duration } from "./format.js";
 import { createListing } from "./viewtables.js";
@@ -19,11 +19,6 @@ const runbooks = new Set(RUNBOOKS);
 const now = () => state.frame.snapshot.taken_at;
 const beginOf = (alert) => alert.fired_at ?? alert.active_at;
 const endOf = (alert) => alert.resolved_at ?? now();
-
-function durationOf(alert) {
-  const [begin, end] = breachOf(alert, now());
-  return duration(end - begin);
-}
 
 function subjectOf({ labels, pid }) {
   const device = state.devices.get(labels.uuid);
@@ -46,8 +41,8 @@ const COLUMNS = [
   { title: "Subject", text: subjectOf, name: true },
   { title: "State", text: (alert) => (isEnded(alert) ? "ended" : alert.phase) + (alert.silenced_by?.length ? ", silenced" : ""), update: (cell, alert) => (cell.className = levelOf({ alert })) },
   { title: "Severity", text: ({ labels }) => labels.severity ?? "", wide: true },
-  { title: "Since", text: (alert) => clock(breachOf(alert, now())[0], now()) },
-  { title: "Duration", text: durationOf, number: true },
+  { title: "Since", text: (alert) => clock(beginOf(alert), now()) },
+  { title: "Duration", text: (alert) => duration(endOf(alert) - beginOf(alert)), number: true },
   { title: "Summary", text: ({ notes }) => alertText(notes), long: true },
   { title: "Actions", nodes: () => [make("a", "Chart"), make("a", "Runbook"), make("a", "Case"), make("div.acts")], update: showActions },
 ];

@@ -67,15 +67,13 @@ const AGAIN = /; this has been true again since ([\d:]{8}) UTC/; // and has come
 /** The last Unix time until `now` at which it was a time of day in UTC. */
 const lastAt = (time, now) => now - ((now - Date.parse(`1970-01-01T${time}Z`) / 1000) % 86400);
 
-/** Begin and end of the latest breach of an alert, as its text states them. */
-export function breachOf({ fired_at: fired, active_at: active, resolved_at: resolved, notes }, now) {
-  const end = resolved ?? now;
+/** Begin and end of the latest breach of an active alert, as its text states them. */
+function breachOf({ fired_at: fired, active_at: active, notes }, now) {
   const [, over] = OVER.exec(notes.summary) ?? [];
   const [, again] = AGAIN.exec(notes.summary) ?? [];
-  const begin = again ? lastAt(again, end) : (fired ?? active);
-  return [begin, over ? Math.max(begin, lastAt(over, end)) : end]; // the text has whole seconds
+  const begin = again ? lastAt(again, now) : (fired ?? active);
+  return [begin, over ? Math.max(begin, lastAt(over, now)) : now]; // the text has whole seconds
 }
-
 
 /** The state of a card at the time of the frame. */
 export function ageOf(card, now, silences) {

@@ -1,7 +1,7 @@
 // Marks on the time axis of a chart: events of its device or process.
 
-import { causeOf } from "./eventgroups.js";
-import { MARKS, REPEATS } from "./words.js";
+import { repeats } from "./eventgroups.js";
+import { MARKS } from "./words.js";
 
 const URGENT = ["▲", "✕"]; // signs that are shown for several marks, the last first
 const NEAR = 0.01; // of the range: marks that the crosshair names
@@ -12,18 +12,11 @@ export function marksOf(events, { uuid, pid, start_ticks: start }) {
     pid === null
       ? !uuid || event.device_uuid === uuid
       : event.pid === pid && (event.start_ticks === start || event.start_ticks === null) && [uuid, null].includes(event.device_uuid);
-  const errors = new Map(); // the newest mark of each cause
   const marks = [];
   for (const event of events.filter((each) => MARKS[each.kind] && own(each)).sort((one, other) => one.at - other.at)) {
-    const { at, kind } = event;
-    const cause = REPEATS[kind] && `${event.pid} ${causeOf(event)}`;
-    const before = errors.get(cause);
-    if (cause && at - before?.last <= REPEATS[kind]) {
-      Object.assign(before, { last: at, times: before.times + 1 });
-      continue;
-    }
-    marks.push({ ...event, sign: MARKS[kind], last: at, times: 1 });
-    if (cause) errors.set(cause, marks.at(-1));
+    const before = marks.findLast((mark) => repeats(event, mark, mark.last));
+    if (before) Object.assign(before, { last: event.at, times: before.times + 1 });
+    else marks.push({ ...event, sign: MARKS[event.kind], last: event.at, times: 1 });
   }
   return marks;
 }

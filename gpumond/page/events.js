@@ -1,7 +1,7 @@
 // Events: what happened, the newest first.
 
 import * as address from "./address.js";
-import { causesOf } from "./eventgroups.js";
+import { causesOf, timesOf } from "./eventgroups.js";
 import { showMinuteBefore } from "./chart.js";
 import { eventRecord, saveCsv } from "./downloads.js";
 import { $, button, make, put, showChoices, sync } from "./elements.js";
@@ -62,8 +62,7 @@ function updateGroup(node, [event, ...more]) {
   const [time, kind, summary] = node.children;
   put(time, clock(event.at));
   put(kind, words(event.kind));
-  const again = more.filter(({ kind }) => REPEATS[kind]);
-  put(summary, event.summary + (again.length ? ` (${again.length + 1} times, the first at ${clock(again.at(-1).at)})` : ""), 900);
+  put(summary, event.summary + timesOf({ times: REPEATS[event.kind] ? more.length + 1 : 1, last: more.at(-1)?.at }), 900);
   summary.title = [event, ...more].map((each) => clean(`${words(each.kind)}: ${each.summary}`)).join("\n");
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import ENDED, MARKS, OF_LIBRARIES, OF_PROGRAMS, REPEATS
+from gpumond.events import ENDED, FOLLOWS, MARKS, OF_LIBRARIES, OF_PROGRAMS, REPEATS
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import FLUSH, SHARES
@@ -140,6 +140,7 @@ def words() -> str:
         "NOT_READ": NOT_READ,
         "MARKS": MARKS,
         "ENDED": ENDED,
+        "FOLLOWS": FOLLOWS,
         "REPEATS": REPEATS,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),

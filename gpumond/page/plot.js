@@ -4,7 +4,7 @@ import { make, put, svg, sync } from "./elements.js";
 import { clean, clock, human, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together } from "./chartmarks.js";
-import { causesOf } from "./eventgroups.js";
+import { causesOf, timesOf } from "./eventgroups.js";
 import { byteLines, timeLines } from "./range.js";
 import { runsOf, topOf } from "./sharelayers.js";
 import { SHARES } from "./words.js";
@@ -73,8 +73,6 @@ function hatched(plot, d) {
   pattern.append(svg("path", { class: "stripe", d: "M0 0V4" }));
   return [pattern, svg("path", { class: "hatch", d, fill: `url(#${plot.hatch})` })];
 }
-
-const timesOf = ({ times, last }, to) => (times > 1 ? ` (${times} times, the last at ${clock(last, to)})` : "");
 
 /** Marks that are close to one another are one sign, that of the most urgent one at its time, with the number of their
 causes. */

@@ -321,6 +321,23 @@ def test_each_kind_of_event_is_listed_and_in_one_choice(session: PageSession, de
     page.unroute(LIVE)
 
 
+def test_repeated_error_is_listed_at_its_first_time_and_beside_every_alert(session: PageSession, demo: RunningDaemon):
+    frame, page = demo.get("frame"), session.page
+    at = frame["snapshot"]["taken_at"] - 60
+    about = {"device_uuid": None, "pid": 10, "start_ticks": 1, "workload": "etl", "details": []}
+    happened = [(0, "oom"), (3, "alert-fired"), (5, "flush"), (12, "oom")]
+    events = [
+        about | {"id": n, "at": at + later, "kind": kind, "summary": kind} for n, (later, kind) in enumerate(happened)
+    ]
+    show_frame(session, frame, events)
+    last = page.evaluate("at => new Date(1000 * at).toTimeString().slice(0, 8)", at + 12)
+    repeated = f"oom (2 times, the last at {last})"
+    assert session.texts("#events bdi") == [["flush", "alert-fired", repeated]]
+    page.locator("#events-of").select_option("alerts")
+    assert session.texts("#events bdi") == [["alert-fired", repeated]]
+    page.unroute(LIVE)
+
+
 def test_events_are_those_of_the_chosen_device(browser: Browser, demo: RunningDaemon):
     frame = demo.get("frame")
     (device,) = frame["snapshot"]["devices"]

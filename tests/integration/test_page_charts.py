@@ -202,8 +202,11 @@ def test_near_marks_are_the_most_urgent_one_with_the_number_of_causes(session: P
     about = {"device_uuid": device["uuid"], "pid": None, "start_ticks": None, "workload": "", "details": []}
     kinds = ("agent-connected", "alert-fired", "agent-disconnected")
     events = [about | {"id": n, "at": at + 4 * n, "kind": kind, "summary": kind} for n, kind in enumerate(kinds)]
-    for n, kind in enumerate(("verdict-began", "alert-fired"), len(events)):  # one cause
-        events.append(about | {"id": n, "at": at + 6, "kind": kind, "summary": kind, "pid": 7, "start_ticks": 1})
+    for n, (kind, name) in enumerate(
+        {"verdict-began": "verdict", "alert-fired": "rule"}.items(), len(events)
+    ):  # one cause
+        of = {"pid": 7, "start_ticks": 1, "details": [[name, "leak"]]}
+        events.append(about | of | {"id": n, "at": at + 6, "kind": kind, "summary": kind})
     events.append(about | {"id": len(events), "at": at + 7, "kind": "flush", "summary": "flush"})
     show_frame(session, frame, events)
     mark, flush = page.locator("#hero .marks li:not(.flush)"), page.locator("#hero .marks li.flush")

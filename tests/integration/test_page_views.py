@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import human
+from gpumond.facts.units import clock, human
 from gpumond.features.suspend.routes import RECEIPT
 from tests.helpers.agents import GIB
 from tests.helpers.browser import (
@@ -183,6 +183,26 @@ def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemo
         session.page.unroute("**/lazyviews-*.js")
         session.page.reload()
         session.page.get_by_role("table", name="Alert history").wait_for()
+
+
+def test_alert_in_the_history_began_when_it_fired(session: PageSession, demo: RunningDaemon):
+    at = demo.get("frame")["snapshot"]["taken_at"] - 3600
+    summary = f"etl (pid 7) is idle; this has been true again since {clock(at + 129)}"
+    alert = {"rule": "mine", "phase": "resolved", "labels": [], "annotations": [["summary", summary]], "value": 1.0}
+    alert |= {
+        "silenced_by": [],
+        "active_at": at - 30,
+        "fired_at": at,
+        "resolved_at": at + 229,
+        "pid": None,
+        "start_ticks": None,
+    }
+    session.page.route("**/api/v1/alerts/history", lambda route: route.fulfill(json=[alert]))
+    session.page.get_by_role("button", name="Alerts", exact=True).click()
+    row = session.page.get_by_role("table", name="Alert history").locator("tr", has_text="mine")
+    row.get_by_text("3 min 49 s", exact=True).wait_for()
+    shown = session.page.evaluate("at => new Date(1000 * at).toLocaleTimeString('en-GB')", at)
+    row.get_by_text(shown).wait_for()
 
 
 def with_requests(frame: Any) -> None:

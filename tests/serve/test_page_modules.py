@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -253,18 +254,16 @@ def test_alert_whose_breach_has_ended_is_not_alarming():
     card = {"kind": "mine", "alert": alert | {"fired_at": ended_at - 49}, "verdict": None}
     found = run_module("cards", "[m.levelOf(given[0]), m.ageOf(given[0], given[1], [])]", card, ended_at + 60)
     assert found == ["quiet", "ended 1 min ago, lasted 49 s"]
-    resolved = alert | {"fired_at": ended_at - 49, "resolved_at": ended_at + 300}
-    assert run_module("cards", "m.breachOf(...given)", resolved, ended_at + 86_400) == [ended_at - 49, ended_at]
 
 
 def test_card_of_an_alert_that_came_back_says_since_when():
     notes = {"summary": "etl (pid 7) is idle; this has been true again since 07:32:05 UTC"}
     now = 20_000 * 86_400 + 7 * 3600 + 32 * 60 + 15
     alert = {"rule": "mine", "phase": "firing", "silenced_by": [], "labels": {}, "notes": notes, "fired_at": now - 500}
-    expression = "(([card, now]) => [m.ageOf(card, now, []), m.lineOf(card, null, now), m.breachOf(card.alert, now)])"
-    age, line, breach = run_module("cards", f"{expression}(given)", {"alert": alert, "verdict": None}, now)
+    expression = "(([card, now]) => [m.ageOf(card, now, []), m.lineOf(card, null, now)])"
+    age, line = run_module("cards", f"{expression}(given)", {"alert": alert, "verdict": None}, now)
     assert re.fullmatch(r"firing again since \d\d:\d\d:05", age)
-    assert (line, breach) == ("etl (pid 7) is idle", [now - 10, now])
+    assert line == "etl (pid 7) is idle"
 
 
 @pytest.mark.parametrize(
@@ -300,28 +299,52 @@ def test_leak_states_the_window_of_its_rate_and_when_its_device_will_be_full():
     assert run_module("cards", "given.map((verdict) => m.leftOf({ verdict }, ''))", verdict, None) == ["", ""]
 
 
-def test_events_with_one_cause_are_one():
-    ended = [
-        {"id": 1, "at": 10.0, "pid": 7, "kind": "agent-connected"},
-        {"id": 2, "at": 50.0, "pid": 7, "kind": "agent-disconnected"},
-        {"id": 3, "at": 50.2, "pid": 8, "kind": "flush"},
-        {"id": 4, "at": 51.0, "pid": 7, "kind": "process-ended"},
-        {"id": 5, "at": 51.0, "pid": 7, "kind": "alert-resolved"},
-        {"id": 6, "at": 51.0, "pid": None, "kind": "alert-fired"},
-        {"id": 7, "at": 51.0, "pid": None, "kind": "alert-fired"},
+def grouped(events: Sequence[tuple[float, int | None, str, Any]]) -> Any:
+    """Return the groups of events by their number: time, pid, kind and detail."""
+    given = [
+        {
+            "id": number,
+            "at": at,
+            "pid": pid,
+            "kind": kind,
+            "device_uuid": "GPU-a",
+            "details": [detail] if detail else [],
+        }
+        for number, (at, pid, kind, detail) in enumerate(events)
     ]
-    found = run_module("eventgroups", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *ended)
-    assert found == [[7], [6], [4, 2, 5], [3], [1]]
+    return run_module("eventgroups", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *given)
+
+
+def test_events_with_one_cause_are_one():
+    events = [
+        (10.0, 7, "agent-connected", None),
+        (50.0, 7, "agent-disconnected", None),
+        (50.2, 8, "flush", None),
+        (51.0, 7, "process-ended", None),
+        (51.0, 7, "alert-resolved", ["rule", "leak"]),
+        (51.0, None, "alert-fired", ["rule", "leak"]),
+        (51.0, None, "alert-fired", ["rule", "leak"]),
+    ]
+    assert grouped(events) == [[6], [5], [3, 1, 4], [2], [0]]
+
+
+def test_alert_is_not_hidden_by_another_event_of_its_process():
+    events = [
+        (50.0, 7, "oom", ["limit_bytes", 5]),
+        (50.0, 7, "verdict-began", ["verdict", "leak"]),
+        (51.0, 7, "alert-fired", ["rule", "leak"]),
+        (51.0, 7, "alert-fired", ["rule", "allocation-retries"]),
+        (60.0, 7, "verdict-ended", ["verdict", "leak"]),
+        (61.0, 7, "alert-resolved", ["rule", "leak"]),
+        (61.0, 7, "alert-resolved", ["rule", "allocation-retries"]),
+    ]
+    assert grouped(events) == [[6], [4, 5], [3], [2, 1], [0]]
 
 
 def test_repeats_of_an_out_of_memory_error_are_one_event():
-    def error(number: int, at: float, pid: int = 7, limit: int | None = None) -> dict[str, Any]:
-        limits = [] if limit is None else [["limit_bytes", limit]]
-        return {"id": number, "at": at, "pid": pid, "kind": "oom", "device_uuid": "GPU-a", "details": limits}
-
-    events = [error(1, 10), error(2, 60), error(3, 70, limit=4), error(4, 80, pid=8), error(5, 115), error(6, 180)]
-    found = run_module("eventgroups", "m.causesOf(given).map((group) => group.map(({ id }) => id))", *events)
-    assert found == [[6], [5, 2, 1], [4], [3]]
+    limit = ["limit_bytes", 4]
+    errors = [(10, 7, None), (60, 7, None), (70, 7, limit), (80, 8, None), (115, 7, None), (180, 7, None)]
+    assert grouped([(at, pid, "oom", detail) for at, pid, detail in errors]) == [[5], [3], [2], [0, 1, 4]]
 
 
 def test_amounts_of_a_flush_without_those_of_its_plan_are_left_out():
