@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
     limit = (
-        "number of past events, most recent last (default: 100); a process's events within 5 s, and repeats of an "
-        "out-of-memory error, are indented below the first and count as one"
+        "number of past events, most recent last (default: 100); those that follow from another one are indented "
+        "below it and count as one with it, such as the verdicts that end with their process"
     )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)
@@ -65,10 +65,7 @@ class Follower:
         for group in folded([*self._waiting, *events]):
             own = repeat_key(group[0])
             if now < self._due.get(own, now):
-                waiting += [each for each in group if repeat_key(each) == own]
-                group = [each for each in group if repeat_key(each) != own]
-                if group:
-                    groups.append(group)
+                waiting += group
                 continue
             groups.append(group)
             if seconds := REPEATS.get(group[0]["kind"]):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumond.events import MARKS, REPEATS
+from gpumond.events import FOLLOWS, MARKS, REPEATS
 from gpumond.facts.units import plural
 from gpumond.view.text import moment, safe
 
 GROUP_SECONDS = 5.0
-"""Time between the first event of a cause and its last, as in the web UI."""
+"""Time between an event and those that follow from it, as in the web UI."""
 RANKS = {kind: rank for rank, kind in enumerate(MARKS)}
 
 
@@ -20,7 +20,7 @@ def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = mo
     Each has its time unless the line before has it. ``stamp`` formats times, all of one width.
     """
     first = group[0]
-    repeats = [each for each in group[1:] if first["kind"] in REPEATS and repeat_key(each) == repeat_key(first)]
+    repeats = group[1:] if first["kind"] in REPEATS else ()
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {stamp(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
@@ -50,25 +50,35 @@ def repeat_key(event: Mapping[str, Any]) -> object:
 def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the events in groups, in the order of the first of each; a group's first event tells most.
 
-    Events of one process within seconds are one group, and so are repeats of an out-of-memory error: the same process
-    has run into the same limit, or has filled the same device, a short time before.
+    The others of a group follow from it, as ``FOLLOWS`` says of one process's events within seconds, or repeat its
+    out-of-memory error: the same process has run into the same limit, or has filled the same device, a short time
+    before.
     """
     groups: list[list[Mapping[str, Any]]] = []
-    newest: dict[object, list[Mapping[str, Any]]] = {}
-    of_process: dict[object, list[Mapping[str, Any]]] = {}
-    for event in events:
-        cause, process = repeat_key(event), event["pid"]
-        before = newest.get(cause)
-        if before and event["at"] - max(each["at"] for each in before) <= REPEATS.get(event["kind"], -1):
-            before.append(event)
-            continue
-        before = of_process.get(process)
-        if process is not None and before and event["at"] - before[0]["at"] < GROUP_SECONDS:
-            before.append(event)
-        else:
+    for event in sorted(events, key=lambda each: (RANKS.get(each["kind"], len(RANKS)), each["id"])):
+        group = next((each for each in groups if _follows(event, each[0]) or _repeats(event, each[-1])), None)
+        if group is None:
             groups.append([event])
-            of_process[process] = groups[-1]
-        newest[cause] = of_process[process]
-    for group in groups:
-        group.sort(key=lambda each: RANKS.get(each["kind"], len(RANKS)))
-    return groups
+        else:
+            group.append(event)
+    return sorted(groups, key=lambda group: min(int(each["id"]) for each in group))
+
+
+def _follows(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
+    return (
+        event["pid"] is not None
+        and event["pid"] == first["pid"]
+        and event["kind"] in FOLLOWS.get(first["kind"], ())
+        and abs(event["at"] - first["at"]) < GROUP_SECONDS
+        and _rule(first) in (None, _rule(event))
+    )
+
+
+def _rule(event: Mapping[str, Any]) -> object:
+    """Return the rule of an alert, or the kind of a verdict."""
+    details = dict(event["details"])
+    return details.get("rule", details.get("verdict"))
+
+
+def _repeats(event: Mapping[str, Any], error: Mapping[str, Any]) -> bool:
+    return event["at"] - error["at"] <= REPEATS.get(event["kind"], -1) and repeat_key(event) == repeat_key(error)

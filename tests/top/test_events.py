@@ -30,7 +30,8 @@ def with_events(fake: FakeDaemon) -> None:
     events = [
         event(1, HOUR, "agent-connected", "train (pid 10) connected: torch"),
         event(2, HOUR + 600, "oom", "train (pid 10) ran out of memory on GPU 0", number=2, occurred_at=HOUR + 599),
-        event(3, HOUR + 601, "alert-fired", "train (pid 10) on GPU 0 ran out of memory"),
+        event(3, HOUR + 601, "verdict-began", "train (pid 10) is leaking", verdict="leak"),
+        event(4, HOUR + 602, "alert-fired", "train (pid 10) is leaking", rule="leak"),
     ]
     fake.answers["/api/v1/events"] = (200, events)
     fake.answers["/api/v1/oom"] = (200, [case, case | {"start_ticks": 99, "remedy": "another process"}])
@@ -42,11 +43,11 @@ def test_key_e_lists_events_the_newest_first_with_what_would_have_prevented_an_e
         with_events(fake)
         session.shows("train")
         session.press("e")
-        screen = session.shows("events until ", "UTC, newest first", "out-of-memory", "alert fired")
+        screen = session.shows("events until ", "UTC, newest first", "out-of-memory", "alert fired", "verdict began")
         assert screen.index("ran out of memory") < screen.index("connected: torch")
         assert f"-> flush chat with GPUMOND_URL={fake.url} " in screen
         session.press("down")
-        session.shows("train (pid 10) ran out of memory on GPU 0  +1", without="alert fired")
+        session.shows("train (pid 10) is leaking  +1", without="verdict began")
         session.press("e")
         session.shows("PROGRAM", without="newest first")
 
@@ -57,7 +58,7 @@ def test_right_shows_who_held_what_a_minute_before_the_error_and_left_returns():
         session.shows("train")
         session.press("e")
         session.shows("newest first")
-        session.press("right")
+        session.press("down", "right")
         session.shows("from 1970-01-12 13:55:39Z to 1970-01-12 13:56:39Z", "BEFORE", "AFTER", "CHANGE", "whole GPU")
         fake.answers["/api/v1/history/moment"] = (404, {"detail": "no history for that time"})
         session.press("down")
