@@ -683,6 +683,9 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
+    small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
+    again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))
+    assert [each.enough for each in again.remedies] == [True, False], "3.0 GiB was missing once"
     assert ", the last of 3 errors at this limit, which lacked up to 3.0 GiB\n" in plain(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 

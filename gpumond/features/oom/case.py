@@ -160,12 +160,17 @@ def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
     Its facts are those of the newest error, except the shortage and the first remedy: those of the largest shortage.
     """
     own, largest = case.remedies[0], max(case, before, key=lambda each: each.missing_bytes or 0)
+    missing = largest.missing_bytes or 0
+    others = [
+        replace(each, enough=False) if each.enough and (each.size_bytes or 0) < missing else each
+        for each in case.remedies[1:]
+    ]
     return replace(
         case,
         id=before.id,
         summary=case.summary.replace(own.text, largest.remedies[0].text),
         missing_bytes=largest.missing_bytes,
-        remedies=(largest.remedies[0], *case.remedies[1:]),
+        remedies=(largest.remedies[0], *others),
         errors=before.errors + errors,
     )
 
