@@ -37,7 +37,7 @@ function showLink(cell, { id, ...found }) {
 
 const REMEDIES = [
   plain("Remedy", ({ text }) => text),
-  plain("Bytes", ({ size_bytes: size, basis, missing }) => missing || `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
+  plain("Bytes", ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
   plain("Enough alone", ({ enough }) => ENOUGH.get(enough)),
   plain("Known from", ({ source }) => source),
   { title: "", nodes: (row) => [button("Flush…", () => row.item.flush())], update: (cell, { flush: act }) => (cell.firstChild.hidden = !act) },
@@ -138,7 +138,7 @@ function documentOf({ case: found, ranks }) {
   if (device) chart.href = address.linkTo({ gpu: device.index, range: `${Math.round(found.at - 300)}-${Math.round(found.at + 60)}` });
   title.append(make("div.controls", ...(device ? [chart] : []), save));
   const none = found.remedies.find(({ name }) => name === NOTHING);
-  const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, missing: remedy.size_bytes === found.missing_bytes && lacking(found), flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
+  const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
   const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
   const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
@@ -146,7 +146,6 @@ function documentOf({ case: found, ranks }) {
   return [title, make("p", named(`${found.summary}.`, 800)), make("p", named(factsOf(found), 400)), ...enough, ...drawn, grid];
 }
 
-const record = (found) => found;
 const NONE = "No program with an agent has run out of memory. A case shows what held the GPU’s memory, and what would have prevented the error.";
 const chosen = make("section.case");
 let listing;
@@ -154,7 +153,7 @@ let shown = ""; // id of the case that is drawn
 
 function create() {
   chosen.hidden = true;
-  listing = createListing("Cases", COLUMNS, ({ id }) => id, record, NONE);
+  listing = createListing("Cases", COLUMNS, ({ id }) => id, (found) => found, NONE);
   return make("div", chosen, listing);
 }
 

@@ -88,11 +88,13 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
 
 def test_a_case_at_a_limit_shows_the_program_against_it(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, rewrite=with_alert) as session:
-        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
+        exact = replace(EXAMPLE.remedies[0], name="limit", text="raise the limit", size_bytes=9 * GIB)
+        serve_case(session, demo, limit_bytes=40 * GIB, errors=3, remedies=(exact,))
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
         session.shows("Last of 3 errors at this limit · up to 9.0 GiB was missing")
+        assert "9.0 GiB" in page.get_by_role("table", name="Remedies").locator("tbody tr").inner_text()
         session.shows("The program before the error")
         keys = page.locator(".case .keys").inner_text()
         assert "limit 40.0 GiB" in keys
