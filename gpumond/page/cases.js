@@ -57,12 +57,13 @@ function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */
 function* tablesOf(found, ranks) {
-  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved } = found;
+  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved, overcount_bytes: over } = found;
   if (oom) yield [`The program’s pools ${knownAt(oom)}`, [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
   if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
-  yield [ledgerTitle(found), [plain("Program", (line) => (["free", "reserved"].includes(line.share) ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
+  if (over) held.push({ share: "overcount", used_bytes: -over });
+  yield [ledgerTitle(found), [plain("Program", (line) => (line.device_uuid ? rowOf(line) : "-")), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
   const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
   if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
   if (!oom) return;

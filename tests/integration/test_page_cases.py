@@ -56,7 +56,7 @@ def with_alert(frame: Any) -> None:
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_alert) as session:
-        serve_case(session, demo, reserved_bytes=GIB // 2)
+        serve_case(session, demo, reserved_bytes=GIB // 2, overcount_bytes=2 * GIB)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
@@ -74,8 +74,12 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert "with the request 32.5 GiB" in keys
         assert "1.0 GiB free at the error" in keys
         ledger = page.get_by_role("table", name="GPU memory 0.5 s before the error (")
-        last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-2:]]
-        assert last == [["-", "reserved", "512.0", "MiB"], ["-", "free", "1.0", "GiB"]]
+        last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-3:]]
+        assert last == [
+            ["-", "reserved", "512.0", "MiB"],
+            ["-", "free", "1.0", "GiB"],
+            ["-", "overcount", "-2.0", "GiB"],
+        ]
         assert "train.py:31 step" in page.get_by_role("table", name="calls at the error").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()

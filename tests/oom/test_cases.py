@@ -221,6 +221,19 @@ def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: in
     assert not [each for each in case.remedies if each.name == "unattributed"], "nobody holds it any more"
 
 
+def test_a_case_subtracts_what_was_free_again_at_the_error():
+    device = make_device(
+        used_bytes=20 * GIB, free_bytes=4 * GIB, size_bytes=24 * GIB, processes=(make_process(11, 20 * GIB),)
+    )
+    snapshot = make_snapshot(device)
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=9 * GIB)
+    oom = replace(oom, free_bytes=7 * GIB, pools=(pool,))
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History(1.0))
+    assert case.overcount_bytes == 3 * GIB
+    assert [*sections(case, ())][1][2][-2:] == [["", "free", "7.0 GiB"], ["", "overcount", "-3.0 GiB"]]
+
+
 def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
     history = History()
     snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
