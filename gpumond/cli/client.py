@@ -436,7 +436,7 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
         tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
         variable = os.environ.get("GPUMOND_URL")
-        where, remedy = url, "pass its address with --url"
+        where, remedy = url, "correct --url" if error.reason == "dns" else "pass its address with --url"
         if variable and url.endswith(variable):  # --url may have been given
             where, remedy = f"{url}, which is from $GPUMOND_URL", "correct the variable"
         start = "" if error.reason == "dns" else "start one with `gpumond serve`, or "

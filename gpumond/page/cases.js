@@ -37,7 +37,7 @@ function showLink(cell, { id, ...found }) {
 
 const REMEDIES = [
   plain("Remedy", ({ text }) => text),
-  plain("Bytes", ({ size_bytes: size, basis, missing }) => missing || `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
+  plain("Bytes", ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
   plain("Enough alone", ({ enough }) => ENOUGH.get(enough)),
   plain("Known from", ({ source }) => source),
   { title: "", nodes: (row) => [button("Flush…", () => row.item.flush())], update: (cell, { flush: act }) => (cell.firstChild.hidden = !act) },
@@ -57,12 +57,13 @@ function ledgerTitle({ at, oom, lines_at: measured, reported_at: reported }) {
 
 /** Tables of facts of a case: the title, the columns and the rows of each. */
 function* tablesOf(found, ranks) {
-  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved } = found;
+  const { oom, lines, device_uuid: uuid, free_bytes: free, reserved_bytes: reserved, overcount_bytes: over } = found;
   if (oom) yield [`The program’s pools ${knownAt(oom)}`, [plain("Allocator", ({ allocator }) => allocator), ...["live", "cached", "stranded"].map((share) => bytes(capital(share), `${share}_bytes`))], oom.pools.filter((pool) => !uuid || pool.device_uuid === uuid)];
   const held = lines.filter((line) => line.used_bytes).sort((one, other) => other.used_bytes - one.used_bytes);
   if (held.length && reserved) held.push({ share: "reserved", used_bytes: reserved });
   if (held.length && free !== null) held.push({ share: "free", used_bytes: free });
-  yield [ledgerTitle(found), [plain("Program", (line) => (["free", "reserved"].includes(line.share) ? "-" : rowOf(line))), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
+  if (over) held.push({ share: "overcount", used_bytes: -over });
+  yield [ledgerTitle(found), [plain("Program", (line) => (line.device_uuid ? rowOf(line) : "-")), plain("Share", ({ share }) => share), bytes("Bytes", "used_bytes")], held];
   const later = ({ seconds_later: seconds }) => `${seconds.toFixed(1)} s`;
   if (ranks.length > 1) yield ["Order of the ranks", [plain("Rank", ({ rank }) => String(rank)), plain("PID", ({ pid }) => String(pid)), plain("Later", later)], ranks];
   if (!oom) return;
@@ -138,7 +139,7 @@ function documentOf({ case: found, ranks }) {
   if (device) chart.href = address.linkTo({ gpu: device.index, range: `${Math.round(found.at - 300)}-${Math.round(found.at + 60)}` });
   title.append(make("div.controls", ...(device ? [chart] : []), save));
   const none = found.remedies.find(({ name }) => name === NOTHING);
-  const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, missing: remedy.size_bytes === found.missing_bytes && lacking(found), flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
+  const remedies = found.remedies.filter((remedy) => remedy !== none).map((remedy) => ({ ...remedy, flush: remedy.name === "neighbor-cache" && device && (() => flush({ device: device.uuid }, gpuOf(found))) }));
   const parts = [...tablesOf(found, ranks)].filter(([, , rows]) => rows.length);
   const grid = make("div.compared", ...parts.map(([heading, columns, rows]) => make("div.part", make("h3", heading), table(heading, columns, rows))));
   const drawn = found.timeline.at.length > 1 ? drawTimeline(found.timeline, found) : [];
@@ -146,7 +147,6 @@ function documentOf({ case: found, ranks }) {
   return [title, make("p", named(`${found.summary}.`, 800)), make("p", named(factsOf(found), 400)), ...enough, ...drawn, grid];
 }
 
-const record = (found) => found;
 const NONE = "No program with an agent has run out of memory. A case shows what held the GPU’s memory, and what would have prevented the error.";
 const chosen = make("section.case");
 let listing;
@@ -154,7 +154,7 @@ let shown = ""; // id of the case that is drawn
 
 function create() {
   chosen.hidden = true;
-  listing = createListing("Cases", COLUMNS, ({ id }) => id, record, NONE);
+  listing = createListing("Cases", COLUMNS, ({ id }) => id, (found) => found, NONE);
   return make("div", chosen, listing);
 }
 

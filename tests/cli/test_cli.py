@@ -445,6 +445,8 @@ def test_an_address_that_cannot_be_reached_is_named_with_its_variable():
         "gpumond: no daemon is reachable at http://nowhere.invalid, which is from $GPUMOND_URL (the "
     )
     assert shown.endswith("); correct the variable")
+    done = forks.run([*command, "--url", "nowhere.invalid"])
+    assert done.stderr.strip().endswith("); correct --url")
     done = forks.run(command, env=os.environ | {"GPUMOND_URL": "127.0.0.1:1"})
     assert done.stderr.strip().endswith("; start one with `gpumond serve`, or correct the variable")
 

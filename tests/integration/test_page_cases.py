@@ -56,7 +56,7 @@ def with_alert(frame: Any) -> None:
 @pytest.mark.parametrize("viewport", [None, PHONE], ids=["wide", "phone"])
 def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewport: Any):
     with open_page(browser, demo, viewport, rewrite=with_alert) as session:
-        serve_case(session, demo, reserved_bytes=GIB // 2)
+        serve_case(session, demo, reserved_bytes=GIB // 2, overcount_bytes=2 * GIB)
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) ran out of memory on GPU 0").wait_for()
@@ -74,8 +74,12 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
         assert "with the request 32.5 GiB" in keys
         assert "1.0 GiB free at the error" in keys
         ledger = page.get_by_role("table", name="GPU memory 0.5 s before the error (")
-        last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-2:]]
-        assert last == [["-", "reserved", "512.0", "MiB"], ["-", "free", "1.0", "GiB"]]
+        last = [row.split() for row in ledger.locator("tbody tr").all_inner_texts()[-3:]]
+        assert last == [
+            ["-", "reserved", "512.0", "MiB"],
+            ["-", "free", "1.0", "GiB"],
+            ["-", "overcount", "-2.0", "GiB"],
+        ]
         assert "train.py:31 step" in page.get_by_role("table", name="calls at the error").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()
@@ -88,11 +92,13 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
 
 def test_a_case_at_a_limit_shows_the_program_against_it(browser: Browser, demo: RunningDaemon):
     with open_page(browser, demo, rewrite=with_alert) as session:
-        serve_case(session, demo, limit_bytes=40 * GIB, errors=3)
+        exact = replace(EXAMPLE.remedies[0], name="limit", text="raise the limit", size_bytes=9 * GIB)
+        serve_case(session, demo, limit_bytes=40 * GIB, errors=3, remedies=(exact,))
         page = session.page
         page.locator(".card").get_by_role("link", name="Case").click()
         page.get_by_role("heading", name="train (pid 4242) reached its limit of 40.0 GiB on GPU 0").wait_for()
         session.shows("Last of 3 errors at this limit · up to 9.0 GiB was missing")
+        assert "9.0 GiB" in page.get_by_role("table", name="Remedies").locator("tbody tr").inner_text()
         session.shows("The program before the error")
         keys = page.locator(".case .keys").inner_text()
         assert "limit 40.0 GiB" in keys

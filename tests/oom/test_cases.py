@@ -221,6 +221,19 @@ def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: in
     assert not [each for each in case.remedies if each.name == "unattributed"], "nobody holds it any more"
 
 
+def test_a_case_subtracts_what_was_free_again_at_the_error():
+    device = make_device(
+        used_bytes=20 * GIB, free_bytes=4 * GIB, size_bytes=24 * GIB, processes=(make_process(11, 20 * GIB),)
+    )
+    snapshot = make_snapshot(device)
+    pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
+    oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=9 * GIB)
+    oom = replace(oom, free_bytes=7 * GIB, pools=(pool,))
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History(1.0))
+    assert case.overcount_bytes == 3 * GIB
+    assert [*sections(case, ())][1][2][-2:] == [["", "free", "7.0 GiB"], ["", "overcount", "-3.0 GiB"]]
+
+
 def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
     history = History()
     snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
@@ -683,6 +696,9 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
+    small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
+    again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))
+    assert [each.enough for each in again.remedies] == [True, False], "3.0 GiB was missing once"
     assert ", the last of 3 errors at this limit, which lacked up to 3.0 GiB\n" in plain(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 

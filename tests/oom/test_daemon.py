@@ -102,6 +102,25 @@ def test_a_case_names_the_neighbor_that_took_what_the_program_was_granted(daemon
         finished(neighbor)
 
 
+def test_a_case_accounts_for_what_the_program_took_and_freed_between_two_readings(daemon: RunningDaemon):
+    device = card(daemon)
+    attempt = (
+        "try:\\n large = allocator.malloc(400 * MIB); allocator.malloc(600 * MIB)\\n"
+        "except OutOfMemory:\\n allocator.free(large); allocator.empty_cache(); time.sleep(2)"
+    )
+    with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as process:
+        run_in_program(neighbor, "kept = allocator.malloc(200 * MIB)")
+        until(lambda: 250 * MIB in [each["pools"][0]["held_bytes"] for each in daemon.get("agents")])
+        run_in_program(process, f"import time; exec('{attempt}')")
+        case = case_of(daemon, process.pid)
+        assert (case["oom"]["seen"], case["request_bytes"]) == ("counter", 600 * MIB)
+        rows = sum(line["used_bytes"] for line in case["lines"])
+        assert rows + case["free_bytes"] + (case["reserved_bytes"] or 0) == pytest.approx(1024 * MIB, abs=MIB)
+        assert "The program itself probably held 466.0 MiB, " in case["summary"]
+        finished(process)
+        finished(neighbor)
+
+
 def test_a_failed_call_succeeds_after_a_neighbor_was_flushed(daemon: RunningDaemon):
     device = card(daemon)
     with program(daemon, device, "notebook") as neighbor, program(daemon, device, "train") as process:

@@ -68,7 +68,8 @@ class OomCase(HasProcessKey):
     errors, the most that one lacked. ``reserved_bytes``: what the driver
     keeps of the device. ``limit_bytes``: the program's own limit, if that was the cause; its repeated errors at this
     limit are one case, whose first has the ``id``, and ``errors`` is their number. ``lines`` are the device's ledger at
-    the last tick before the error, at ``lines_at``, with the program's own bytes at the error; ``reported_at`` is the
+    the last tick before the error, at ``lines_at``, with the program's own bytes at the error, and ``overcount_bytes``
+    those of them that were free at the error; ``reported_at`` is the
     time of the program's report, if the record doesn't contain its own bytes.
     """
 
@@ -91,6 +92,7 @@ class OomCase(HasProcessKey):
     oom: Oom | None = None
     lines: tuple[Line, ...] = ()
     lines_at: float | None = None
+    overcount_bytes: int = 0
     reported_at: float | None = None
     timeline: Timeline = Timeline()
     limit_bytes: int | None = None
@@ -160,12 +162,17 @@ def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
     Its facts are those of the newest error, except the shortage and the first remedy: those of the largest shortage.
     """
     own, largest = case.remedies[0], max(case, before, key=lambda each: each.missing_bytes or 0)
+    missing = largest.missing_bytes or 0
+    others = [
+        replace(each, enough=False) if each.enough and (each.size_bytes or 0) < missing else each
+        for each in case.remedies[1:]
+    ]
     return replace(
         case,
         id=before.id,
         summary=case.summary.replace(own.text, largest.remedies[0].text),
         missing_bytes=largest.missing_bytes,
-        remedies=(largest.remedies[0], *case.remedies[1:]),
+        remedies=(largest.remedies[0], *others),
         errors=before.errors + errors,
     )
 
@@ -268,6 +275,7 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
         ]
         rest = (("reserved", case.reserved_bytes), ("free", case.free_bytes))
         rows += [["", name, human(value)] for name, value in rest if value is not None]
+        rows += [["", "overcount", f"-{human(case.overcount_bytes)}"]] if case.overcount_bytes else []
         yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]

@@ -163,15 +163,25 @@ class Evidence(FailedAllocation):
         return self.device.size_bytes - (self.device.reserved_bytes or 0) - self.free
 
     @cached_property
-    def unaccounted(self) -> int:
-        """Bytes in use at the error that neither the ledger before it nor the program's record contains; 0 if unknown,
-        or so few that the text of the error has rounded them.
+    def difference(self) -> int:
+        """Bytes in use at the error, less those that the ledger before it and the program's record contain; 0 if
+        unknown, or so few that the text of the error has rounded them.
         """
         if self.in_use is None or self.device is None:
             return 0
         known = self.held + self.overhead if self.pools else sum(line.used_bytes for line in self.own_lines)
         left = self.in_use - self.held_by_others - known
-        return left if left > ROUNDED_RATIO * (self.device.size_bytes or 0) else 0
+        return left if abs(left) > ROUNDED_RATIO * (self.device.size_bytes or 0) else 0
+
+    @property
+    def unaccounted(self) -> int:
+        """Bytes in use at the error that neither the ledger before it nor the program's record contains."""
+        return max(0, self.difference)
+
+    @property
+    def overcount(self) -> int:
+        """Bytes that the ledger before the error contains, and that were free at the error."""
+        return max(0, -self.difference)
 
     @cached_property
     def freed_since(self) -> int:
