@@ -144,6 +144,7 @@ function setMoment(name, at) {
 }
 
 async function load() {
+  for (const name in moments) address.write(name, moments[name] || ""); // also after another view
   const now = state.frame.snapshot.taken_at;
   const from = Math.min(now - SECONDS, linked);
   const all = rowsOf(state.frame);

@@ -23,8 +23,8 @@ export function addView(name, create, load) {
 
 export function openView(name) {
   address.write("view", name, name !== open);
+  if (name !== open) for (const own of ["case", "moment", "until"]) address.write(own, ""); // of one view
   open = name;
-  if (name !== "cases") address.write("case", "");
   reload();
   keepFocus();
 }

@@ -197,6 +197,18 @@ def test_link_shows_its_moment_when_that_is_older_than_the_usual_range(session: 
         session.page.goto(f"{demo.url}/#view=compare&compare=0:train-llm&moment={int(at)}")
 
 
+def test_links_to_other_views_have_no_compared_moments(session: PageSession, demo: RunningDaemon):
+    page = session.page
+    at = int(demo.get("frame")["snapshot"]["taken_at"]) - 3
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:etl&moment={at}&until={at + 1}")
+    page.get_by_role("table", name="Differences between two moments").wait_for()
+    page.get_by_role("button", name="Queue").click()
+    assert session.address().partition("#")[2] == "view=queue&compare=0%3Aetl"
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.wait_for_function(f"() => location.hash.includes('moment={at}&until={at + 1}')")
+
+
 def test_moment_that_the_charts_do_not_show_is_refused(session: PageSession):
     page = session.page
     page.get_by_role("button", name="Compare etl").click()
