@@ -24,7 +24,7 @@ const NAMES = ["used", ...OF_PROCESSES];
 const NOTHING = Object.fromEntries(NAMES.map((share) => [share, 0]));
 
 const moments = { moment: Number(address.read("moment")), until: Number(address.read("until")) }; // unix times that are compared; 0 until the user chooses one
-const linked = Math.max(0, Math.min(...Object.values(moments).map((at) => at || Infinity)) - SETTLED); // the charts show what a link states
+const linked = Math.max(0, Math.min(moments.moment || Infinity, moments.until || Infinity) - SETTLED); // the charts show what a link states
 let histories = []; // rows with their points, and ends of earlier processes of their workloads
 let shown = []; // the range of the charts
 let holdings = new Map(); // what was held at the moments that are compared, by Unix time
@@ -260,8 +260,9 @@ async function readTables(times) {
 }
 
 function showTables({ at, end, to }) {
-  put(of, `Between programs, ${end === to ? "now" : `at ${clock(end)}`}`);
-  put(since, `Between ${clock(at)} and ${end === to ? "now" : clock(end)}`);
+  const moment = end === to ? "now" : clock(end);
+  put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
+  put(since, `Between ${clock(at)} and ${moment}`);
   const rows = histories.map(({ row }) => row);
   const key = rows.map((row) => row.key + row.program).join();
   if (programs.key !== key) {
@@ -282,8 +283,8 @@ function showTables({ at, end, to }) {
 /** What a program held at a time. If it used nothing, it has nothing of any share; beside known live memory, what isn't
 opaque is known. */
 function pointAt({ row, lives, points }, time) {
-  const isOwn = (each) => each.device_uuid === row.device_uuid && [row, ...lives].some((life) => processKey(life) === processKey(each));
-  const held = holdings.get(time)?.find(isOwn);
+  const keys = [row, ...lives].map(processKey);
+  const held = holdings.get(time)?.find((each) => each.device_uuid === row.device_uuid && keys.includes(processKey(each)));
   const found = held ? addShares({ pid: held.pid, used: held.used_bytes }, held) : points.findLast(({ at }) => at <= time);
   if (found?.used === 0) return { ...NOTHING, ...found };
   return found?.live === undefined ? found : { opaque: 0, ...found };
