@@ -32,8 +32,8 @@ AT_END = re.compile(r" +// [^\"`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no mark that ends a text, so it isn't in one."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\s+| (?=\{)|;(?=\n *\})")
-"""A comment in the style, space after a mark, the space before a block, or its last semicolon."""
+IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\s+|(?<=[a-z]:) (?!\")| (?=\{)|;(?=\n *\})")
+"""A comment in the style, space after a mark outside a text, the space before a block, or its last semicolon."""
 
 
 LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)

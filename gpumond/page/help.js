@@ -12,7 +12,7 @@ const KEYS = {
   "Ctrl K, :": "Search GPUs, programs, views and actions.",
   "/": `Filter processes, or the open view. ${FILTER}`,
   Escape: "Remove the filter, and show all GPUs.",
-  "j k, ↑ ↓": "Next and previous row; Page Up, Page Down, Home and End skip rows.",
+  "j k, ↑ ↓": "Next and previous row; Page Up and Down, Home and End skip rows.",
   Enter: "Open or close details.",
   s: "Sort by the next column.",
   r: "Reverse the order.",
@@ -24,7 +24,7 @@ const KEYS = {
   "z Z": "Suspend or resume the program; z also cancels a waiting resumption.",
   a: "Alerts.",
   p: "Pause or resume updates.",
-  "In a chart": "← → move the crosshair; a click or Enter holds it, and again releases it; + − or w s zoom (also the wheel, or drag a range); a d show earlier and later times; Escape shows the latest.",
+  "In a chart": "← → move the crosshair; a click or Enter holds or releases it; + − or w s zoom (also the wheel, or drag a range); a d show earlier and later times; Escape shows the latest.",
   "?": "This help.",
 };
 
