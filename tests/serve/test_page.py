@@ -200,9 +200,9 @@ def test_token_is_stored_in_no_cookie_and_no_persistent_storage():
 
 
 def colors(scheme: str) -> dict[str, str]:
-    light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
+    light, _, dark = STYLE.partition("@media (prefers-color-scheme:dark)")
     dark = dark[: dark.index("}")]
-    found = re.findall(r"--([a-z]+): (#[0-9a-fA-F]{6});", light + (dark if scheme == "dark" else ""))
+    found = re.findall(r"--([a-z]+):(#[0-9a-fA-F]{6})\b", light + (dark if scheme == "dark" else ""))
     found += [("ground", "#FFFFFF")] if scheme == "light" else []
     return {name: value.upper() for name, value in found}
 
