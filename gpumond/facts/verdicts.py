@@ -101,10 +101,10 @@ KINDS = (
     VerdictKind(
         name="leak",
         meaning="has grown without slowing down for longer than healthy growth does: by default, 60 minutes with the "
-        "agent and 90 without, but sooner in clear cases; `form` is `linear`, `stairs` or `load-proportional`",
-        evidence="slope, growth, significance, window, processes, devices, `outside_pools`, growth of held bytes and "
-        "of the live allocation count; the device's highest use in 15 minutes, from which the time to full is "
-        "calculated",
+        "agent and 90 without, but sooner in clear cases",
+        evidence="`form` (`linear`, `stairs` or `load-proportional`), slope, growth, significance, window, processes, "
+        "devices, `outside_pools`, growth of held bytes and of the live allocation count; the device's highest use in "
+        "15 minutes, from which the time to full is calculated",
         remedy="find out what retains the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
@@ -126,9 +126,9 @@ KINDS = (
     ),
     VerdictKind(
         name="orphan",
-        meaning="at least 512 MiB, and 1% of the device's size, that the driver attributes to no running process, "
-        "unchanged for a minute while the device is idle or, if it is at least 2%, for five minutes while the device "
-        "is busy: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent",
+        meaning="memory that the driver attributes to no running process, unchanged for a minute: at least 512 MiB and "
+        "1% of the device's size; while the device is busy, 2% and five minutes. It was left by an exited process, or "
+        "is managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
         remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
         "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",

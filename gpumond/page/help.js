@@ -10,7 +10,7 @@ import { MARKS, VERDICTS } from "./words.js";
 
 const KEYS = {
   "Ctrl K, :": "Search GPUs, programs, views and actions.",
-  "/": `Filter processes, or the open view. ${FILTER}`,
+  "/": `Filter processes, or the open view, where Enter opens the first row. ${FILTER}`,
   Escape: "Remove the filter, and show all GPUs.",
   "j k, ↑ ↓": "Next and previous row; Page Up and Down, Home and End skip rows.",
   Enter: "Open or close details.",

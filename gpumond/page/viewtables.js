@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { saveCsv } from "./downloads.js";
-import { button, control, labeled, make, name, put, saveJson, sync } from "./elements.js";
+import { button, control, labeled, make, name, put, saveJson, sync, visible } from "./elements.js";
 
 const MOST = 200; // rows that are drawn
 
@@ -53,13 +53,13 @@ export function showTable(table, items, key) {
   );
 }
 
-/** A section with a table, a filter and downloads of what the filter finds. `record` makes the downloaded record,
+/** A section with a table, a filter, in which Enter opens the first row, and downloads of what it finds. `record` makes the downloaded record,
 `none` says what the table would list. */
 export function createListing(title, columns, key, record, none) {
   const named = title.toLowerCase().replace(/ /g, "-");
   const table = createTable(title, columns);
   const count = control("p", { role: "status" });
-  const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`) });
+  const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`), onkeydown: ({ key }) => key === "Enter" && visible("td a, td button", table)?.click() });
   const csv = button("CSV", () => saveCsv(named, found().map(record)), "button.plain");
   const json = button("JSON", () => saveJson(named, found().map(record)), "button.plain");
   const controls = make("div.controls", labeled("Filter", find), make("span", csv, json));
@@ -78,10 +78,10 @@ export function createListing(title, columns, key, record, none) {
     table.hidden = !items.length;
     showTable(table, items.slice(0, MOST), key);
   };
-  find.addEventListener("input", () => {
+  find.oninput = () => {
     address.write(`find-${named}`, find.value.trim());
     draw();
-  });
+  };
   section.show = (items) => {
     all = items;
     draw();

@@ -114,7 +114,8 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
         page.get_by_role("searchbox", name="Filter").wait_for()
         page.keyboard.press("/")
         page.keyboard.type("train")
-        page.get_by_role("row", name=re.compile("train .pid 4242.* 1 9.0 GiB")).get_by_role("link", name="Case").click()
+        page.get_by_role("row", name=re.compile("train .pid 4242.* 1 9.0 GiB")).wait_for()
+        page.keyboard.press("Enter")
         page.get_by_role("heading", name=re.compile("ran out of memory")).wait_for()
         for id in ("1-2-3", "bogus"):
             page.goto("about:blank")
