@@ -253,7 +253,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         detail = f": {condition['detail']}" if condition.get("detail") else ""
         yield Finding("condition", "note", f"{where}: {condition['kind']}{detail}", condition["remedy"])
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
-    how = "" if agents else "start a program with the agent: gpumond run -- python YOUR_PROGRAM.py"
+    how = "" if agents else "start a program with the agent: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for engine in engines:
         yield _engine(engine)

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
     )
     limit = (
-        "number of past events, most recent last (default: 100); those that follow from another one are indented "
-        "below it and count as one with it, such as the verdicts that end with their process"
+        "number of past events, most recent last (default: 100); an event and its consequences, which are "
+        "indented below it, count as one: for example, the end of a process and of its verdicts"
     )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)

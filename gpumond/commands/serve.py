@@ -53,13 +53,13 @@ def add_common_arguments(
     option(
         parser,
         "--state-dir PATH",
-        f"directory of the store and of the configuration's copy (default: {state_dir})",
+        f"directory of the store and of a copy of the last valid configuration (default: {state_dir})",
     )
     option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
     option(
         parser,
         "--insecure",
-        "allow non-loopback addresses without TLS; everyone who reaches them can read",
+        "allow non-loopback addresses without TLS; anyone who can reach them can read all data",
         default=None,
     )
     option(

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--columns NAMES",
-        "columns of the process table, such as used,shares,command (default: those that you last chose with the key c)",
+        "columns of the process table, such as used,shares,command (default: those that you last chose with `c`)",
         type=option_type(_names),
         default=(),
     )

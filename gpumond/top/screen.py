@@ -597,7 +597,9 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
     yield from view.verdicts
     yield from view.stuck
     if view.processes and not view.agents:
-        yield FrameNotice("note", "no program runs the agent", "start one with gpumond run -- python YOUR_PROGRAM.py")
+        yield FrameNotice(
+            "note", "no program runs the agent", "start one with gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
+        )
     elif view.up and view.devices and not view.processes:
         yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
     if view.elsewhere:

@@ -137,7 +137,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
     "flush.refused": "couldn't flush: {problem}",
-    "flush.interrupted": "was interrupted: {problem}",
+    "flush.interrupted": "requested a flush that was interrupted: {problem}",
     "suspend.receipt": _suspension,
     "resume.receipt": _suspension,
     "engine.returned": "returned {engine} to service ({outcome})",
@@ -164,7 +164,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
     "baseline.record": _baseline,
     "baseline.compare": lambda detail: (
-        f"measured for a comparison with baseline {detail['name']} for {duration(detail['for_seconds'])}"
+        f"measured memory use for {duration(detail['for_seconds'])}, to compare it with baseline {detail['name']}"
     ),
     "baseline.delete": "deleted baseline {name}",
     "receiver.test": "sent a test message to receiver {receiver}",

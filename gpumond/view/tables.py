@@ -400,7 +400,7 @@ def notes(content: View) -> Iterator[str]:
         target = f"--device {content.only}" if content.only else "--all"
         yield f"{flush_estimate(content)}: gpumond flush {target}"
     if content.processes and not content.agents:
-        yield "no program runs the agent; start one with: gpumond run -- python YOUR_PROGRAM.py"
+        yield "no program runs the agent; start one with: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
     yield _lines("alert ", content.alerts)
     yield _lines("verdict ", content.verdicts)
     if content.elsewhere:

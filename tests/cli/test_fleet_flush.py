@@ -79,14 +79,14 @@ def test_dry_run_prints_the_plan_and_flushes_nothing(tmp_path: Path, machines: l
     assert agents == {("node-1", "serve"): 3 * GIB, ("node-1", "train"): 3 * GIB, ("node-2", "train"): 3 * GIB}
     shown = fleet(*command).stdout
     assert shown.count("the process has no agent") == 2  # the process of this test, on both devices
-    assert shown.splitlines()[-1] == "a flush of 3 programs on 2 machines in 2 waves would release 9.0 GiB"
+    assert shown.splitlines()[-1] == "a flush of 3 processes on 2 machines in 2 waves would release 9.0 GiB"
     assert [each.flushed() for each in machines] == [[], []]
 
 
 def test_flush_of_a_workload_has_one_receipt_for_each_process(tmp_path: Path, machines: list[SimulatedMachine]):
     shown = fleet("flush", *options(tmp_path, machines), "--workload", "tr*", "--no-canary", "--yes")
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "a flush of 2 programs on 2 machines in 1 wave would release 6.0 GiB" in shown.stdout
+    assert "a flush of 2 processes on 2 machines in 1 wave would release 6.0 GiB" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "2.0 GiB released"
     assert [each.flushed() for each in machines] == [["train"], ["train"]]
 

@@ -483,8 +483,8 @@ class _Flushes:
     results: Sequence[ProcessResult] = ()
 
     def plan_text(self) -> str:
-        noun = "engine" if self.criteria.engines else "program"
-        released = "no engine would release memory" if self.criteria.engines else "no program would be flushed"
+        noun = "engine" if self.criteria.engines else "process"
+        released = "no engine would release memory" if self.criteria.engines else "no process would be flushed"
         nothing = "no engine would be woken" if self.criteria.wake else released
         missing = "\n".join(safe(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""

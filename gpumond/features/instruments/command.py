@@ -195,7 +195,7 @@ class Limit:
             parser,
             "--device GPU",
             "limit on one GPU (index, UUID or its prefix, or PCI address); without "
-            "a target, every process with an agent there",
+            "NAME, --pid and --workload, every process with an agent there",
         )
         parser.add_argument(
             "limit",

@@ -167,7 +167,8 @@ def explanation(answer: Mapping[str, Any]) -> str:
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
     if (room := claimed_room(answer)) is not None:
-        return f"{place}GPU {answer['device_index']} has {human(room)} available for earlier requests, {but}"
+        kept = f"the {human(room)} available on GPU {answer['device_index']} is kept for earlier requests"
+        return f"{place}{kept}, {but}"
     text = f"{place}GPU {answer['device_index']} has {free} available, {but}"
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:

@@ -39,7 +39,7 @@ KEYS = (
 )
 """What the JSON states of a process that a quota or a limit applies to."""
 BASES = """\
-a soft limit counts all memory that a process uses; a limit counts what its allocators hold, without its overhead"""
+a soft limit counts all memory that a process uses; a limit applies to each of its allocators, without overhead"""
 HOW_TO_ADD = """\
 to add a quota, list it under quotas: in the configuration file, or send it with PUT /api/v1/quotas/NAME
 to limit a program that is running: gpumond limit NAME SIZE"""

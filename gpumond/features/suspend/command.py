@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--idle-for DURATION",
-        "only programs idle for at least this long, such as 1h; without a target, every program that allows it",
+        "only programs idle for at least this long, such as 1h; without NAME, --pid and --workload, every program that "
+        "allows it",
         type=duration,
     )
     option(parser, "--dry-run", "show what would be suspended or refused; do nothing")
