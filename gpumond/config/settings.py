@@ -239,8 +239,8 @@ class SettingsConfig(StrictModel):
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
     insecure: bool = Field(
         False,
-        description="allows an address other than loopback without TLS; anyone who can reach it can then read all data, "
-        "unless `web_config` defines users",
+        description="allows an address other than loopback without TLS; anyone who can reach it can then read all "
+        "data, unless `web_config` defines users",
     )
     hosts: tuple[str, ...] = Field(
         (), description="[host names](../how-to/access.md#host-names) that the daemon accepts in addition to its own"
