@@ -266,4 +266,4 @@ def test_serving_leak_is_reported_at_one_sample_a_minute():
 def test_upper_quartiles_of_64_devices_and_500_lives_need_at_most_5_mib():
     rows = Observed([1.0] * (KEPT_BLOCKS + 10)).quartiles.rows
     assert len(rows) == KEPT_BLOCKS
-    assert 564 * rows.bytes <= 5 * MIB
+    assert 564 * rows.size_bytes <= 5 * MIB
