@@ -64,13 +64,12 @@ class OomCase(HasProcessKey):
     """What is known about one out-of-memory error, and the remedies, the most effective first.
 
     ``summary`` is one sentence. ``oom`` is the program's record; it's None for a program without an agent, about which
-    only the driver's numbers are known. ``missing_bytes``: what the request lacked; of repeated
-    errors, the most that one lacked. ``reserved_bytes``: what the driver
-    keeps of the device. ``limit_bytes``: the program's own limit, if that was the cause; its repeated errors at this
-    limit are one case, whose first has the ``id``, and ``errors`` is their number. ``lines`` are the device's ledger at
-    the last tick before the error, at ``lines_at``, with the program's own bytes at the error, and ``overcount_bytes``
-    those of them that were free at the error; ``reported_at`` is the
-    time of the program's report, if the record doesn't contain its own bytes.
+    only the driver's numbers are known. ``missing_bytes``: what the request lacked; of repeated errors, the most that
+    one lacked. ``reserved_bytes``: what the driver keeps of the device. ``limit_bytes``: the program's own limit, if
+    that was the cause; its repeated errors at this limit are one case, whose first has the ``id``, and ``errors`` is
+    their number. ``lines`` are the device's ledger at the last tick before the error, at ``lines_at``, with the
+    program's own bytes at the error, and ``overcount_bytes`` those of them that were free at the error;
+    ``reported_at`` is the time of the program's report, if the record doesn't contain its own bytes.
     """
 
     id: str
@@ -217,16 +216,14 @@ def document(case: OomCase, ranks: Sequence[RankError]) -> str:
     if case.remedies:
         header = [name.capitalize() if not name.startswith(">") else ">Bytes" for name in REMEDY_HEADER]
         parts += [html.heading("What would have prevented the error"), html.table(header, remedy_rows(case))]
-    if case.timeline.at and case.limit_bytes is not None:
-        (own,) = case.timeline.curves
-        points = [
-            (at, float(used)) for at, used in zip(case.timeline.at, own.used_bytes, strict=True) if used is not None
-        ]
+    times, curves = case.timeline.at, case.timeline.curves
+    if case.limit_bytes is not None and len(curves) == 1:
+        points = [(at, float(used)) for at, used in zip(times, curves[0].used_bytes, strict=True) if used is not None]
         title = f"The program's memory in the ten minutes before, and its limit of {human(case.limit_bytes)}"
         parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
-    elif case.timeline.at:
-        curves = [(_label(each.pid, each.workload), each.used_bytes) for each in case.timeline.curves]
-        parts += [html.heading("The device in the ten minutes before"), html.areas(case.timeline.at, curves)]
+    elif times:
+        named = [(_label(each.pid, each.workload), each.used_bytes) for each in curves]
+        parts += [html.heading("The device in the ten minutes before"), html.areas(times, named)]
     for title, names, rows in sections(case, ranks):
         cells = [name if not name.startswith(">") else f">{name[1:].capitalize()}" for name in names]
         parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
