@@ -59,7 +59,7 @@ export function createListing(title, columns, key, record, none) {
   const named = title.toLowerCase().replace(/ /g, "-");
   const table = createTable(title, columns);
   const count = control("p", { role: "status" });
-  const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`), onkeydown: ({ key }) => key === "Enter" && visible("td a, td button", table)?.click() });
+  const find = control("input", { type: "search", autocomplete: "off", value: address.read(`find-${named}`), onkeydown: ({ key }) => void (key === "Enter" && visible("td a, td button", table)?.click()) }); // void: a handler that returns false cancels the key
   const csv = button("CSV", () => saveCsv(named, found().map(record)), "button.plain");
   const json = button("JSON", () => saveJson(named, found().map(record)), "button.plain");
   const controls = make("div.controls", labeled("Filter", find), make("span", csv, json));

@@ -533,7 +533,9 @@ def test_filter_searches_fields_and_says_so(session: PageSession, demo: RunningD
     assert "user:root" in (filter_.get_attribute("title") or "")
     filter_.fill("")
     page.get_by_role("button", name="Help").click()
-    page.get_by_text("Filter processes, or the open view. Rows that contain all words.").wait_for()
+    page.get_by_text(
+        "Filter processes, or the open view, where Enter opens the first row. Rows that contain all words."
+    ).wait_for()
 
 
 def test_help_explains_every_share(session: PageSession):

@@ -111,9 +111,10 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
         serve_case(session, demo)
         page = session.page
         page.get_by_role("button", name="Cases", exact=True).click()
-        page.get_by_role("searchbox", name="Filter").wait_for()
+        page.get_by_role("table", name="Cases").wait_for()
         page.keyboard.press("/")
         page.keyboard.type("train")
+        assert page.get_by_role("searchbox", name="Filter").input_value() == "train"
         page.get_by_role("row", name=re.compile("train .pid 4242.* 1 9.0 GiB")).wait_for()
         page.keyboard.press("Enter")
         page.get_by_role("heading", name=re.compile("ran out of memory")).wait_for()

@@ -40,7 +40,7 @@ def test_alerts_of_the_past_have_links_to_chart_and_runbook(browser: Browser, de
     with open_page(browser, demo) as session:
         page = session.page
         page.get_by_role("button", name="Alerts", exact=True).click()
-        page.get_by_role("searchbox", name="Filter").wait_for()
+        page.get_by_role("table", name="Alert history").wait_for()
         page.keyboard.press("/")
         page.keyboard.type("past resolved")
         assert page.get_by_role("searchbox", name="Filter").input_value() == "past resolved"
