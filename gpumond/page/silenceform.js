@@ -63,7 +63,8 @@ form.addEventListener("submit", async (event) => {
   put(refused, answer.detail ?? "");
   if (!answer.ok) return;
   dialog.close();
-  state.frame.silences.push(answer.silence);
+  const { silences } = state.frame;
+  if (!silences.some(({ id }) => id === answer.silence.id)) silences.push(answer.silence); // a frame may be earlier than the answer
   silenced.silenced_by.push(answer.silence.id);
   changed();
   keepFocus("#silences-open, #silences li:last-child button");

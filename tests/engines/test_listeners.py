@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ sys.stdin.read()
 def listening(
     host: str, port: int = 0, *v6only: int, uid: int | None = None, interpreter: str = sys.executable
 ) -> Iterator[tuple[int, int]]:
-    """Listen in another process, also as another user. Yields its pid and port."""
+    """Listen in another process, also as another user. Yields its pid and port, or raises `ConnectionError`."""
     command = [interpreter, "-c", LISTEN, host, str(port), *map(str, v6only)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=uid, cwd="/"
@@ -46,10 +46,32 @@ def listening(
         assert process.stdin
         assert process.stdout
         try:
-            yield process.pid, int(process.stdout.readline())
+            line = process.stdout.readline()
+            if not line:
+                raise ConnectionError(f"can't listen at {host}, port {port}")
+            yield process.pid, int(line)
         finally:
             process.stdin.close()
             process.wait()
+
+
+@contextmanager
+def both_listening(
+    first: str, second: str, *v6only: int, uid: int | None = None, interpreter: str = sys.executable
+) -> Iterator[tuple[int, int]]:
+    """Listen at two addresses of one port, at the second as another user. Yields the first's pid and the port.
+
+    A port that is free at the first address may be in use at the second: then another is tried.
+    """
+    with ExitStack() as stack:
+        for _ in range(10):
+            server, port = stack.enter_context(listening(first))
+            with suppress(ConnectionError):
+                stack.enter_context(listening(second, port, *v6only, uid=uid, interpreter=interpreter))
+                break
+        else:
+            pytest.fail(f"no port is free at both {first} and {second}")
+        yield server, port
 
 
 def found(host: str, port: int) -> set[int]:
@@ -57,12 +79,12 @@ def found(host: str, port: int) -> set[int]:
 
 
 def test_socket_of_ipv4_is_no_listener_of_an_ipv6_address():
-    with listening("::1") as (server, port), listening("0.0.0.0", port):
+    with both_listening("::1", "0.0.0.0") as (server, port):
         assert found("::1", port) == {server}
 
 
 def test_socket_of_ipv6_that_is_limited_to_it_is_no_listener_of_an_ipv4_address():
-    with listening("127.0.0.1") as (server, port), listening("::", port, 1):
+    with both_listening("127.0.0.1", "::", 1) as (server, port):
         assert found("127.0.0.1", port) == {server}
 
 
@@ -73,7 +95,7 @@ def test_socket_of_both_families_is_a_listener(host: str):
 
 
 def test_socket_of_another_address_is_no_listener():
-    with listening("127.0.0.1") as (server, port), listening("127.0.0.2", port):
+    with both_listening("127.0.0.1", "127.0.0.2") as (server, port):
         assert found("127.0.0.1", port) == {server}
 
 
@@ -92,7 +114,7 @@ def interpreter() -> str:
 @needs_root
 def test_another_users_socket_of_the_other_family_does_not_become_the_engine(interpreter: str):
     """It would make that user the owner, who may then release the engine over the daemon's Unix socket."""
-    with listening("::1") as (server, port), listening("0.0.0.0", port, uid=ATTACKER, interpreter=interpreter):
+    with both_listening("::1", "0.0.0.0", uid=ATTACKER, interpreter=interpreter) as (server, port):
         engine = owned(Address("http", "::1", port), [])
         assert ({key.pid for key in engine.listeners}, engine.uid) == ({server}, os.getuid())
 

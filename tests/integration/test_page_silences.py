@@ -13,7 +13,7 @@ from tests.helpers.browser import CHECK, PHONE, Serve, axe, needs_chromium, open
 from tests.helpers.running import RunningDaemon, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 AXE = axe()
@@ -80,10 +80,18 @@ def test_alert_is_silenced_and_the_silence_ended(browser: Browser, daemon: Runni
         assert session.fits()
         dialog.get_by_label("Reason").fill("maintenance")
         dialog.get_by_label("Duration").select_option("4 h")
+        state = page.locator("#alerts time", has_text="silenced until")
+
+        def answer_after_the_frame(route: Route) -> None:
+            response = route.fetch()
+            if response.ok:
+                state.wait_for(state="attached")
+            route.fulfill(response=response)
+
+        page.route("**/api/v1/silences", answer_after_the_frame)
         dialog.get_by_role("button", name="Silence", exact=True).click()
         sign_in(session, daemon)
         dialog.wait_for(state="hidden")
-        state = page.locator("#alerts time", has_text="silenced until")
         state.wait_for()
         assert state.get_attribute("title") == f"{getpass.getuser()} (token): maintenance"
         page.locator("#silences-open:focus").wait_for()
