@@ -263,7 +263,7 @@ def _between_captures() -> AbstractContextManager[None]:
     return nullcontext() if guards is None else guards.between_captures()
 
 
-def collected(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
+def collect(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
     """Return what all adapters return. One whose library fails, or is not understood, is left out."""
     found: list[T] = []
     for adapter in adapters:
@@ -275,7 +275,7 @@ def collected(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]
 
 
 def _read(*adapters: AllocatorAdapter) -> list[PoolUsage]:
-    return collected(adapters, lambda adapter: adapter.read())
+    return collect(adapters, lambda adapter: adapter.read())
 
 
 def check_limit(limit_bytes: object, device: object) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from gpumond import __version__
 from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.allocators.borrowing import BORROWING
-from gpumond.agent.loaded_allocators import LOADED, collected
+from gpumond.agent.loaded_allocators import LOADED, collect
 from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, supported_requests
@@ -52,7 +52,7 @@ class AllocatorFacts:
             guards.make_thread_capture_safe()
         self.adapters = adapters
         self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
-        self.host_pools = tuple(collected(adapters, lambda adapter: adapter.host_pools()))
+        self.host_pools = tuple(collect(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_rank()
 
 
@@ -265,7 +265,7 @@ class AgentSession:
 
     def _continue_requests(self) -> None:
         self._handler.continue_search(time.monotonic())
-        recorded = self._handler.finished_recording(time.monotonic())
+        recorded = self._handler.finish_due_recording(time.monotonic())
         if recorded is not None:
             self._transport.enqueue(recorded)
 

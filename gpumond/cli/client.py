@@ -304,7 +304,7 @@ def as_json(
     return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
 
 
-def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
+def select_programs(arguments: argparse.Namespace) -> list[TargetProgram]:
     """Return the programs with an agent that ``--pid``, ``--workload`` and ``--device`` select, by pid.
 
     Prints a message if there is none.

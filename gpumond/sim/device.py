@@ -335,7 +335,7 @@ FULL_SECONDS = 0.1
 
 
 class SimDriver:
-    """The driver of simulated devices for the helper of `gpumond suspend`: the states of cuCheckpointProcess*.
+    """The driver of simulated devices, for checkpoint processes: the states of cuCheckpointProcess*.
 
     The copy takes no time, and its bytes exist only as numbers. A program that uses several devices is suspended on all
     of them. ``devices``: those below ``root`` that the process uses, and whose programs can be suspended.

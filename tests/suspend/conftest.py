@@ -37,7 +37,10 @@ def cuda(cuda_library: Path, tmp_path: Path, device: SimDevice) -> Iterator[Fake
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             environ = (directory / "environ").read_bytes().split(b"\0")
-            if mark in environ and b"gpumond.features.suspend.helper" in (directory / "cmdline").read_bytes():
+            if (
+                mark in environ
+                and b"gpumond.features.suspend.checkpoint_process" in (directory / "cmdline").read_bytes()
+            ):
                 os.kill(int(directory.name), signal.SIGKILL)
 
 

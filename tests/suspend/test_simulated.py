@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import MIB
-from gpumond.features.suspend.helper import CudaDriver, HelperRequest, carry_out, driver_of
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out, driver_of
 from gpumond.host.machine import start_ticks
 from gpumond.sim.device import SimDevice, SimDriver, Spec, create
 from tests.helpers.agent_daemon import environment
@@ -37,8 +37,8 @@ def receipts(daemon: RunningDaemon) -> Any:
     return [each for each in daemon.get("suspensions/receipts") if "action" in each]
 
 
-def request(action: str, pid: int) -> HelperRequest:
-    return HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
+def request(action: str, pid: int) -> CheckpointRequest:
+    return CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
 
 
 def test_driver_is_that_of_the_devices_that_a_process_uses(

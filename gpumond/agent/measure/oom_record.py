@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
-from gpumond.agent.loaded_allocators import LOADED, collected
+from gpumond.agent.loaded_allocators import LOADED, collect
 from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -341,7 +341,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
     trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
-    return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
+    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
 def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(
-        arguments, client.selected(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
+        arguments, client.select_programs(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
     )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
@@ -168,7 +168,7 @@ class SnapshotCommand:
         body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
         answers, status = client.ask_programs(
-            arguments, client.selected(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
+            arguments, client.select_programs(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
         )
         for program, dump in answers:
             if arguments.out is not None:
@@ -223,7 +223,7 @@ class Limit:
             raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
         if not targeted:
             raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
-        programs = client.selected(arguments)
+        programs = client.select_programs(arguments)
         if (
             limit_bytes is not None
             and not arguments.yes
