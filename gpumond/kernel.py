@@ -316,7 +316,7 @@ class Kernel:
     def machine_names(self) -> frozenset[str]:
         """Return the names of this machine that alerts may have as `instance`, in lower case."""
         name, settings = socket.gethostname(), self.settings
-        listened = () if settings.loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
+        listened = () if settings.is_loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
         return frozenset(each.lower() for each in (name, name.partition(".")[0], *settings.hosts, *listened))
 
     def gpu_processes(self) -> Mapping[ProcessKey, float | None] | None:

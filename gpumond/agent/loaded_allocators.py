@@ -15,13 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeVar
 
-from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
+from gpumond.agent.allocators.adapters import (
+    ADAPTERS,
+    AllocatorAdapter,
+    FlushRefused,
+    adapter_if_imported,
+    capture_guards,
+)
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
-    carry_out,
-    carry_out_hooks,
-    estimated,
+    estimated_hook_bytes,
+    execute,
+    execute_hooks,
     outcome_of,
     pool_bytes,
     released_bytes,
@@ -74,7 +80,7 @@ class LoadedAllocators:
             if spec.module not in self._found and spec.library in sys.modules:
                 # a version of the library that the adapter does not understand, or a part that is still being imported
                 with suppress(Exception):
-                    if adapter := loaded(spec):
+                    if adapter := adapter_if_imported(spec):
                         adapter.framework()
                         self._found[spec.module] = adapter
         # in the order of ADAPTERS, whichever was imported first
@@ -138,10 +144,10 @@ class LoadedAllocators:
             try:
                 if adapter is None:
                     with _between_captures():
-                        return carry_out_hooks(command, hooks)
+                        return execute_hooks(command, hooks)
                 hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
                 with _between_captures():
-                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
+                    result = execute(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
             except FlushRefused as refusal:
                 return FlushResult(command.id, "refused", clean(refusal))
             except Exception as error:  # any error of the library
@@ -183,7 +189,7 @@ class LoadedAllocators:
 
     def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
         """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
-        freed = estimated(hooks)
+        freed = estimated_hook_bytes(hooks)
         if not freed or len(self._known) < 2:
             return freed
         with _capture_safe():

@@ -160,7 +160,7 @@ class AgentSession:
         self._handler.cancel_recording()
         self._report_at, self._closing = 0.0, True
         try:
-            if exiting and OOMS.occurred:
+            if exiting and OOMS.has_records:
                 self._connect()  # of a program that has just begun
             self._report()
         except Exception:  # the program and its libraries are about to end
@@ -213,7 +213,7 @@ class AgentSession:
         wake, connection = self._wake.fileno(), self._transport.fileno()
         for descriptor, events in (
             (wake, select.POLLIN),
-            (connection, select.POLLIN | select.POLLOUT if self._transport.unsent else select.POLLIN),
+            (connection, select.POLLIN | select.POLLOUT if self._transport.has_unsent else select.POLLIN),
         ):
             if descriptor >= 0:
                 poll.register(descriptor, events)

@@ -55,7 +55,7 @@ class Transport:
         return self._socket is not None
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         return bool(self._unsent or self._results or self._report)
 
     def fileno(self) -> int:

@@ -196,7 +196,7 @@ class WebSettings:
     files: tuple[Path, ...] = ()
 
     @property
-    def client_certificates(self) -> bool:
+    def accepts_client_certificates(self) -> bool:
         """Return True if clients may present a certificate, which is then verified."""
         return self.tls is not None and self.tls.verify_mode != ssl.CERT_NONE
 

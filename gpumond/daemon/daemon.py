@@ -260,7 +260,7 @@ class Daemon(Operations):
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
             kernel.telemetry.configuration_failed()
             raise
-        later = kernel.settings.differs(settings)
+        later = kernel.settings.changes_requiring_restart(settings)
         kernel.settings = replace(kernel.settings, **{name: getattr(settings, name) for name in RELOADED})
         kernel.exposition.also = settings.compat
         kernel.store.bounds = StoreLimits(settings.retention)

@@ -228,7 +228,7 @@ def _other_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callabl
     def read() -> tuple[Token, ...]:
         tokens = read_tokens(path)
         reviews, proxy = settings.token_review_audience is not None, settings.identity_proxy is not None
-        check_subjects(tokens, web().client_certificates, reviews, proxy)
+        check_subjects(tokens, web().accepts_client_certificates, reviews, proxy)
         return tokens
 
     reloading = ReloadingFile(read, lambda tokens: (path,))
@@ -247,9 +247,9 @@ def _policy(
     rejected: Callable[[str], None],
 ) -> Policy:
     names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
-    if not settings.loopback:
+    if not settings.is_loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
-    return Policy(frozenset(names), settings.loopback or settings.insecure, web, identities, rejected)
+    return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, rejected)
 
 
 def _listen(settings: Settings) -> socket.socket:

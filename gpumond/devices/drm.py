@@ -37,11 +37,11 @@ from gpumond.devices.impossible_values import (
     FaultCounter,
     ListedProcess,
     MemoryCounts,
-    memory,
     processes,
     usages,
+    valid_memory,
 )
-from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
@@ -161,7 +161,7 @@ class DrmDevice:
                 text = content.read(4096)
         except OSError as error:
             if error.errno not in _ABSENT:
-                tally.add(self.uuid, kind_of(error), f"{file}: {error.strerror}")
+                tally.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -193,7 +193,7 @@ def detect(sys: str) -> bool:
     return any(drm_devices(sys))
 
 
-def kind_of(error: OSError) -> FaultKind:
+def fault_kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 
 
@@ -352,7 +352,7 @@ class DrmClient(NamedTuple):
         return tuple(kind for kind, names in (("compute", _COMPUTE), ("graphics", _GRAPHICS)) if busy & names)
 
 
-def client(text: str) -> DrmClient | None:
+def parse_client(text: str) -> DrmClient | None:
     """Return the client, or None without an ID: its memory could otherwise be counted twice."""
     values = dict(_pair(line) for line in text.splitlines())
     number = _number(values.get("drm-client-id", ""))
@@ -520,12 +520,12 @@ class DrmSource:
             try:
                 queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
             except OSError as error:
-                tally.add(card.uuid, kind_of(error), f"memory: {error.strerror}")
+                tally.add(card.uuid, fault_kind_of(error), f"memory: {error.strerror}")
             else:
                 counts = queried if queried.size_bytes else counts
                 if queried.size_bytes and queried.used_bytes is None:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return memory(tally, card.uuid, counts)
+        return valid_memory(tally, card.uuid, counts)
 
     def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, tally: FaultCounter) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}
@@ -568,10 +568,10 @@ class DrmSource:
                     shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
         return shared
 
-    def _client(self, pid: int, node: Node) -> DrmClient | None:
+    def _client(self, pid: int, node: DeviceNode) -> DrmClient | None:
         try:
             with open(f"{self._proc}/{pid}/fdinfo/{node.descriptor}", encoding="ascii", errors="replace") as file:
-                return client(file.read(16384))
+                return parse_client(file.read(16384))
         except OSError:
             return None  # closed in the meantime, or not readable
 

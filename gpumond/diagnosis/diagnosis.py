@@ -20,10 +20,10 @@ from gpumond.diagnosis.history_recorder import Evidence, Fall, HistoryRecorder, 
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
-    filling,
     fit,
     held_growth,
     search,
+    slowing_growth,
     update_growth,
     updated_leak,
 )
@@ -212,7 +212,7 @@ class Diagnosis:
             return None
         if closed <= FIVE_MINUTES:
             return tracked.filling
-        tracked.filling, found, room = None, filling(tracked, self.history), self._room(tracked.uuid, device)
+        tracked.filling, found, room = None, slowing_growth(tracked, self.history), self._room(tracked.uuid, device)
         if found is not None:
             pace = self.history.pace
             evidence = [
@@ -452,7 +452,7 @@ class Diagnosis:
         label = _label(device)
         who = sentences.program(tracked.name, tracked.pid, label)
         filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
-        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
+        why = detectors.crash_cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)

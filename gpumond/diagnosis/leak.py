@@ -176,7 +176,7 @@ def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowt
     return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
-def filling(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
+def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
     times, values = _reaching_back(candidate, MINUTE, tracked.main, MEDIAN)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import fragmented_ratio, unreclaimable_bytes
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.events import program_place
+from gpumond.events import program_line_clause
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, ProcessKey, Program
@@ -319,7 +319,7 @@ def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None
 
 def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
     """Return what is known about an error. ``before``: what was known with the last snapshot, if it isn't new."""
-    place = program_place(oom.stack)
+    place = program_line_clause(oom.stack)
     if before is not None:
         return before._replace(place=place) if place else before
     return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached, place)

@@ -13,7 +13,7 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import duration, human, plural
+from gpumond.facts.units import duration_text, human, plural
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
 from gpumond.top.screen import Hints, Panel, entry_line
@@ -378,7 +378,7 @@ class SilenceDialog:
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
-            self.result = f"silence {id} of {subject} for {duration(SILENCE_SECONDS)}; {ends}"
+            self.result = f"silence {id} of {subject} for {duration_text(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post(SILENCES, body, TIMEOUT_SECONDS), receive)
@@ -395,7 +395,7 @@ class SilenceDialog:
         return [
             *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
-            *wrapped_line([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
+            *wrapped_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "required"),
             *wrapped_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
         ]

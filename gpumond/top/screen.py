@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import clock, duration, human, plural
+from gpumond.facts.units import clock_text, duration_text, human, plural
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View, view_of_device
@@ -93,7 +93,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
-    length = duration(past.until - start)
+    length = duration_text(past.until - start)
     head = [Span(f"{name}used in the last {length}: {limits}")]
     head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
@@ -118,7 +118,7 @@ TIMED_ROWS = 4
 
 
 def _times(start: float, until: float, width: int) -> Line:
-    begin, end = clock(start), clock(until)
+    begin, end = clock_text(start), clock_text(until)
     gap = " " * max(1, width - LABEL - cells(begin + end))
     return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
 
@@ -185,7 +185,7 @@ class SensorHistory:
         if not curves:
             return []
         start, until = min(own[0][0] for _, own, _ in curves), points[-1][0]
-        line = [Span(f"last {duration(round(until - start, -1) or until - start)}: ", "dim")]
+        line = [Span(f"last {duration_text(round(until - start, -1) or until - start)}: ", "dim")]
         each = (width - width_of(line)) // len(curves)
         for title, own, top in curves:
             curve = "".join(map(block, stack(own, start, until, max(1, each - cells(title) - 2), 1, top)[0]))
@@ -301,7 +301,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     terms += [("user", row.user)] if row.user else []
     if row.host:
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
-        terms.append(("runs", f"{row.host.command} (for {duration(row.host.age_seconds)}{cpu})"))
+        terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", human(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
         lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
@@ -485,7 +485,7 @@ def head_line(
     address = ", ".join(each.name for each in connections) if several else url
     line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
-    at = [Span(f"  {clock(view.taken_at)}")] if view else []
+    at = [Span(f"  {clock_text(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
     begin = Span("gpumond")
     room = max(MIN_ADDRESS, width - width_of([begin, *line, *at]) - 1)

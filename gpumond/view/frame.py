@@ -17,7 +17,7 @@ from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck, verdicts
 from gpumond.view.rows import (
     DeviceRow,
@@ -245,7 +245,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     for request in frame["queue"]:
         who = requester(request)
         before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
-        lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
+        lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has been waiting {lasted} for {human(request['need_bytes'])} on {device}{before}{_missing(request)}"

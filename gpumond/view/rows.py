@@ -9,11 +9,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import SHOWN_EARLIER, only_free
+from gpumond.facts.quota import SHOWN_EARLIER, only_free_clause
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder, largest_programs
-from gpumond.facts.units import duration, human, listed, plural
+from gpumond.facts.units import duration_text, human, listed, plural
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.text import cut
 
@@ -435,19 +435,22 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         used = grant["need_bytes"] - unused
         so_far = f"uses {human(used)} of it so far" if used else "isn't using it yet"
         granted = f"{human(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
-        yield f"{granted}, which {so_far}{only_free(unused, free)}"
+        yield f"{granted}, which {so_far}{only_free_clause(unused, free)}"
 
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h; 60.0 GiB on the host;
     needs 61.2 GiB to resume (overhead included)``.
     """
-    suspended = duration(max(0.0, now - program["since"]))
+    suspended = duration_text(max(0.0, now - program["since"]))
     since = program.get("resume_since")
     if since is None:
         parts = [f"{_suspension_state(program)} for {suspended}"]
     else:
-        parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
+        parts = [
+            f"{_suspension_state(program)} for {duration_text(max(0.0, now - since))}",
+            f"suspended for {suspended}",
+        ]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
     parts.append(f"needs {human(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)")
@@ -575,7 +578,7 @@ def _facts(
     yield "quota", quota_sentence(process, report)
     shortage = process.get("reserve_shortage_bytes")
     yield "reserve", f"{human(shortage)} not available" if shortage else None
-    yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
+    yield "idle for", duration_text(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:
         yield "frameworks", ", ".join(report["frameworks"])
         yield (

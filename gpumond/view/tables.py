@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, duration, human, plural
+from gpumond.facts.units import GIB, duration_text, human, plural
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -379,15 +379,14 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     yield size(total)
     yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {human(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
-    yield "-" if idle is None else duration(idle)
+    yield "-" if idle is None else duration_text(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"
 
 
 def _service(engine: Mapping[str, Any]) -> str:
     if engine.get("out_of_service_seconds") is not None:
-        return (
-            f"out of service for {duration(engine['out_of_service_seconds'])}: {safe(engine['out_of_service_reason'])}"
-        )
+        passed = duration_text(engine["out_of_service_seconds"])
+        return f"out of service for {passed}: {safe(engine['out_of_service_reason'])}"
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 

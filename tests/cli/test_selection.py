@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.arguments import add_target
-from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
+from gpumond.cli.client import COMMANDS, DEFAULT_URL, command_line, program_command, with_commands
 from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, clock, rough_duration, size_argument
+from gpumond.facts.units import GIB, clock_text, rough_duration_text, size_argument
 from gpumond.features.alerts.command import _next_steps, _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, size
 from gpumond.features.quotas.command import no_request, queue_table, queue_text
@@ -72,7 +72,7 @@ def test_size_without_a_unit_is_refused():
     ],
 )
 def test_time_that_is_known_roughly_is_round(seconds: float, text: str):
-    assert rough_duration(seconds) == text
+    assert rough_duration_text(seconds) == text
 
 
 QUEUED = QueuedRequest(
@@ -289,24 +289,24 @@ def test_commands_in_a_text_rely_on_the_variables_of_the_shell(monkeypatch: pyte
 def test_commands_for_another_shell_name_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("GPUMOND_URL", raising=False)
-    assert command("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
     monkeypatch.setenv("GPUMOND_URL", "http://node:1")
     given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://127.0.0.1:1"
-    assert command("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
     monkeypatch.delenv("GPUMOND_RUNTIME_DIR")
     monkeypatch.delenv("GPUMOND_SOCKET", raising=False)
-    assert command("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
 
 
 def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     script = tmp_path / "gpumond"
     script.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [f"{script}-python", "demo"])
-    assert program() == str(script)
+    assert program_command() == str(script)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert program() == "gpumond"
+    assert program_command() == "gpumond"
     monkeypatch.setattr(sys, "argv", ["/lib/gpumond/__main__.py"])
-    assert program() == f"{sys.executable} -m gpumond"
+    assert program_command() == f"{sys.executable} -m gpumond"
 
 
 def test_runbook_without_an_address_is_in_the_web_ui():
@@ -365,7 +365,7 @@ def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")
         time.tzset()
-        assert moment(1e6) == f"1970-01-12 {clock(1e6).replace(' UTC', 'Z')}"
+        assert moment(1e6) == f"1970-01-12 {clock_text(1e6).replace(' UTC', 'Z')}"
     time.tzset()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import DaemonActivity, StoredAlert, restored
+from gpumond.facts.alerts import DaemonActivity, StoredAlert, from_stored
 from gpumond.facts.errors import EntryChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -82,7 +82,7 @@ def test_alerts_are_resumed_with_their_age(path: Path):
 
     with_store(path, fire, clock=lambda: now)
     alerts, alive = with_store(path, lambda store: store.kept(), clock=lambda: now)
-    (activity,) = restored(alerts, alive, 1e6 + 61)["full"].values()
+    (activity,) = from_stored(alerts, alive, 1e6 + 61)["full"].values()
     assert (activity.alert, activity.active_elapsed) == (fired, -60.0)
 
 

@@ -13,7 +13,7 @@ from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
-from gpumond.facts.units import duration
+from gpumond.facts.units import duration_text
 from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
 from gpumond.top.screen import described as details
 from gpumond.view.frame import merged, view
@@ -531,7 +531,7 @@ def test_intended_kinds_are_distinguished():
     ],
 )
 def test_duration_is_readable(seconds: float, text: str):
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))

@@ -97,7 +97,7 @@ def _device_of(error: BaseException) -> str | None:
     from gpumond.agent.allocators import cuda  # needed after an error only
 
     stated = re.search(XLA_DEVICE, _text(error))
-    ordinals = [int(stated[1])] if stated else cuda.contexts()
+    ordinals = [int(stated[1])] if stated else cuda.devices_with_context()
     return cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
 
 
@@ -148,7 +148,7 @@ class OomRecords:
         self.rescues = self._retries = self._reported_retries = 0
 
     @property
-    def occurred(self) -> bool:
+    def has_records(self) -> bool:
         """True if there is something to report."""
         return bool(self._count or self._retries)
 

@@ -40,7 +40,7 @@ class DevicePosition:
     def at(self, index: int) -> None:
         os.pwrite(self._descriptor, index.to_bytes(4, "little", signed=True), 0)
 
-    def where(self) -> int:
+    def index(self) -> int:
         return int.from_bytes(os.pread(self._descriptor, 4, 0), "little", signed=True)
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.devices import NOWHERE, ReadProgress, load
+from gpumond.devices import NOWHERE, ReadProgress, load_source
 from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
@@ -37,7 +37,7 @@ def main(place: int, name: str) -> int:
         answers.flush()
 
     try:
-        source = load(name, progress)
+        source = load_source(name, progress)
         source.open()
         answer(ReadResponse())
         owners, changes = ProcessMetadata(), ReadingChanges()

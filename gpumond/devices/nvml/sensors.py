@@ -193,7 +193,7 @@ class _SlowAnswers:
     unasked: tuple[FieldQuery, ...] = ONCE
 
 
-class SensorClocks:
+class SensorReader:
     """Schedule of the queries. ``clock`` is monotonic seconds. A lost device is queried completely after its return."""
 
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
@@ -203,7 +203,7 @@ class SensorClocks:
         self._kept: dict[str, _SlowAnswers] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
-        """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
+        """Make the slow queries of the devices that are due; ``mark_lost`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
         self._kept = {device.uuid: self._kept.get(device.uuid) or _SlowAnswers() for device in present}
         began = self._clock()

@@ -159,7 +159,7 @@ MAX_DESCRIPTORS = 4096
 """Maximum number of descriptors inspected per process."""
 
 
-class Node(NamedTuple):
+class DeviceNode(NamedTuple):
     descriptor: str
     path: str
 
@@ -173,7 +173,7 @@ class OpenDeviceNodes:
     def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", inspect_every: int = 10) -> None:
         self._prefixes, self._root, self._inspect_every = prefixes, root, inspect_every
         self._reading = 0
-        self._known: dict[int, tuple[Node, ...]] = {}
+        self._known: dict[int, tuple[DeviceNode, ...]] = {}
         self._hidden: set[int] = set()
         self._all_visible = True
 
@@ -181,7 +181,7 @@ class OpenDeviceNodes:
     def hidden(self) -> int:
         return len(self._hidden) + (not self._all_visible)
 
-    def read(self) -> Mapping[int, tuple[Node, ...]]:
+    def read(self) -> Mapping[int, tuple[DeviceNode, ...]]:
         """Return the open nodes of each process that has any."""
         self._reading = (self._reading + 1) % self._inspect_every
         pids = self._pids()
@@ -192,7 +192,7 @@ class OpenDeviceNodes:
         }
         return {pid: nodes for pid, nodes in self._known.items() if nodes}
 
-    def nodes(self, pid: int) -> tuple[Node, ...]:
+    def nodes(self, pid: int) -> tuple[DeviceNode, ...]:
         """Return the open nodes of one process; none if it has exited or cannot be inspected."""
         directory = f"{self._root}/{pid}/fd"
         try:
@@ -217,14 +217,14 @@ class OpenDeviceNodes:
         except OSError:
             return []
 
-    def _matching(self, directory: str, names: Iterable[str]) -> Iterator[Node]:
+    def _matching(self, directory: str, names: Iterable[str]) -> Iterator[DeviceNode]:
         for name in names:
             try:
                 path = os.readlink(f"{directory}/{name}")
             except OSError:
                 continue  # closed in the meantime
             if path.startswith(self._prefixes):
-                yield Node(name, path)
+                yield DeviceNode(name, path)
 
 
 SCAN_SECONDS = 30.0

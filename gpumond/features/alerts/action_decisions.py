@@ -19,7 +19,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.facts.units import HOUR_SECONDS, duration, human
+from gpumond.facts.units import HOUR_SECONDS, duration_text, human
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 REFILL_RATIO = 0.5
@@ -325,7 +325,7 @@ def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int])
 
 
 def _wait_text(track: ActionTrack, action: Action) -> str:
-    return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
+    return duration_text(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 
 def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:

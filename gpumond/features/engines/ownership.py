@@ -16,7 +16,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from gpumond.devices.process.metadata import place
+from gpumond.devices.process.metadata import parse_placement
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
 from gpumond.host.machine import is_descendant, start_ticks, text_of
@@ -195,6 +195,6 @@ def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) ->
 def _group(pid: int, proc: str) -> str | None:
     """Return the cgroups of a process in a container or a system service; None in any other, such as a login."""
     text = text_of(f"{proc}/{pid}/cgroup")
-    placement = place(text)
+    placement = parse_placement(text)
     is_service = bool(placement.unit and placement.unit.endswith(".service") and not placement.delegated)
     return text if placement.container or is_service else None

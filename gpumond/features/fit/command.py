@@ -24,7 +24,7 @@ import gpumond
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, option, print_error
 from gpumond.cli.progress import QUIET_SECONDS, Progress
-from gpumond.devices import detected
+from gpumond.devices import detect_sources
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
 from gpumond.facts.frame import device_uuid
@@ -174,7 +174,7 @@ def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
 def _read_driver() -> Sequence[DeviceReading]:
     logging.disable()  # what the probe would log isn't part of the estimate
     with suppress(SourceUnavailable, ImportError):
-        readings = [asyncio.run(probe(source.name))[1] for source in detected()]
+        readings = [asyncio.run(probe(source.name))[1] for source in detect_sources()]
         return [device for reading in readings if reading for device in reading.devices]
     return ()
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration as readable
+from gpumond.facts.units import GIB, duration_text
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selector
 from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_results, make_prometheus
 from gpumond.view.text import moment, safe, size as human_size, table
@@ -313,7 +313,7 @@ def _sources(queries: Mapping[str, str], end: float, arguments: argparse.Namespa
         "No limit is proposed if one computed from the first half of the period would have been exceeded in the "
         "second half."
     )
-    period = f"Period: {readable(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
+    period = f"Period: {duration_text(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
     names = {
         "needed": "NEEDED",
         "earlier": "NEEDED in the first half",

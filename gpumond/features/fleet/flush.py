@@ -21,8 +21,8 @@ from typing import Any, Literal
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
-from gpumond.facts.pools import ENGINE_STEP, STEPS, on_command_line
-from gpumond.facts.units import byte_size, human, plural
+from gpumond.facts.pools import ENGINE_STEP, STEPS, with_option_names
+from gpumond.facts.units import human, parse_size, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
@@ -251,7 +251,7 @@ def _rejected(planned: MachineFlush, wave: int, error: DaemonError) -> ProcessRe
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
-    reason = "the process has exited, or has no agent anymore" if gone else on_command_line(str(error))
+    reason = "the process has exited, or has no agent anymore" if gone else with_option_names(str(error))
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 
@@ -321,7 +321,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "skip engines that use less than SIZE"
             if what == "sleep"
             else "skip processes that would release less than SIZE",
-            type=option_type(byte_size),
+            type=option_type(parse_size),
         )
     if what == "sleep":
         option(
@@ -593,7 +593,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f} s",
-            on_command_line(str(receipt.get("reason", ""))),
+            with_option_names(str(receipt.get("reason", ""))),
         ]
 
 

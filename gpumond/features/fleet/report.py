@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration as readable
+from gpumond.facts.units import GIB, duration_text
 from gpumond.features.fleet.accounting import (
     COLUMNS,
     JOB,
@@ -182,7 +182,7 @@ class UsageReport:
     @property
     def period(self) -> str:
         begin, end, _ = self.accounts.period
-        return f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"
+        return f"{moment(begin)} to {moment(end)} ({duration_text(end - begin)})"
 
     @property
     def coverage(self) -> str:

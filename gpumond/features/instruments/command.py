@@ -114,7 +114,7 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
 
 def _amount(name: str, value: float) -> str:
     if name.endswith("_seconds"):
-        return units.duration(value)
+        return units.duration_text(value)
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 

@@ -20,7 +20,7 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import plural, size_argument, threshold
+from gpumond.facts.units import parse_threshold, plural, size_argument
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
 from gpumond.features.loadgen.runner import (
@@ -164,7 +164,7 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
 
 
 def _share(text: str) -> float:
-    share = threshold(text)
+    share = parse_threshold(text)
     if not 0 < share <= 1:
         raise ValueError("must be above 0 and at most 100%, such as 50%")
     return share

@@ -15,7 +15,16 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration, human, seconds, size_argument, threshold
+from gpumond.facts.units import (
+    GIB,
+    MIB,
+    MINUTE_SECONDS,
+    duration_text,
+    human,
+    parse_seconds,
+    parse_threshold,
+    size_argument,
+)
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -202,7 +211,7 @@ class Option:
         if self.unit == "size" and isinstance(given, str):
             value: float = size_argument(given)
         else:
-            value = seconds(given) if self.unit == "duration" else threshold(given)
+            value = parse_seconds(given) if self.unit == "duration" else parse_threshold(given)
         if not self.least <= value <= self.most:
             raise ValueError(f"must be {self._range()}")
         return value
@@ -215,7 +224,7 @@ class Option:
         if self.unit == "size":
             return human(value)
         if self.unit == "duration":
-            return duration(value)
+            return duration_text(value)
         return f"{100 * value:g}%" if self.unit == "fraction" else f"{value:g}"
 
 

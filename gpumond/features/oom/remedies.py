@@ -15,14 +15,14 @@ from functools import cached_property
 from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
-from gpumond.events import program_place
+from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import GIB, apart, duration, human
+from gpumond.facts.units import GIB, distinct_size_texts, duration_text, human
 from gpumond.features.oom.case import Basis, Remedy
 
 
@@ -478,7 +478,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and idle >= IDLE_SECONDS
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
-            text = f"suspend {_name(report)}, idle for {duration(idle)} (gpumond suspend --pid {report.pid})"
+            text = f"suspend {_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
             yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver, for the program")
 
 
@@ -726,9 +726,9 @@ OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
-    asked, room = ("", "") if e.request is None or e.free is None else apart(e.request, e.free)
+    asked, room = ("", "") if e.request is None or e.free is None else distinct_size_texts(e.request, e.free)
     what = "memory" if e.request is None else asked or human(e.request)
-    place = program_place(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
+    place = program_line_clause(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f", which had {room or human(e.free)} free"
     owners = enumerate(_holders(e)[:3])

@@ -96,7 +96,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
-        over = f"not started after {units.duration(seconds)}: " if answer["state"] == "waiting" else ""
+        over = f"not started after {units.duration_text(seconds)}: " if answer["state"] == "waiting" else ""
         print_error(f"gpumond: {over}{explanation(answer)}{advice}")
         yield None
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_result
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.view.rows import (
     claimed_room,
     grant_sentences,
@@ -206,7 +206,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
                 request["user"] or "-",
-                duration(max(0.0, now - request["since"])),
+                duration_text(max(0.0, now - request["since"])),
             ]
         )
     hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")

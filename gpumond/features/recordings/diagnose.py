@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration, human, plural, seconds_argument, size_argument
+from gpumond.facts.units import duration_text, human, plural, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -267,7 +267,7 @@ class Findings:
         passed = self._last.elapsed_seconds - self._first.elapsed_seconds
         devices = sum(process is None for _, process in self._series)
         yield (
-            f"{plural(self._count, 'reading')} over {duration(passed)}: {plural(devices, 'device')}, "
+            f"{plural(self._count, 'reading')} over {duration_text(passed)}: {plural(devices, 'device')}, "
             f"{plural(len(self._series) - devices + len(self._unseen), 'process')}"
         )
         findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]

@@ -16,13 +16,24 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import AGAIN, OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
+from gpumond.facts.alerts import (
+    AGAIN,
+    OVER,
+    AlertState,
+    AlertStates,
+    Labels,
+    Rule,
+    Scope,
+    as_past,
+    as_resolved,
+    same_process,
+)
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
-from gpumond.facts.units import clock
+from gpumond.facts.units import clock_text
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
@@ -191,13 +202,13 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
         scope = scopes.get(alert.rule)
         removed = f"the rule {alert.rule} was deleted or disabled"
         reason = removed if scope is None else ending_sentence(scope, alert, snapshot)
-        yield ended(alert if reason else _with_ended_breach(alert, snapshot.taken_at), snapshot.taken_at, reason)
+        yield as_resolved(alert if reason else _with_ended_breach(alert, snapshot.taken_at), snapshot.taken_at, reason)
 
 
 def _with_ended_breach(alert: Alert, now: float) -> Alert:
     """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
     known = dict(alert.annotations).get("summary", "").startswith(OVER)
-    return alert if known or not alert.annotations else past(alert, f"{OVER}{clock(now)}")
+    return alert if known or not alert.annotations else as_past(alert, f"{OVER}{clock_text(now)}")
 
 
 def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -300,7 +311,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f"{AGAIN}{clock(returned_at)}"
+    again = "" if returned_at is None else f"{AGAIN}{clock_text(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Rule, overridden, own_fields, restored
+from gpumond.facts.alerts import Rule, from_stored, own_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
@@ -176,7 +176,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             for name, value in fields.items()
         }
         fields = {name: each.value for name, each in overrides.items()}
-        return _registered(overridden(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
+        return _registered(with_overrides(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
 
 
 def _require(entry: RuleEntry, if_match: str | None) -> None:
@@ -213,7 +213,7 @@ class RulesPart(Part):
         if not self._resumed:
             self._resumed = True
             try:
-                activities = restored(*await self._store.kept(), time())
+                activities = from_stored(*await self._store.kept(), time())
                 self._state = RuleState(activities, awaited_alerts(activities, has_ended))
             except StoreUnavailable:
                 pass  # the store has logged it

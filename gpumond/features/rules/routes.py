@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import as_resolved
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
@@ -29,7 +29,7 @@ PREVIEW = Preview(
     resolution_seconds=30.0,
     snapshots=120,
     omitted=0,
-    fired=(ended(examples.ALERT, examples.TAKEN_AT),),
+    fired=(as_resolved(examples.ALERT, examples.TAKEN_AT),),
 )
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]

@@ -52,7 +52,7 @@ def matches(scope: Scope) -> Mapping[str, str]:
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 
-Threshold = Annotated[float, BeforeValidator(units.threshold)]
+Threshold = Annotated[float, BeforeValidator(units.parse_threshold)]
 
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionOutcome
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.features.suspend.checkpoint_process import CheckpointResponse
 
 MIN_DRIVER, IPC_DRIVER = 570, 610
@@ -113,9 +113,9 @@ def refusals(
         )
     if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
-        known = "an unknown time" if idle is None else duration(idle)
+        known = "an unknown time" if idle is None else duration_text(idle)
         yield Refusal(
-            f"the program has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later"
+            f"the program has been idle for {known}, not for {duration_text(request.idle_seconds)}", "try again later"
         )
     if host_state is not None:
         yield from _of_machine(

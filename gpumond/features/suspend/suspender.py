@@ -770,7 +770,7 @@ class SuspendPart(Suspender, Part):
             flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
-            publish=kernel.events.suspended,
+            publish=kernel.events.add_suspension_receipt,
             wake=kernel.dependencies.wake.set,
             clock=kernel.clock,
         )
