@@ -170,7 +170,9 @@ class EngineStep(Protocol):
     def readings(self) -> Sequence[EngineReading]:
         """Return the newest state of each engine."""
 
-    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+    def use_receipts(
+        self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]
+    ) -> None:
         """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:

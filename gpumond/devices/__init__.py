@@ -25,8 +25,8 @@ NOWHERE = -1
 class ReadProgress:
     """Progress of a reading: a source that has one reports its current device, and skips the excluded ones."""
 
-    def __init__(self, at: Callable[[int], None] = lambda index: None) -> None:
-        self.at = at
+    def __init__(self, set_index: Callable[[int], None] = lambda index: None) -> None:
+        self.set_index = set_index
         self.leave_out: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()

@@ -19,8 +19,8 @@ from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import GIB, clock_text, rough_duration_text, size_argument
 from gpumond.features.alerts.command import _next_steps, _runbook
-from gpumond.features.quotas.admission_client import WaitStatusLine, size
-from gpumond.features.quotas.command import no_request, queue_table, queue_text
+from gpumond.features.quotas.admission_client import WaitStatusLine, parse_size
+from gpumond.features.quotas.command import no_request_text, queue_table, queue_text
 from gpumond.view.frame import view
 from gpumond.view.rows import quota_sentence, requests_ahead, reserve_sentences
 from gpumond.view.text import moment
@@ -55,7 +55,7 @@ def test_two_selections_are_refused():
 
 def test_size_without_a_unit_is_refused():
     with pytest.raises(ConfigError, match="expected a unit, as in 40GiB"):
-        size("40")
+        parse_size("40")
     with pytest.raises(ValueError, match="expected a unit"):
         size_argument("1.5")
     assert [size_argument(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
@@ -186,7 +186,7 @@ def test_grant_is_shown_until_its_memory_is_used():
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
     assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
-    assert queue_text(frame) == "\n".join((f"{no_request(frame)}\n", *sentences))
+    assert queue_text(frame) == "\n".join((f"{no_request_text(frame)}\n", *sentences))
 
 
 def test_the_advice_to_wait_names_a_device_if_there_are_several():

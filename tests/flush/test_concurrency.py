@@ -11,7 +11,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Outcome, with_option_names
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.flush.flusher import Flusher, Locks
+from gpumond.features.flush.flusher import Flusher, FlushLocks
 from gpumond.host.peer import PeerIdentity
 from tests.helpers import virtual_time
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
@@ -153,7 +153,7 @@ def test_neighbors_delay_the_flushes_of_a_user_once_in_total():
     reports = [train(10), train(11)]
 
     async def flush() -> None:
-        locks, over = Locks(neighbor_seconds=5.0), asyncio.Event()
+        locks, over = FlushLocks(neighbor_seconds=5.0), asyncio.Event()
 
         async def silent() -> None:
             async with locks.hold(train(20, uid=7)):

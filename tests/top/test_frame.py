@@ -18,7 +18,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
 from gpumond.features.fleet.plan import Criteria, select
-from gpumond.features.fleet.status import of_frame, status_table, summary
+from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
@@ -90,7 +90,7 @@ def full_frame() -> dict[str, Any]:
 
 def show(frame: Any) -> str:
     """Return all that the command line, `top` and `fleet` make of a frame."""
-    content, state = view(frame), of_frame(MACHINE, frame)
+    content, state = view(frame), status_of_frame(MACHINE, frame)
     checked = frame_of(frame)
     parts = [
         device_table(content, True, 80, True),

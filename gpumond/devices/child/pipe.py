@@ -37,7 +37,7 @@ class DevicePosition:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         os.pwrite(self._descriptor, index.to_bytes(4, "little", signed=True), 0)
 
     def index(self) -> int:

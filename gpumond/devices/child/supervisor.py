@@ -72,7 +72,7 @@ class DriverProcess:
     def __init__(self, source: str, environ: Mapping[str, str] | None = None) -> None:
         self._place = os.memfd_create("place", 0)
         try:
-            DevicePosition(self._place).at(NOWHERE)
+            DevicePosition(self._place).set_index(NOWHERE)
             self.process = subprocess.Popen(
                 [*module_command("gpumond.devices.child.worker"), str(self._place), source],
                 stdin=subprocess.PIPE,

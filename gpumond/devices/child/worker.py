@@ -28,7 +28,7 @@ def main(place: int, name: str) -> int:
     raise_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
     position = DevicePosition(place)
-    progress = ReadProgress(position.at)
+    progress = ReadProgress(position.set_index)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the driver library must not mix with the responses
 
@@ -47,7 +47,7 @@ def main(place: int, name: str) -> int:
             progress.leave_out = {device.index: device.uuid for device in request.leave_out}
             progress.limit_changes = request.limit_changes
             reading = source.read()
-            position.at(NOWHERE)
+            position.set_index(NOWHERE)
             answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
         source.close()
     except SourceUnavailable as error:

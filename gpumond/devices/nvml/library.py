@@ -131,9 +131,9 @@ class Library:
         self._entries = bytearray(LONGEST_LIST * _LISTED.size)
         self._initialized = False
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """Set the index of the device that the following queries concern, for the supervisor."""
-        self.progress.at(index)
+        self.progress.set_index(index)
 
     def open(self) -> None:
         try:
@@ -331,7 +331,7 @@ class Inventory:
                 self.mark_lost(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
                 enumerated.add(uuid)
                 continue
-            self._driver.at(index)
+            self._driver.set_index(index)
             try:
                 handle = self._driver.handle(index)
                 uuid = self._driver.uuid(handle)

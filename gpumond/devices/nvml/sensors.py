@@ -211,7 +211,7 @@ class SensorReader:
             kept, now = self._kept[device.uuid], self._clock()
             if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
                 return
-            self._library.at(device.index)
+            self._library.set_index(device.index)
             try:
                 self._ask_slowly(device, kept)
                 kept.due = now + SLOW_SECONDS

@@ -108,7 +108,7 @@ class XidEvents:
             self._fail(None, refusal)
             return
         for device in new:
-            self._library.at(device.index)
+            self._library.set_index(device.index)
             arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             try:
                 self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
@@ -354,7 +354,7 @@ class NvmlSource:
         observed: list[tuple[Device, DeviceReading, dict[int, DriverUsage] | None]] = []
         for device in present:
             if device.handle is not None:
-                self._library.at(device.index)
+                self._library.set_index(device.index)
                 try:
                     reading = self._observe(device, tally)
                     observed.append((device, reading, self._usages(device, reading.used_bytes, tally)))
@@ -363,7 +363,7 @@ class NvmlSource:
                     self._roster.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
             tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
-        self._library.at(NOWHERE)
+        self._library.set_index(NOWHERE)
         self._events.fetch(tally)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
@@ -375,7 +375,7 @@ class NvmlSource:
             )
             for device, reading, by_pid in observed
         )
-        self._library.at(NOWHERE)
+        self._library.set_index(NOWHERE)
         present_uuids = {device.uuid for device in devices}
         self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
@@ -494,7 +494,7 @@ class NvmlSource:
         """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
         if device.parent_uuid is not None or not self._limits.supported:
             return reading
-        self._library.at(device.index)
+        self._library.set_index(device.index)
         try:
             self._limits.change(device, self._library.progress.limit_changes, tally)
             return replace(reading, cgroup_limits=self._limits.read(device, reading.processes_by_key))

@@ -175,7 +175,7 @@ def tracks_after_flush(
     return {**tracks, order.key: replace(track, note=note)}
 
 
-def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
+def restored_tracks(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
     """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
 
     ``attempts`` are Unix seconds, oldest first.

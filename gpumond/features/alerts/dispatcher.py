@@ -41,7 +41,7 @@ from gpumond.features.alerts.action_decisions import (
     annotate,
     decide,
     forget,
-    remembered,
+    restored_tracks,
     tracks_after_flush,
 )
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
@@ -126,7 +126,7 @@ class AlertDispatcher:
         except StoreUnavailable:
             return {}
         attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
-        self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
+        self._tracks = restored_tracks([attempt for attempt in attempts if attempt], time.time())
         activities = from_stored(alerts, alive, time.time())
         if alive is not None and not activities:
             self._end(as_resolved(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")

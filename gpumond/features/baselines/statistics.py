@@ -128,7 +128,7 @@ class Threshold:
     bound: float
     relative: bool
 
-    def exceeded(self, found: Difference) -> bool:
+    def is_exceeded_by(self, found: Difference) -> bool:
         """Return True if the difference exceeds the threshold; an increase from zero exceeds any share."""
         if found.name != self.name or found.difference is None:
             return False
@@ -199,7 +199,7 @@ def compare(before: Baseline, after: Baseline) -> Comparison:
     )
 
 
-def threshold(text: str) -> Threshold:
+def parse_threshold(text: str) -> Threshold:
     """Parse a threshold. Raises ValueError."""
     match = _THRESHOLD.fullmatch(text)
     names = {*MEASURES, "retries"}

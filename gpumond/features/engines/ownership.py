@@ -45,7 +45,7 @@ class _Socket(NamedTuple):
     uid: int
 
 
-def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
+def find_processes(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
     """Return which of the candidates, the driver's processes, belong to the engine at this address."""
     keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
     if address.scheme == "unix":

@@ -105,7 +105,7 @@ class Machines:
         return found[0]
 
 
-def machine(
+def parse_machine(
     address: str, labels: Mapping[str, str], *, scheme: str = "http", port: int | None = DEFAULT_PORT
 ) -> Machine:
     """Return the machine of an address such as ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``. Raises DiscoveryError.
@@ -134,7 +134,7 @@ def _parts(name: str) -> tuple[str, str | None]:
     return (match[1].strip("[]").lower(), match[2]) if match else (name, None)
 
 
-def access(
+def make_access(
     *,
     token: Path | None = None,
     tokens: Path | None = None,
@@ -156,12 +156,12 @@ def access(
             raise ConfigError(f"--client-cert {unreadable(certificate, error, expected)}") from None
     return Access(
         trust=context,
-        token=secret(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
+        token=read_token(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
         tokens=_tokens(tokens) if tokens else {},
     )
 
 
-def secret(file: Path) -> str:
+def read_token(file: Path) -> str:
     """Return the token in a file. Raises ConfigError."""
     try:
         return check_token(read_secret(file), str(file))

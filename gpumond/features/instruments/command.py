@@ -185,7 +185,7 @@ class SnapshotCommand:
 LIMIT_SECONDS = 40.0
 
 
-class Limit:
+class LimitCommand:
     """``gpumond limit``: limit the memory that the allocators of programs may hold."""
 
     @staticmethod

@@ -22,13 +22,13 @@ from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, p
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import parse_threshold, plural, size_argument
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
-from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
+from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find_scenario, plan
 from gpumond.features.loadgen.runner import (
     CompletedWork,
     ResultsFile,
     RunLimits,
-    account,
-    failure,
+    completed_result,
+    failed_result,
     run as carry_out,
     summary,
 )
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     if arguments.scenario is None:
         raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
-    chosen = find(arguments.scenario)
+    chosen = find_scenario(arguments.scenario)
     made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(ResultsFile(arguments.report)))
@@ -113,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
             done = carry_out(made, partial(BACKENDS[arguments.backend], settings), limits, agent)
         except GpumondError as error:
             if report is not None:
-                report.add(failure(made, arguments.backend, started_at, str(error)))
+                report.add(failed_result(made, arguments.backend, started_at, str(error)))
             raise
-        answer = account(made, done, arguments.backend, arguments.speed, started_at)
+        answer = completed_result(made, done, arguments.backend, arguments.speed, started_at)
         answer |= report.add(answer) if report is not None else {}
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -404,7 +404,9 @@ class ResultsFile:
         os.close(self._descriptor)
 
 
-def account(made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float) -> dict[str, Any]:
+def completed_result(
+    made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float
+) -> dict[str, Any]:
     """Return the work done and the truth, in real time and real bytes."""
     last, ended_at = done[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
@@ -447,7 +449,7 @@ def _truth(
     }
 
 
-def failure(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
+def failed_result(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
     return {**_load(made, backend, started_at, time.time()), "outcome": "error", "detail": detail}
 

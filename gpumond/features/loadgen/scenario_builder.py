@@ -116,10 +116,10 @@ class Script:
         assert isinstance(value, float | int), option
         return float(value)
 
-    def word(self, option: str, drawn: str) -> str:
+    def choose_word(self, option: str, drawn: str) -> str:
         return str(self.chosen_options.setdefault(option, drawn))
 
-    def last(self, duration: float) -> float:
+    def choose_length(self, duration: float) -> float:
         """Set the length of the plan, unless an option does, and return it."""
         self.duration = self.choose_number("duration", duration)
         return self.duration
@@ -268,18 +268,20 @@ WANDER_SECONDS = 10 * MINUTE_SECONDS
 """Slow random changes of a noisy program's load: standard deviation, and correlation time."""
 
 
-def noise(script: Script) -> float:
+def draw_noise(script: Script) -> float:
     """Draw quiet or noisy, with equal probability."""
     drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
     return script.choose_number("noise", drawn)
 
 
-def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None) -> float:
+def start_host_program(
+    script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None
+) -> float:
     """Start program 0, which works to the end of the plan. Returns the end of its warm-up.
 
     ``share``: bounds of its permanent memory, as parts of the device.
     """
-    noise_bytes = noise(script) if noise_bytes is None else noise_bytes
+    noise_bytes = draw_noise(script) if noise_bytes is None else noise_bytes
     program = script.program("load")
     lasting = script.dice.uniform(*share) * script.size_bytes
     ready = script.fill(1.0, lasting, script.dice.uniform(20.0, 120.0))

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _open_output(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
-            for snapshot in recorded(arguments):
+            for snapshot in snapshots_to_record(arguments):
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _print_summary(arguments, summary, snapshots=count, missed=missed)
 
 
-def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
+def snapshots_to_record(arguments: argparse.Namespace) -> Iterator[Snapshot]:
     """Yield the snapshots to record, and show their number unless they are shown themselves."""
     snapshots = new_snapshots(arguments.url, arguments.duration)
     to_file = arguments.out or arguments.perfetto or not sys.stdout.isatty()
@@ -181,7 +181,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
             try:
                 frame: Frame | None = None
-                for snapshot in recorded(arguments):
+                for snapshot in snapshots_to_record(arguments):
                     frame = Frame(snapshot, attribute(snapshot, frame))
                     add(program_names(frame.ledger, known))
                     add(tracks.of(frame))

@@ -107,7 +107,7 @@ def evaluate_rule(
             continue
         labels = subjects.labels(row)
         activity = absent.pop(labels, None)
-        if activity is None and (value is None or not breached(rule, value, active=False)):
+        if activity is None and (value is None or not is_breached(rule, value, active=False)):
             continue
         if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
@@ -224,7 +224,7 @@ def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     return replace(rule, match=(*others, ("uuid", uuid)))
 
 
-def breached(rule: Rule, value: float, active: bool) -> bool:
+def is_breached(rule: Rule, value: float, active: bool) -> bool:
     """Return True if ``value`` is beyond the threshold, or, while active, not yet back past ``clear``."""
     if rule.above is not None:
         return value > (rule.clear if active and rule.clear is not None else rule.above)
@@ -244,7 +244,7 @@ def _advance(
     now: float,
     elapsed: float,
 ) -> AlertState | None:
-    if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
+    if not is_breached(rule, value, active=before is not None and before.cleared_elapsed is None):
         return _cleared(rule, before, now, elapsed) if before else None
     owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
     identity = _identity(rule.name, (*labels, *owner), rule.labels)

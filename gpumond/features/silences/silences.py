@@ -252,7 +252,7 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
     with _naming_matcher(number, matcher):
-        expression = compiled(value)
+        expression = compile_pattern(value)
     if matcher.operator == "=~":
         return lambda labels: expression(labels.get(name, ""))
     return lambda labels: not expression(labels.get(name, ""))
@@ -284,7 +284,7 @@ _TOKEN = re.compile(
 )
 
 
-def compiled(text: str) -> Callable[[str], bool]:
+def compile_pattern(text: str) -> Callable[[str], bool]:
     """Return a function that tests whether an expression matches the whole of a text. Raises ConfigError."""
     compiled_bytes(text)
     try:

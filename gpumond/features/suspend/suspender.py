@@ -30,10 +30,10 @@ from gpumond.features.suspend.decision import (
     Refusal,
     SuspendRequest,
     already_suspended,
-    marked,
     memory_of,
     refusals,
     settle,
+    with_suspension_marks,
 )
 from gpumond.host.files import lock_file
 from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
@@ -250,7 +250,7 @@ class Suspender:
         )
         if not self._allowed():
             return snapshot
-        return replace(snapshot, reports=tuple(marked(snapshot, True, self._idle_seconds())))
+        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, True, self._idle_seconds())))
 
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
