@@ -114,7 +114,7 @@ class AgentSession:
                 self._requests.append(message)
             elif isinstance(message, Borrowed):
                 BORROWING.deliver(message)
-        if not self._transport.connected:
+        if not self._transport.is_connected:
             BORROWING.end_all()
             self._commands.clear()
             self.waiting.clear()
@@ -188,7 +188,7 @@ class AgentSession:
     def _connect(self) -> None:
         allowed = supported_requests(self._settings.allow_limit, bool(self._settings.end_functions))
         introduced = (self._settings.socket, self._settings.workload, allowed)
-        if self._transport.connected:
+        if self._transport.is_connected:
             if introduced == self._introduced:
                 return
             self._transport.reset()
@@ -207,7 +207,7 @@ class AgentSession:
         """Return whether the daemon has sent data or closed the connection."""
         now = time.monotonic()
         deadlines = [self._report_at, *(deadline for _, deadline in list(self.waiting.values()))]
-        if not self._transport.connected:
+        if not self._transport.is_connected:
             deadlines.append(self._transport.retry_at)
         poll = select.poll()
         wake, connection = self._wake.fileno(), self._transport.fileno()
@@ -292,7 +292,7 @@ class AgentSession:
                 if isinstance(adapter, TensorTracking):
                     with suppress(Exception):  # a version of the library that is not understood
                         adapter.find_older_objects()
-        if self._transport.connected:
+        if self._transport.is_connected:
             pools = LOADED.read()
             if pools is not None:
                 facts = self._facts

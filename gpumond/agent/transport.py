@@ -51,7 +51,7 @@ class Transport:
         self._unread = b""
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self._socket is not None
 
     @property

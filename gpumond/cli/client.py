@@ -61,7 +61,7 @@ from gpumond.host.http import (
     tls_context,
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
-from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
+from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decode_response, frame_of
 from gpumond.view.text import output_width, wrapped_text
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -449,7 +449,7 @@ def _content(status: int, body: bytes, route: AuthorizedConnection, url: str) ->
     ``url``: the address of a daemon that may be asked where its token is, or empty.
     """
     try:
-        return decoded(status, body)
+        return decode_response(status, body)
     except DaemonError as error:
         reason = (
             str(error) or f"status {status} without a reason; if that isn't your daemon, correct --url or GPUMOND_URL"

@@ -23,7 +23,7 @@ from gpumond.devices.process.procfs import user_name
 from gpumond.facts.errors import GpumondError
 from gpumond.facts.units import GIB, MIB, caller_text, duration_text, human, plural
 from gpumond.host.python_commands import code_command, module_command
-from gpumond.sim.device import SimDevice, Spec, create
+from gpumond.sim.device import DeviceSpec, SimDevice, create
 
 TRAINING, IDLE = "train-llm", "embeddings"
 PROGRAMS = (
@@ -44,8 +44,8 @@ def programs_on(index: int) -> Mapping[str, str]:
     return PROGRAMS[index] if index < len(PROGRAMS) else {f"{pattern}-{index}": pattern}
 
 
-def device(index: int) -> Spec:
-    return Spec(
+def device(index: int) -> DeviceSpec:
+    return DeviceSpec(
         uuid=f"GPU-51300000-0000-4000-8000-{index + 1:012}",
         index=index,
         name="Simulated 24 GiB",

@@ -46,7 +46,7 @@ from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
 from gpumond.facts.units import plural
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 """Vendor by kernel driver."""
@@ -110,7 +110,7 @@ class DrmDevice:
         # The host memory of an integrated AMD GPU counts as device memory, because the host cannot use it.
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
         watchers = glob(f"{directory}/device/hwmon/hwmon*")
-        own = [watcher for watcher in watchers if text_of(f"{watcher}/name").strip() == driver]
+        own = [watcher for watcher in watchers if read_or_empty(f"{watcher}/name").strip() == driver]
         self._hwmon = (own or watchers or [f"{directory}/device/hwmon"])[0]
 
     @property
@@ -173,7 +173,7 @@ class DrmDevice:
         return None
 
     def _text(self, file: str) -> str:
-        return text_of(f"{self._directory}/{file}").strip()
+        return read_or_empty(f"{self._directory}/{file}").strip()
 
 
 def drm_devices(root: str) -> Iterator[DrmDevice]:
@@ -233,20 +233,20 @@ class Kfd:
     def _used(self) -> Iterator[tuple[int, str, int]]:
         for pid in _names(f"{self._root}/proc"):
             for file in _names(f"{self._root}/proc/{pid}"):
-                size = text_of(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
+                size = read_or_empty(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
                 if pid.isdecimal() and size.isdecimal():
                     yield int(pid), file.removeprefix("vram_"), int(size)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
         for node in _names(f"{self._root}/topology/nodes"):
             directory = f"{self._root}/topology/nodes/{node}"
-            lines = (line.split() for line in text_of(f"{directory}/properties").splitlines())
+            lines = (line.split() for line in read_or_empty(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
             where = properties.get("location_id", 0)
             if where:
                 bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
                 address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-                yield text_of(f"{directory}/gpu_id").strip(), address
+                yield read_or_empty(f"{directory}/gpu_id").strip(), address
 
 
 def _names(directory: str) -> list[str]:

@@ -208,7 +208,7 @@ IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
 FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
-def named(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
+def device_placeholders(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
     return {
         "gpu": (DEVICE_LABELS["gpu"], lambda row: str(device(row).index)),
         "uuid": (DEVICE_LABELS["uuid"], lambda row: device(row).uuid),

@@ -231,7 +231,7 @@ def program_counts(program: Program) -> Counts:
 
 
 def _marked(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
-    return first(counts, elapsed) if history is None else history.marked(counts, elapsed)
+    return first_observation(counts, elapsed) if history is None else history.marked(counts, elapsed)
 
 
 def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snapshot: Snapshot) -> frozenset[ProcessKey]:
@@ -273,7 +273,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
             unreclaimable=unreclaimable,
             ooms=ooms,
             retries=retries,
-            counters=first(pool_counts(pool), elapsed),
+            counters=first_observation(pool_counts(pool), elapsed),
         )
     counters = before.counters
     ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
@@ -383,11 +383,11 @@ class CounterHistory(NamedTuple):
         return float(grown) if grown or elapsed - self.since >= WINDOW_SECONDS else None
 
 
-def first(counts: Counts, elapsed: float) -> CounterHistory:
+def first_observation(counts: Counts, elapsed: float) -> CounterHistory:
     return CounterHistory(elapsed, ((elapsed, counts),))
 
 
-def combined(increases: tuple[float | None, ...]) -> float | None:
+def sum_of_known(increases: tuple[float | None, ...]) -> float | None:
     """Return the sum of the known increases; None if none is known."""
     known = [increase for increase in increases if increase is not None]
     return sum(known) if known else None

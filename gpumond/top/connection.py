@@ -152,7 +152,7 @@ class DaemonConnection:
         return replace(notice, title=f"{self.name}: {notice.title}") if notice and named else notice
 
 
-def names(urls: Sequence[str]) -> list[str]:
+def short_names(urls: Sequence[str]) -> list[str]:
     """Return a short name for each daemon: its host, with the port if another daemon has the same host."""
     parts = [urlsplit(url) for url in urls]
     hosts = [each.hostname or url for each, url in zip(parts, urls, strict=True)]

@@ -15,7 +15,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import duration_text, human, plural
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
+from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, send_signal, signal_refusal
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
@@ -412,7 +412,7 @@ class SignalDialog:
         self.panel = Panel(self._lines, ("n",), {**selection_keys(self._select), "y": self._confirm}, self._hints)
         self.rows = rows
         self.signal = 0
-        self.results = [refusal(row, local) for row, local in rows]
+        self.results = [signal_refusal(row, local) for row, local in rows]
         self.ready = not all(self.results)
 
     def _hints(self) -> Hints:
@@ -424,7 +424,7 @@ class SignalDialog:
     def _confirm(self) -> None:
         if self.ready:
             self.ready = False
-            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+            self.results = [send_signal(row, local, SIGNALS[self.signal]) for row, local in self.rows]
 
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = []

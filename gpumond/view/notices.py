@@ -198,7 +198,7 @@ class StuckProcess(NamedTuple):
     device_uuid: str | None
 
 
-def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
+def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once, without a device."""
     named: set[ProcessKey] = set()
     each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]

@@ -17,9 +17,9 @@ from gpumond.view.text import (
     Span,
     ansi,
     bar,
-    cells,
     colors_of,
     cut,
+    display_width,
     fitting_table,
     output_width,
     padded,
@@ -60,8 +60,8 @@ def device_block(
     rows_each = ROWS_EACH * max(1.0, (2 + _legend_rows(width)) / 4)
     if len(view.devices) > 1 and len(view.devices) * rows_each > height:
         known = [device for device in view.devices if device.used_bytes is not None]
-        column = max(cells(device.label) for device in view.devices)
-        longest = max(cells(_short(device.name or device.uuid)) for device in view.devices)
+        column = max(display_width(device.label) for device in view.devices)
+        longest = max(display_width(_short(device.name or device.uuid)) for device in view.devices)
         columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
         lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
@@ -329,7 +329,7 @@ def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str
     )
 
 
-def overheads(content: View) -> str:
+def overhead_text(content: View) -> str:
     """Return the parts of each overhead that are known, one process on a line."""
     return "\n".join(
         f"overhead of {process.program} (pid {process.pid}) on GPU {process.gpu}: {process.overhead_parts}"

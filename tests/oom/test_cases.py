@@ -628,7 +628,7 @@ def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
     assert series is not None
     for held in (1, 2, 3):
         series.add((history.now + held - 3, 9.0 * GIB, 0.5 * GIB, held * GIB, 0.0, float("nan")))
-    case = limited(int(history.unix(history.now)), history=history)
+    case = limited(int(history.to_unix(history.now)), history=history)
     (curve,) = case.timeline.curves
     assert (curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) == (10, 2 * GIB, 3 * GIB)
     shown = html_document(case, ())

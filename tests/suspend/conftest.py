@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 from tests.fakecuda import FakeCuda, build
 from tests.helpers.running import RunningDaemon, until
 
@@ -26,7 +26,9 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
     """A device of 1 GiB."""
-    return create(tmp_path / "devices" / "card", Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=24 * MIB))
+    return create(
+        tmp_path / "devices" / "card", DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=24 * MIB)
+    )
 
 
 @pytest.fixture

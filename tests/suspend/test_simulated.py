@@ -18,14 +18,14 @@ import pytest
 from gpumond.facts.units import MIB
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out, driver_of
 from gpumond.host.machine import start_ticks
-from gpumond.sim.device import SimDevice, SimDriver, Spec, create
+from gpumond.sim.device import DeviceSpec, SimDevice, SimDriver, create
 from tests.helpers.agent_daemon import environment
 from tests.helpers.holding import holder
 from tests.helpers.running import RunningDaemon, until
 from tests.suspend.conftest import ALLOWED, OPTIONS, ready
 from tests.suspend.programs import CONTEXT, HELD, do, is_reported, output, program, resume, row, suspend
 
-SPEC = Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_suspend=True)
+SPEC = DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_suspend=True)
 
 
 @pytest.fixture

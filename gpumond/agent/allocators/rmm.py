@@ -77,7 +77,7 @@ class RmmAdapter(CudaAdapter):
         live = stack.live
         if live is None and amounts and not stack.caches:
             live = amounts[1]
-        if uuid is None or (live is None and (stack.direct or shared)):
+        if uuid is None or (live is None and (stack.is_direct or shared)):
             return None
         held, reclaimable, known = _held(stack, live or 0, amounts)
         return PoolUsage(
@@ -119,7 +119,7 @@ def adapter() -> RmmAdapter:
 
 def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
     """Return held bytes, what a flush returns, and whether both are known. ``amounts``: of the driver's pool."""
-    if stack.direct:
+    if stack.is_direct:
         return live, Reclaimable(0, 0, 0, "exact"), True
     if amounts:
         held = max(amounts[0], live)
@@ -204,7 +204,7 @@ class Stack:
     managed: bool = False
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """True if freed bytes return to the driver at once."""
         return not self.caches and self.ordered is None
 

@@ -18,14 +18,14 @@ from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadReque
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import clean, from_json, to_json
-from gpumond.host.machine import raise_limit, reduce_garbage_collection
+from gpumond.host.machine import raise_descriptor_limit, reduce_garbage_collection
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(place: int, name: str) -> int:
     os.set_inheritable(place, False)
-    raise_limit()  # each process with device memory needs a descriptor
+    raise_descriptor_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
     position = DevicePosition(place)
     progress = ReadProgress(position.set_index)

@@ -23,7 +23,7 @@ from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 LEFT_OUT: FaultKind = "skipped"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
@@ -242,7 +242,7 @@ class Library:
         if kind != "lib_rm_version_mismatch":
             cause = _CAUSES.get(kind, f"NVML doesn't start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
-        number = re.search(r"\d+\.\d+(\.\d+)?", text_of(f"{self._proc}/driver/nvidia/version"))
+        number = re.search(r"\d+\.\d+(\.\d+)?", read_or_empty(f"{self._proc}/driver/nvidia/version"))
         return SourceUnavailable(
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "

@@ -60,7 +60,7 @@ from gpumond.facts.snapshot import (
     Sensors,
     XidErrors,
 )
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 MOST_AT_ONCE = 256
 """Number of events fetched in one reading; the others are fetched at the next."""
@@ -209,7 +209,7 @@ class CgroupLimits:
         ``counted_bytes``: size of the device by nvmlDeviceGetMemoryInfo_v2, ``size_bytes`` by its first version, which
         no limit changes.
         """
-        own = limitable_cgroup(text_of(f"{self._proc}/self/cgroup")) or ""
+        own = limitable_cgroup(read_or_empty(f"{self._proc}/self/cgroup")) or ""
         limits = self._get(device, own)
         hard = NO_LIMIT if limits is None else limits.hard
         if counted_bytes == size_bytes and hard >= size_bytes and not (limits and limits.soft):
@@ -224,7 +224,7 @@ class CgroupLimits:
         pids: defaultdict[str, list[int]] = defaultdict(list)
         for process in processes:
             if process not in self._cgroups:
-                self._cgroups[process] = limitable_cgroup(text_of(f"{self._proc}/{process.pid}/cgroup"))
+                self._cgroups[process] = limitable_cgroup(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
             if cgroup := self._cgroups[process]:
                 pids[cgroup].append(process.pid)
         return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
@@ -526,7 +526,7 @@ host's."""
 
 def shared_memory(name: str, proc: str) -> MemoryCounts | None:
     """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
-    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", text_of(f"{proc}/meminfo"), re.MULTILINE))
+    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read_or_empty(f"{proc}/meminfo"), re.MULTILINE))
     if not INTEGRATED.search(name) or len(stated) < 2:
         return None
     return MemoryCounts(int(stated["MemTotal"]) << 10, None, int(stated["MemAvailable"]) << 10, None)
@@ -534,5 +534,5 @@ def shared_memory(name: str, proc: str) -> MemoryCounts | None:
 
 def file_cache_bytes(node: int, sys: str) -> int | None:
     """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
-    stated = re.search(r"FilePages:\s+(\d+) kB", text_of(f"{sys}/devices/system/node/node{node}/meminfo"))
+    stated = re.search(r"FilePages:\s+(\d+) kB", read_or_empty(f"{sys}/devices/system/node/node{node}/meminfo"))
     return int(stated[1]) << 10 if stated else None

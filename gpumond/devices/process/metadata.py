@@ -31,7 +31,7 @@ from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, text_of
+from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, read_or_empty
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -468,7 +468,7 @@ class ProcessMetadata:
         known = self._known.get(process)
         if known is not None:
             return known
-        where = parse_placement(text_of(f"{self._proc}/{process.pid}/cgroup"))
+        where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
         owner = _Owner(where, self._containers.names(where))
         again = process_start(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:

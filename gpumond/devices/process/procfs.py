@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.host.machine import KERNEL_THREAD, ProcessStart, process_start, read_head, start_of, text_of
+from gpumond.host.machine import KERNEL_THREAD, ProcessStart, parse_start, process_start, read_head, read_or_empty
 
 
 class ProcessOwner(NamedTuple):
@@ -97,7 +97,7 @@ class ProcessTable:
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b"", None
-        return before.partition(b"(")[2] + b")" + fields[19], start_of(fields)
+        return before.partition(b"(")[2] + b")" + fields[19], parse_start(fields)
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
@@ -304,7 +304,7 @@ def _nvidia(proc: str) -> Mapping[str, str]:
     return {
         f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
-        for minor in re.findall(r"^Device Minor:\s*(\d+)", text_of(path), re.MULTILINE)
+        for minor in re.findall(r"^Device Minor:\s*(\d+)", read_or_empty(path), re.MULTILINE)
     }
 
 

@@ -34,7 +34,7 @@ from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, human
 from gpumond.features.fit.tracer import ALLOCATE, STEP
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import OutOfMemory, Spec, create
+from gpumond.sim.device import DeviceSpec, OutOfMemory, create
 from gpumond.view.text import table
 
 MARGIN = 1.05
@@ -301,7 +301,7 @@ def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
     classes: Mapping[str, str] = {str(number): name for number, name in trace["classes"].items()}
     entries: Sequence[tuple[str, int, int]] = trace["entries"]
     with tempfile.TemporaryDirectory() as directory:
-        device = create(Path(directory) / "device", Spec("GPU-fit", 0, "fit", size_bytes, context_bytes=0))
+        device = create(Path(directory) / "device", DeviceSpec("GPU-fit", 0, "fit", size_bytes, context_bytes=0))
         allocator = CachingAllocator(device)
         try:
             for _ in range(2 if trace["matmul"] else 0):

@@ -18,7 +18,7 @@ from gpumond.facts.alerts import AGAIN, WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
-from gpumond.host.files import unwritable
+from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -147,7 +147,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
             client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
     except OSError as error:
-        raise GpumondError(unwritable(out, error)) from None
+        raise GpumondError(write_error_text(out, error)) from None
     finally:
         with suppress(OSError):
             os.unlink(partial)

@@ -33,7 +33,7 @@ from gpumond.features.loadgen.runner import (
     summary,
 )
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
-from gpumond.sim.device import Spec, create, simulated_devices
+from gpumond.sim.device import DeviceSpec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -200,7 +200,7 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
             uuid = "GPU-10ad0000-0000-4000-8000-000000000001"
-            spec = Spec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
+            spec = DeviceSpec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
             print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
             yield create(Path(directory) / "card0", spec).directory
 

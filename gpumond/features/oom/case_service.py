@@ -261,7 +261,7 @@ def case_of(e: Evidence, history: History) -> OomCase:
         lines=lines,
         lines_at=e.snapshot.taken_at,
         overcount_bytes=e.overcount,
-        reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
+        reported_at=None if e.earlier_report is None or e.pools else e.snapshot.taken_at - e.earlier_report.age_seconds,
         timeline=_timeline(e, history, lines),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )

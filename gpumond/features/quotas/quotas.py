@@ -26,7 +26,7 @@ from gpumond.host.peer import person_uid
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import AdmissionService, FlushService, Kernel, Part, SuspendService, Tick
 from gpumond.serve.limits import TokenBucket
-from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
+from gpumond.store.table import AuditActions, Registered, Registry, Table, Transactions, etag_of
 
 QuotaOrigin = Literal["file", "api"]
 
@@ -41,7 +41,7 @@ def quota_table(store: Transactions) -> Table[dict[str, Any]]:
         dict[str, Any],
         etag=True,
         valid=lambda quota: "name" in quota,
-        actions=Actions("quota.create", "quota.replace", "quota.delete"),
+        actions=AuditActions("quota.create", "quota.replace", "quota.delete"),
     )
 
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import clean
 from gpumond.facts.units import GIB, MIB, plural
-from gpumond.host.files import unreadable
+from gpumond.host.files import read_error_text
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -104,7 +104,7 @@ def open_lines(path: str) -> Lines:
         return Lines(path, open(path, "rb"))
     except OSError as error:
         expected = "a log of memory use; `gpumond record --out FILE` writes one"
-        raise ConfigError(unreadable(path, error, expected)) from None
+        raise ConfigError(read_error_text(path, error, expected)) from None
 
 
 def _buffered(stream: BinaryIO) -> io.BufferedReader:

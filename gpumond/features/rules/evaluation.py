@@ -38,7 +38,7 @@ from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.table import adapter
+from gpumond.store.table import type_adapter
 from gpumond.tick.ledger import attribute
 
 GRACE_SECONDS = 600.0
@@ -353,7 +353,7 @@ def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
 
 def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
     snapshot, verdicts = zlib.decompress(packed).split(b"\n")
-    return adapter(Snapshot).validate_json(snapshot), adapter(tuple[Verdict, ...]).validate_json(verdicts)
+    return type_adapter(Snapshot).validate_json(snapshot), type_adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 
 class PreviewWindow:

@@ -13,7 +13,7 @@ from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.serve import examples
-from gpumond.serve.authentication import user
+from gpumond.serve.authentication import counted_user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.responses import problem
@@ -85,7 +85,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     `from_at` is the start of the available data, at the earliest the daemon's start. 429: another preview by the same
     user is in progress. 503: too many previews are in progress.
     """
-    previews, who, this = request.app.state.previews, user(request.scope), object()
+    previews, who, this = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(who):
         status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})

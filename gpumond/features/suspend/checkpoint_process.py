@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from gpumond.facts.messages import from_json, to_json
-from gpumond.host.machine import start_ticks, text_of
+from gpumond.host.machine import read_or_empty, start_ticks
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 STATES = ("running", "locked", "checkpointed", "failed")
@@ -187,7 +187,7 @@ def carry_out(request: CheckpointRequest, driver: Driver) -> CheckpointResponse:
 
 def host_size(pid: int) -> int | None:
     """Return the bytes of a process in memory and swap, None if unknown."""
-    lines = dict(line.partition(":")[::2] for line in text_of(f"/proc/{pid}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in read_or_empty(f"/proc/{pid}/status").splitlines())
     try:
         return sum(int(lines[name].split()[0]) << 10 for name in ("VmRSS", "VmSwap"))
     except (KeyError, ValueError, IndexError):
@@ -216,7 +216,7 @@ def take_user(request: CheckpointRequest) -> None:
 
 
 def _ids(process: str) -> dict[str, list[int]]:
-    lines = dict(line.partition(":")[::2] for line in text_of(f"{process}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in read_or_empty(f"{process}/status").splitlines())
     return {name: [int(word) for word in lines[name].split()] for name in ("Uid", "Gid", "Groups") if name in lines}
 
 

@@ -36,13 +36,13 @@ from gpumond.features.suspend.decision import (
     with_suspension_marks,
 )
 from gpumond.host.files import lock_file
-from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
+from gpumond.host.machine import available_bytes, find_process, is_descendant, is_signal_pending
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.python_commands import module_command
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import AdmissionService, Clock, Kernel, Part, SuspendService, Tick
 from gpumond.store.table import Table, Transactions
-from gpumond.tick.observe import unmapped
+from gpumond.tick.observe import as_unmapped
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class Suspender:
             own = [each for each in _unlisted(program, snapshot) if (each.device_uuid, program.key) not in known]
             report = snapshot.reports_by_process.get(program.key)
             if report is not None and own:
-                pools = unmapped(report.pools, {each.device_uuid for each in own})
+                pools = as_unmapped(report.pools, {each.device_uuid for each in own})
                 changed[program.key] = replace(report, pools=pools, suspended=True)
             added += own
         snapshot = replace(
@@ -766,7 +766,7 @@ class SuspendPart(Suspender, Part):
             processes=CheckpointProcesses(kernel.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
-            is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
+            is_continued=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
             flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
