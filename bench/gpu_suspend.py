@@ -331,15 +331,15 @@ def small(flags: int, uid: int, gib: int = 1) -> AbstractContextManager[tuple[in
 
 AS_USER = """
 import os, sys
-from gpumond.features.suspend import helper
+from gpumond.features.suspend import checkpoint_process
 uid = int(sys.argv[1])
 if uid: os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
-helper.main(sys.argv[2:])
+checkpoint_process.main(sys.argv[2:])
 """
 
 
 def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
-    """Suspend and resume a program with the helper, as this caller; return what failed. ``uid``: which the helper
+    """Suspend and resume a program with the checkpoint process, as this caller; return what failed. ``uid``: which the helper
     takes.
     """
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
@@ -370,7 +370,7 @@ def rights() -> Mapping[str, Any]:
 
 
 def reach() -> Mapping[str, Any]:
-    """How the helper's calls reach the program: paths in its /proc directory, and calls that Yama restricts."""
+    """How the checkpoint process's calls reach the program: paths in its /proc directory, and calls that Yama restricts."""
     calls = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_getfd", "kcmp", "kill", "connect")
     with small(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "calls"

@@ -97,7 +97,7 @@ def _pool_key(pool: PoolUsage) -> PoolKey:
     return pool.allocator, pool.device_uuid
 
 
-def execute(
+def carry_out(
     command: FlushCommand,
     adapter: AllocatorAdapter,
     hooks: Sequence[Hook],
@@ -161,7 +161,7 @@ def _obstacle(deadline: float) -> Outcome | None:
     return "timeout" if time.monotonic() >= deadline else None
 
 
-def execute_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
+def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
     """Call the program's functions in a program without pools. Only the driver's count shows their effect.
 
     Raises FlushRefused, and errors of the functions.

@@ -25,9 +25,9 @@ from gpumond.agent.allocators.adapters import (
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
+    carry_out,
+    carry_out_hooks,
     estimated_hook_bytes,
-    execute,
-    execute_hooks,
     outcome_of,
     pool_bytes,
     released_bytes,
@@ -144,10 +144,10 @@ class LoadedAllocators:
             try:
                 if adapter is None:
                     with _between_captures():
-                        return execute_hooks(command, hooks)
+                        return carry_out_hooks(command, hooks)
                 hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
                 with _between_captures():
-                    result = execute(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
+                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
             except FlushRefused as refusal:
                 return FlushResult(command.id, "refused", clean(refusal))
             except Exception as error:  # any error of the library
