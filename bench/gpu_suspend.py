@@ -339,9 +339,7 @@ checkpoint_process.main(sys.argv[2:])
 
 
 def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
-    """Suspend and resume a program with the checkpoint process, as this caller; return what failed. ``uid``: which the helper
-    takes.
-    """
+    """Suspend and resume a program as this caller; return what failed. ``uid``: which the checkpoint process takes."""
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
         request = CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
         command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(request).decode()]
@@ -370,7 +368,7 @@ def rights() -> Mapping[str, Any]:
 
 
 def reach() -> Mapping[str, Any]:
-    """How the checkpoint process's calls reach the program: paths in its /proc directory, and calls that Yama restricts."""
+    """How checkpoint processes reach the program: paths in its /proc directory, and calls that Yama restricts."""
     calls = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_getfd", "kcmp", "kill", "connect")
     with small(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "calls"
