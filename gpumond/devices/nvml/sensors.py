@@ -203,7 +203,7 @@ class SensorReader:
         self._kept: dict[str, _SlowAnswers] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
-        """Make the slow queries of the devices that are due; ``mark_lost`` is called for those that are lost."""
+        """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
         self._kept = {device.uuid: self._kept.get(device.uuid) or _SlowAnswers() for device in present}
         began = self._clock()

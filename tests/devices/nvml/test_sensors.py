@@ -168,7 +168,7 @@ class SlowLibrary:
         self.now = 0.0
         self.asked: Counter[str] = Counter()
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         pass
 
     def query(self, functions: Any, handle: str, *arguments: Any) -> Any:
