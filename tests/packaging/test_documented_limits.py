@@ -93,7 +93,7 @@ STATED = {
     "entries of a recording": f"{MAX_ENTRIES:,}",
     "recordings at a time per program": "one",
     "pools per message": f"{MAX_REPORTED_POOLS}",
-    "scopes per program": f"{MAX_SCOPES} names",
+    "measured scopes per program": f"{MAX_SCOPES} names",
     "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
