@@ -80,7 +80,7 @@ STATED = {
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without a hello message",
     "time for the rest of a message": f"{LIMITS.message_seconds:g} s",
     "age of a report": f"{LIMITS.stale_seconds:g} s",
-    "time without a message": f"{LIMITS.idle_seconds:g} s",
+    "time without a message from an agent": f"{LIMITS.idle_seconds:g} s",
     "messages and bytes per user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
     "pools per agent": f"{MAX_POOLS}",
     "pools per user": f"{MAX_POOLS_OF_UID:,}; if a user has more, each of the user's agents gets an equal portion",
