@@ -112,7 +112,7 @@ NOTES = {
     "gpumond fleet flush": "Pass at least one of `--query`, `--workload`, `--user`, `--machine` and `--label`. [Flush "
     "programs on several machines](../how-to/fleet/flush.md) explains waves and limits.",
     "gpumond fleet report": "[Report](../how-to/fleet/report.md) explains the columns.",
-    "gpumond fleet advise": "[Sizes](../how-to/fleet/size.md) explains the proposals.",
+    "gpumond fleet advise": "[Advise](../how-to/fleet/advise.md) explains the proposals.",
 }
 """What ``--help`` doesn't say, with the page that explains the command."""
 
