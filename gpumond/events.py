@@ -252,7 +252,7 @@ def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, 
             workload, name = names.get(process, ("", ""))
             yield _draft(
                 "process-ended",
-                f"{program(name, process.pid, '')} has exited; it held {human(held)} on {_gpu(frame, device.uuid)}",
+                f"{program(name, process.pid, '')} has exited; it used {human(held)} on {_gpu(frame, device.uuid)}",
                 device_uuid=device.uuid,
                 process=process,
                 workload=workload,
@@ -366,7 +366,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
         receipt.action,
         f"{who}{where} was {receipt.outcome} by {by}{why}"
         if receipt.outcome in ("suspended", "resumed")
-        else f"request to {receipt.action} {who}{where} by {by}: {receipt.outcome}{why}",
+        else f"request by {by} to {receipt.action} {who}{where}: {receipt.outcome}{why}",
         device_uuid=uuid,
         process=receipt.key,
         workload=receipt.workload,

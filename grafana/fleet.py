@@ -108,7 +108,7 @@ GLANCE = [
     ),
     figure(
         "Wasted, last hour",
-        "GiB-hours of the last hour that were cached, stranded, unattributed, or held by idle programs.",
+        "GiB-hours of the last hour that were cached, stranded, unattributed, or used by idle programs.",
         "suffix: GiB h",
         f"sum({recorded('wasted_gibibyte_hours:sum1h')})",
         runbooks=("reclaimable-waste",),
@@ -149,7 +149,7 @@ OVER_TIME = [
     ),
     series(
         "Unused memory over time",
-        "Wasted: cached, stranded, unattributed, or held by idle programs. Idle and reclaimable: memory that a flush "
+        "Wasted: cached, stranded, unattributed, or used by idle programs. Idle and reclaimable: memory that a flush "
         "or the end of idle programs would release.",
         "bytes",
         Query(f"sum({of_machines('wasted_bytes')})", "wasted"),

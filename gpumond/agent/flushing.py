@@ -237,7 +237,7 @@ def _collect(adapter: AllocatorAdapter) -> StepResult:
     between = time.perf_counter()
     old = gc.collect()
     seconds = time.perf_counter() - started
-    detail = f"{plural(young, 'young object')} in {between - started:.3f} s, {old} old"
+    detail = f"collected {plural(young, 'young object')} in {between - started:.3f} s, then {old} old"
     return StepResult("gc", max(0, held - _held_bytes(adapter)), seconds, detail)
 
 

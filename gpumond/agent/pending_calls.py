@@ -68,7 +68,7 @@ class _Call(Generic[T]):
             self._values.append(self._call())
         except BaseException as error:
             if _is_from_signal_handler(error):
-                self._error = MainThreadBusy("a signal handler of the program interrupted it")
+                self._error = MainThreadBusy("a signal handler of the program interrupted the step")
                 raise
             self._error = error if isinstance(error, Exception) else MainThreadBusy(repr(error))
         finally:

@@ -238,7 +238,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
         from gpumond.facts.units import human  # needed for this text only
 
         return f"the program's allocators hold {human(held)}, and none of it is live: only live memory is classified"
-    return "the program holds no memory on a device, so there is nothing to classify"
+    return "the program's allocators hold no memory on a device, so there is nothing to classify"
 
 
 def _pickle(snapshot: object, path: str) -> None:

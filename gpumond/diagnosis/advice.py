@@ -257,7 +257,8 @@ ADVICE = (
         "short of memory while training, and at least half of the live bytes are activations",
         lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
         lambda context: (
-            "use mixed precision (torch.autocast) if the program doesn't already: it halves most activations"
+            "use mixed precision (torch.autocast) if the program doesn't already: it halves the size of most "
+            "activations"
         ),
     ),
     Advice(

@@ -101,7 +101,7 @@ def growing_together(one: str, programs: int, devices: int, left: float | None) 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
     """Describe a fragmented program by its recent peaks. The ratio is in the alert, which covers a different window."""
     peak = f"held up to {human(kept)} on {device}, not counting its cache"
-    return f"{who} recently {peak}, but used at most {human(live)} of it; the rest was fragmented"
+    return f"{who} recently {peak}, but at most {human(live)} of it was live; the rest was fragmented"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
@@ -110,23 +110,23 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     """
     since = f"unchanged for {duration_text(seconds)}"
     if who:
-        return f"{device} still holds {human(size)} that belonged to {who}, which has exited ({since})"
+        return f"{device} still has {human(size)} in use that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the GPU open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
         managed = f"probably managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
-        return f"{device} holds {human(size)} that the driver attributes to no process ({since}): {managed}{named}"
-    return f"{device} holds {human(size)} that belongs to no visible process ({since}){named}"
+        return f"{device} has {human(size)} in use that the driver attributes to no process ({since}): {managed}{named}"
+    return f"{device} has {human(size)} in use that belongs to no visible process ({since}){named}"
 
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
-    held = f"{who} holds {human(size)} on {device}" if who != device else f"{device} has {human(size)} in use"
-    return f"{held} and has been idle for {duration_text(seconds)}"
+    used = f"{who} uses {human(size)} on {device}" if who != device else f"{device} has {human(size)} in use"
+    return f"{used} and has been idle for {duration_text(seconds)}"
 
 
 def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
     who = "a program" if who == device else who
-    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program held {human(size)}"
+    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program used {human(size)}"
 
 
 def release(who: str, device: str, size: float, failed: bool = False) -> str:

@@ -280,15 +280,15 @@ CONDITIONS: Mapping[str, str] = {
     "unmapped_estimated": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
     "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond divides the "
-    "bytes that belong to no other process among the programs that hold managed memory, up to the sizes of their pools",
+    "bytes that belong to no other process among the programs with managed memory, up to the sizes of their pools",
     "suspended": "no action needed: cuda-checkpoint, or a program that uses its interface, has suspended the process; "
     "it needs this memory again when it is resumed, and isn't flushed until then",
     "pool_exceeds_device": "check the program with that pid: its agent reports wrong values, or its allocator counts "
     "memory that isn't on the GPU (managed memory, released pages)",
     "live_unknown": "start the program with gpumond run -- COMMAND, or wrap its RMM resource in "
     "rmm.mr.StatisticsResourceAdaptor: the resource doesn't count live bytes",
-    "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; its values "
-    "are those of the whole GPU, and used includes the driver's own reserved memory",
+    "memory_partition": "no action needed: the daemon runs in a cgroup whose memory on this GPU is limited; the "
+    "values are the whole GPU's, and used memory includes the driver's own reserved memory",
     "reserved_in_used": "update the driver: this one counts its own reserved memory as used (510 or later reports both "
     "separately)",
 }

@@ -20,8 +20,7 @@ MEANINGS: Mapping[str, str] = {
     "stranded": "Free memory that an allocator keeps and a flush can't release: fragmentation (PyTorch: "
     "inactive_split_bytes), private pools and arenas.",
     "overhead": "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, "
-    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter; until the "
-    "agent's second report, also what the process has taken since the first.",
+    "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
     "opaque": "Memory that can't be broken down: all of a process without an agent, or with one that has reported no "
     "pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (about a "
     "second).",

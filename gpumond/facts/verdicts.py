@@ -130,12 +130,12 @@ KINDS = (
         "1% of the device's size; while the device is busy, 2% and five minutes. It was left by an exited process, or "
         "is managed memory (cudaMallocManaged) of a program without an agent",
         evidence="bytes, seconds",
-        remedy="start programs that use managed memory with gpumond run, which attributes it to them; otherwise stop "
-        "the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
+        remedy="if it is managed memory, start its program with gpumond run, which attributes the memory to the "
+        "program; otherwise, stop the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",
-        meaning="has held at least 5% of a device for half an hour without GPU activity",
+        meaning="has used at least 5% of a device's memory for half an hour without GPU activity",
         evidence="bytes, seconds",
         remedy="stop the program, flush it (gpumond flush --pid PID) or, if it's suspendable, suspend it "
         "(gpumond suspend --pid PID)",

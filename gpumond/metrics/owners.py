@@ -265,10 +265,10 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
         "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
         attrgetter("wasted"),
     ),
-    Quantity("processes", "Number of processes that hold device memory.", attrgetter("processes")),
+    Quantity("processes", "Number of processes that use device memory.", attrgetter("processes")),
     Quantity(
         "agent_processes",
-        "Number of processes that hold device memory and have an agent.",
+        "Number of processes that use device memory and have an agent.",
         attrgetter("agent_processes"),
     ),
 )

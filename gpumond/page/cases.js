@@ -73,7 +73,7 @@ function* tablesOf(found, ranks) {
   }
   yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", siteText)], oom.sites];
   yield ["Scopes that retain the most memory", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
-  yield ["The program’s calls at the error, innermost first", [plain("Call", callText)], ownCalls(oom.stack)];
+  yield ["Call stack at the error, innermost call first", [plain("Call", callText)], ownCalls(oom.stack)];
 }
 
 const hue = (place) => `hsl(${(225 + 67 * place) % 360} 50% 55%)`;
@@ -147,7 +147,7 @@ function documentOf({ case: found, ranks }) {
   return [title, make("p", named(`${found.summary}.`, 800)), make("p", named(factsOf(found), 400)), ...enough, ...drawn, grid];
 }
 
-const NONE = "No program with an agent has run out of memory. A case shows what held the GPU’s memory, and what would have prevented the error.";
+const NONE = "No program with an agent has run out of memory. A case shows what used the GPU’s memory, and what would have prevented the error.";
 const chosen = make("section.case");
 let listing;
 let shown = ""; // id of the case that is drawn

@@ -71,7 +71,7 @@ const together = make("div.compared", make("div.whole", make("h3", "Used memory"
 const charts = make("div.compared");
 const empty = make(
   "div.editor",
-  make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments. Choose them above, or with ✓ or the key x in the overview."),
+  make("p", "Compare shows two to four programs on one scale, and how each has changed between two moments. Choose them above, or with ✓ or the x key in the overview."),
   button("Compare the two largest programs", () => choose([...offer.options].slice(1, 3).map(({ value }) => value))),
 );
 const controls = make("div.controls", make("p", "Click a chart for the first moment, Shift-click for the second, or type a time."), createMoment("Compare", "moment", "The first moment"), createMoment("with", "until", "The second moment"));

@@ -45,7 +45,7 @@ function sentence({ fired, omitted, snapshots, from_at: from, to_at: to, resolut
   const times = fired.length + omitted;
   const would = times ? `would have fired ${many(times, "time")}` : "would not have fired";
   const span = `between ${clock(from, to)} and ${clock(to)}`;
-  const basis = `${many(snapshots, "snapshot")}, one for each ${duration(each)}; shorter events aren't included`;
+  const basis = `${many(snapshots, "snapshot")}, one every ${duration(each)}; shorter events aren't included`;
   return `The rule ${would} ${span}. ${basis}.`;
 }
 

@@ -204,7 +204,7 @@ export function showProblems() {
   const { devices } = state.frame.snapshot;
   const looked = chosen() ? label(chosen()) : many(devices.length, "GPU");
   const parts = [
-    own.length ? many(loud.length - ended, "problem") : `None found on ${looked}: no leak, fragmentation, memory without an owner, idle program or out-of-memory error, and no alert from your rules`,
+    own.length ? many(loud.length - ended, "problem") : `None found on ${looked}: no leak, fragmentation, unattributed memory, idle program or out-of-memory error, and no alert from your rules`,
     ended ? `${ended} ended` : "",
     silenced ? `${silenced} silenced` : "",
     cards.length > SHOWN ? `${SHOWN} are shown` : "",

@@ -55,7 +55,7 @@ function overheadSentence(row) {
 /** Why the limit of a row's quota isn't in effect; empty if it is. */
 export function unset(row) {
   if (row.quota.limit_bytes === null || row.limit_bytes !== null) return "";
-  const reason = !hasAgent(row) ? "has no agent" : hasPools(row) ? "doesn't allow limits" : "has no pool yet";
+  const reason = !hasAgent(row) ? "has no agent" : hasPools(row) ? "doesn't allow limits, or hasn't applied it" : "has no pool yet";
   return `limit not in effect: the program ${reason}`;
 }
 

@@ -76,7 +76,7 @@ export function suspensionSentence({ snapshot }, program) {
 function verdictOf(row, kind, { rule, rank } = {}) {
   const state = row.suspended || (row.state !== "alive" && row.state);
   const urgent = rank < (!kind || ordinary({ kind }) ? 2 : 1) ? rule : kind; // only a critical alert replaces a problem
-  const odd = [row.orphaned && "orphaned", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${human(row.unmapped_bytes)} unmapped`];
+  const odd = [row.orphaned && "parent exited", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${human(row.unmapped_bytes)} unmapped`];
   const verdict = [state, urgent, ...odd].find(Boolean) ?? "";
   const idle = kind === IDLE && `${human(row.used_bytes)} idle`;
   const remarks = [rule, isProblem({ kind }) && kind, idle, ...odd].filter((each) => each && each !== verdict);

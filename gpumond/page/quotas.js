@@ -32,7 +32,7 @@ const COLUMNS = [
   { title: "Soft limit", text: amount("soft_limit"), number: true },
   { title: "Limit", text: amount("limit"), number: true },
   { title: "Reserve", text: amount("reserve"), number: true },
-  { title: "Container limit", text: amount("cgroup_limit"), number: true },
+  { title: "Cgroup limit", text: amount("cgroup_limit"), number: true },
   { title: "Processes", text: users, long: true, update: (cell, entry) => cell.classList.toggle("warn", users(entry).includes(" soft limit")) },
   { title: "Origin", text: ({ origin }) => origin },
 ];

@@ -121,7 +121,7 @@ function showChoice(devices) {
 /** Who holds or is granted the memory that a request waits for. */
 export const holdersText = (holders) => holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ");
 const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
-  [used || !granted ? `holds ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
+  [used || !granted ? `uses ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
 
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
 function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {

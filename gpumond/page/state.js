@@ -116,6 +116,6 @@ export function reclaimableOf(devices) {
 /** What a flush would release, as the parts of a sentence: the amount is the second. */
 export function estimate({ bytes, refused, known }) {
   if (!known) return ["", "", ""];
-  const more = refused ? `Programs that don't allow a flush hold ${human(refused)} more in their caches.` : "";
+  const more = refused ? `Programs that don't allow a flush have ${human(refused)} more in their caches.` : "";
   return [`A flush now releases${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
 }

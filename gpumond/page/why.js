@@ -112,7 +112,7 @@ function nextSteps(rows, subject) {
   const kinds = new Set(state.frame.verdicts.filter((verdict) => isProblem(verdict) && verdict.pid === pid).map(({ kind }) => kind));
   const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/\b(Why|Flush)\b/.test(clause)).join("; ")).filter(Boolean);
   const bytes = sum(rows.filter(allowsFlush).map((row) => row.cached_bytes ?? 0));
-  const others = bytes || remedies.length ? [] : ["A flush would release nothing: live memory returns when the program frees it or exits."];
+  const others = bytes || remedies.length ? [] : ["A flush would release nothing: the program must free live memory first, or exit."];
   const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
   if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));
   return entry;

@@ -98,7 +98,7 @@ def _shortage(row: _Pool) -> str:
 def _relief(row: _Pool) -> str:
     if row.track.limit is None:
         return "free memory on the GPU"
-    return "raise the program's limit (gpumond quota shows where it is set)"
+    return "raise the program's limit (gpumond quota shows where the limit is set)"
 
 
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:

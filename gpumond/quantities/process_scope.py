@@ -161,7 +161,7 @@ def _idle_remedy(row: _Process) -> str:
     """Return how an idle program's memory is released: by a suspension where a flush returns less than half of it."""
     pid, report = row.process.pid, row.report
     if row.process is NOBODY:
-        return "stop the program, if you don't need it"
+        return "stop the program if you don't need it"
     used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
     if report and report.can_suspend and 2 * flushed < used:
         return f"gpumond suspend --pid {pid} would release {size(used)}; if you don't need the program, stop it"

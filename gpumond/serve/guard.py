@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,11 @@ class Guard:
             scope, send = {**scope, "method": "GET"}, without_body(send)
         else:
             send = in_pieces(scope, send, self._unsent)
+        # uvicorn cancels what is left when the daemon ends, after all connections are closed, and would log each error.
+        with suppress(asyncio.CancelledError):
+            await self._handle(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             scope = await self._identify(scope)
             await self._check(scope)
@@ -136,7 +141,7 @@ class Guard:
             return _nothing
         if scope["method"] in SAFE_METHODS:
             return await self._slots.take((counted_user(scope), scope["path"] in RESERVED))
-        who, now = counted_user(scope), time.monotonic()
+        who, now = counted_user(scope), asyncio.get_running_loop().time()
         wait = self._changes.wait(who, now)
         self._changes.count(who, now)
         if wait:

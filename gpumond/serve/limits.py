@@ -96,8 +96,6 @@ class RequestSlots:
         slots.waiting += waits
         try:
             await slots.acquire()
-        except asyncio.CancelledError:
-            raise HTTPException(503, "the daemon is shutting down", {"Connection": "close"}) from None
         finally:
             slots.waiting -= waits
         held = [slots]

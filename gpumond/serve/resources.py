@@ -513,7 +513,7 @@ async def share_history(
 
 
 @router.read(
-    "/history/moment", "What each device and process held at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
+    "/history/moment", "What each device and process used at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
 )
 async def past_moment(
     request: Request,

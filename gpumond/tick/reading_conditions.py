@@ -69,7 +69,7 @@ def _process(pid: int, workload: str) -> str:
 def _names(reports: Sequence[AgentReport]) -> str:
     names = [f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:SHOWN_AGENTS]]
     others = len(reports) - len(names)
-    return ", ".join([*names, f"{others} others"] if others else names)
+    return ", ".join([*names, f"{others} more"] if others else names)
 
 
 def _managed(report: AgentReport) -> Mapping[str, int]:

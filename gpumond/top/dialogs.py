@@ -286,7 +286,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
     def lines(width: int) -> list[Line]:
         texts = [*row.verdicts, *answer]
-        title = [Span(f"why {row.program} (pid {row.pid}) holds memory", "bold")]
+        title = [Span(f"memory of {row.program} (pid {row.pid})", "bold")]
         return [title, *(line for text in texts for line in wrapped_line([Span(plain(text, 600))], width))]
 
     requests.ask(question, receive)

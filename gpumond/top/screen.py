@@ -254,11 +254,11 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected GPU, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its GPU memory to the host
-S | choose an alert with ↑ ↓, type why, and silence it for an hour; those of the program under the cursor come first
+S | choose an alert with ↑ ↓ (this program's come first), type why, and silence it for an hour
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full
-e | show events, and what would have prevented out-of-memory errors; → shows the minute before one
+e | show events, and what would have prevented out-of-memory errors; → shows the minute before an event
 p | pause
 mouse | click a column to sort, a GPU or a row to select it; scroll with the wheel
 ?, h, F1 | show this help

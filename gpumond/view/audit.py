@@ -45,7 +45,7 @@ def _pids(detail: Detail) -> str:
 
 def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
-    action = "wake" if detail.get("wake") else "flush"
+    action = "wake-up" if detail.get("wake") else "flush"
     waits = f" for {detail['for']}" if detail.get("for") else ""
     requested, steps = f"{_automatically(waits)}requested", _steps(detail["steps"])
     return f"{requested} a {action} of {detail['target']} with {steps}{waits}{forced}{_operation(detail)}"
@@ -95,7 +95,7 @@ def _limit(detail: Detail) -> str:
     device = f" on {detail['device']}" if detail["device"] else ""
     if detail["limit_bytes"] is None:
         return f"asked {_program(detail)} to remove its limit{device}"
-    return f"asked {_program(detail)} to limit its memory to {human(detail['limit_bytes'])}{device}"
+    return f"asked {_program(detail)} to limit each of its allocators to {human(detail['limit_bytes'])}{device}"
 
 
 def _cgroup_limit(detail: Detail) -> str:
@@ -106,8 +106,8 @@ def _cgroup_limit(detail: Detail) -> str:
 
 def _answer(detail: Detail) -> str:
     if "answer" in detail:
-        return f"pid {detail['pid']} didn't respond in time"
-    return f"pid {detail['pid']} refused: {detail['reason']}" if detail["reason"] else f"pid {detail['pid']} responded"
+        return f"pid {detail['pid']} didn't respond in time, or disconnected"
+    return f"pid {detail['pid']} responded" + (f": {detail['reason']}" if detail["reason"] else "")
 
 
 def _override(detail: Detail) -> str:

@@ -37,7 +37,7 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
     if found["paused_seconds"] >= SHOWN_PAUSE:
         yield f"the program paused for at most {1000 * found['paused_seconds']:.0f} ms"
     if found["sites"]:
-        yield "live memory by the site that allocated it:"
+        yield "live memory by the line that allocated it:"
         for site in found["sites"]:
             yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
         yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"

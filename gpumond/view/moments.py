@@ -14,7 +14,7 @@ from gpumond.view.text import fitting_table, moment, size
 NOT_FOUND = 404
 AMOUNTS = ("used", *SHARES)
 HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
-NOBODY = "no such program held memory then"
+NOBODY = "no such program used memory then"
 Entry = dict[str, Any]
 
 
@@ -65,7 +65,7 @@ def table_at(
     if not any(moments):
         return NOBODY
     if len(moments) > 1:
-        title = f"from {times[0]} to {times[1]}; CHANGE and the columns after it are changes:"
+        title = f"from {times[0]} to {times[1]} (BEFORE and AFTER: used memory; other columns: changes):"
         return f"{title}\n{_changes(moments[0], moments[1], gpus, width)}"
     entries = moments[0]
     ended = any(entry["ended_at"] for entry in entries)

@@ -181,8 +181,8 @@ REMEDIES = {
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
     "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; inspect it with ps -fp "
     "{pid}, and if you don't need it, kill {pid}",
-    "orphaned": "its parent has exited, and no service manager runs it (a program started with nohup looks the same); "
-    "if you don't need it, kill {pid}",
+    "orphaned": "the process that started it has exited, and no service manager runs it (a program "
+    "started with nohup looks the same); if you don't need it, kill {pid}",
     "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
 }
 USUALLY_INTENDED = ("orphaned", "idle")
@@ -211,13 +211,13 @@ def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckPro
         where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
         used = process["used_bytes"]
         program = process["workload"] or process["comm"] or "unknown program"
-        states = [] if kind == "idle" else [f"is {_WORDS.get(kind, kind)}"]
+        states = [] if kind == "idle" else [_WORDS.get(kind, f"is {kind}")]
         if kind == "holder" and process.get("orphaned"):
-            states.append("is orphaned")
+            states.append(_WORDS["orphaned"])
         if _is_idle(process):
             states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
-            states.append(f"holds {human(used)}")
+            states.append(f"uses {human(used)}")
         what = f"pid {process['pid']} ({program}{where}) {listed(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
         yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
@@ -238,7 +238,12 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {"holder": "not listed by the driver but has the GPU open", "zombie": "a zombie"}
+_WORDS = {
+    "holder": "is not listed by the driver but has the GPU open",
+    "orphaned": "has lost its parent",
+    "uninterruptible": "is in uninterruptible sleep",
+    "zombie": "is a zombie",
+}
 _PLACES = (
     ("pod", "pod_name"),
     ("container", "container_name"),

@@ -414,7 +414,8 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     size, place = max(free, default=(0, 0))
     if size < request["need_bytes"]:
         return ""
-    return f"GPU {-place} has {human(size)} free: to use it, start {requester(request)} with --need-device {-place}"
+    other = f"GPU {-place} has {human(size)} available"
+    return f"{other}: to use it, start {requester(request)} with --need-device {-place}"
 
 
 def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -551,7 +552,7 @@ def overhead_sentence(process: Mapping[str, Any]) -> str:
 def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
     odd = (
         suspension or (process["state"] if process["state"] != "alive" else None),
-        "orphaned" if process["orphaned"] else None,
+        "parent exited" if process["orphaned"] else None,
         "device open" if "holder" in process["kinds"] else None,
         f"{human(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
     )

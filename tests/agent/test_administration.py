@@ -58,7 +58,7 @@ def test_memory_that_is_not_live_is_stated_instead_of_its_classes(allocator: Cac
     def reason() -> str:
         return RequestHandler(SETTINGS).respond(AgentRequest("x", "classes")).reason
 
-    assert reason() == "the program holds no memory on a device, so there is nothing to classify"
+    assert reason() == "the program's allocators hold no memory on a device, so there is nothing to classify"
     allocator.free(allocator.malloc(300 * MIB))
     assert reason() == "the program's allocators hold 300.0 MiB, and none of it is live: only live memory is classified"
 

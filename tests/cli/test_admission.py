@@ -134,5 +134,5 @@ def test_wait_names_what_is_ahead_with_its_size():
 def test_room_that_earlier_requests_claim_is_stated():
     claimed = {"ahead": 1, "available_bytes": -10 * GIB, "claimed_bytes": 20 * GIB, "missing_bytes": 12 * GIB}
     _, answer = state("waiting", behind=[{"workload": "bigjob", "pid": 8, "need_bytes": 20 * GIB}], **claimed)
-    room = "the 10.0 GiB available on GPU 0 is kept for earlier requests, but 2.0 GiB is needed"
+    room = "the 10.0 GiB available on GPU 0 is kept for earlier requests, and 2.0 GiB is needed"
     assert explanation(answer) == f"number 2 in the queue, behind bigjob (20.0 GiB); {room}"

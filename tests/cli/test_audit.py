@@ -21,7 +21,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
             "flush.request",
             {"target": "workload chat", "steps": ["engine"], "wake": True, "operation": "o-1", "by": "ada@ops",
              "reason": "OPS-7"},
-            "requested a wake of workload chat with the step engine (operation o-1 by ada@ops: OPS-7)",
+            "requested a wake-up of workload chat with the step engine (operation o-1 by ada@ops: OPS-7)",
         ),
         (
             "flush.receipts",
@@ -61,10 +61,10 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "agent.limit",
             {"pid": 7, "workload": "", "limit_bytes": 1 << 30, "device": None},
-            "asked the program (pid 7) to limit its memory to 1.0 GiB",
+            "asked the program (pid 7) to limit each of its allocators to 1.0 GiB",
         ),
-        ("agent.limit.answer", {"pid": 7, "reason": "not allowed"}, "pid 7 refused: not allowed"),
-        ("agent.end.answer", {"pid": 7, "answer": None}, "pid 7 didn't respond in time"),
+        ("agent.limit.answer", {"pid": 7, "reason": "not allowed"}, "pid 7 responded: not allowed"),
+        ("agent.end.answer", {"pid": 7, "answer": None}, "pid 7 didn't respond in time, or disconnected"),
         ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode rule leak: for 5m"),
         ("silence.expire", SILENCE, "ended the silence rule=leak"),
         ("release", {"for_seconds": 120.0}, "detached from the driver for 2 min"),

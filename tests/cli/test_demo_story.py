@@ -28,7 +28,7 @@ def test_nothing_is_told_of_an_empty_machine():
 def test_captions_contain_the_figures_of_the_daemon():
     training = {"pid": 1, "workload": "train-llm", "cached_bytes": 3 * GIB, "live_bytes": 2 * GIB, "quota": None}
     idle = {"pid": 3, "workload": "embeddings", "cached_bytes": 0, "live_bytes": 9 * GIB, "quota": None}
-    held = {"kind": "idle-holder", "pid": 3, "summary": "embeddings holds 9.2 GiB and has been idle for 90 s"}
+    held = {"kind": "idle-holder", "pid": 3, "summary": "embeddings uses 9.2 GiB and has been idle for 90 s"}
     suspended = {"state": "suspended", "workload": "embeddings", "memory": [{"used_bytes": 10 * GIB}]}
     notebook = {"pid": 2, "workload": "notebook", "cached_bytes": 0, "live_bytes": GIB, "quota": None}
     quota = {"quota": {"soft_limit_bytes": 2 * GIB}, "used_bytes": 3 * GIB}
@@ -51,7 +51,7 @@ def test_captions_contain_the_figures_of_the_daemon():
     assert found == {
         "queue": "pretrain is waiting for 20.0 GiB on a GPU. See: gpumond queue",
         "cache": "train-llm keeps 3.0 GiB in its cache, which a flush would release. Try: gpumond flush train-llm",
-        "idle": "embeddings holds 9.2 GiB and has been idle for 90 s. To move its memory to the host: gpumond suspend "
+        "idle": "embeddings uses 9.2 GiB and has been idle for 90 s. To move its memory to the host: gpumond suspend "
         "embeddings",
         "quota": "chat-api uses 1.0 GiB more than the soft limit of its quota (2.0 GiB). See: gpumond quota",
         "limit": "chat-api reached its limit, aborted requests and kept running. See: gpumond oom list",

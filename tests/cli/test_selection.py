@@ -204,7 +204,7 @@ def test_a_wait_names_another_device_that_has_room():
             for notice in view(make_frame(make_device(used_bytes=GIB), other, queue=(QUEUED,))).notices
             if notice.kind == "waiting"
         ]
-        end = "; GPU 1 has 30.0 GiB free: to use it, start pretrain (pid 4242, ann) with --need-device 1"
+        end = "; GPU 1 has 30.0 GiB available: to use it, start pretrain (pid 4242, ann) with --need-device 1"
         assert notice.text.endswith(end) is named
 
 
@@ -241,7 +241,7 @@ def test_device_with_room_is_named_unless_it_is_granted_or_divided():
         make_device(used_bytes=79 * GIB),
         make_device(uuid="GPU-b", index=1, used_bytes=10 * GIB, free_bytes=70 * GIB),
     )
-    text = "GPU 1 has 70.0 GiB free: to use it, start pretrain (pid 4242, ann) with --need-device 1"
+    text = "GPU 1 has 70.0 GiB available: to use it, start pretrain (pid 4242, ann) with --need-device 1"
     assert text in queue_text(make_frame(full, other, queue=(QUEUED,)))
     part = make_device(uuid="MIG-b", index=2, parent_uuid="GPU-b", used_bytes=79 * GIB)
     assert "--need-device" not in queue_text(make_frame(full, other, part, queue=(QUEUED,)))

@@ -157,7 +157,7 @@ def test_orphan_is_named_with_its_remedy(serve: Serve, driver: FakeDriver, tmp_p
         assert process["orphaned"] is not adopted
         for command in ("status", "doctor"):
             output = daemon.run(command).stdout
-            assert (f"pid {pid} (cat) is orphaned" in output) is not adopted
+            assert (f"pid {pid} (cat) has lost its parent" in output) is not adopted
             assert (f"kill {pid}" in output) is not adopted
 
 

@@ -54,7 +54,7 @@ def test_agents_without_a_pid_are_one_condition_that_names_three_of_them():
     reports = [make_report(MAX_PID + number, start_ticks=None, uid=7, workload=f"w{number}") for number in range(1, 6)]
     snapshot = make_snapshot(reports=(make_report(MAX_PID), *reports))
     names = ", ".join(f"w{number} (uid 7, connection {MAX_PID + number})" for number in (1, 2, 3))
-    assert list(conditions(snapshot)) == [(None, "agent_pid_unknown", f"{names}, 2 others")]
+    assert list(conditions(snapshot)) == [(None, "agent_pid_unknown", f"{names}, 2 more")]
 
 
 def test_pool_with_unknown_live_bytes_is_a_condition_of_its_device():

@@ -231,7 +231,7 @@ def test_report_has_several_formats(url: str, tmp_path: Path):
     assert lines[1] == ["ada", "100.0", "50.0", "20.0", "20.0", "40.0", "40%", "100%", "3.00", "1.50"]
     assert lines[3][:2] == ["TOTAL", "177.0"]
     assert "Machines with gaps: c (75% known)." in shown
-    assert "3 more rows: --limit 0" in shown
+    assert "rows left out: 3; --limit 0 shows all" in shown
     rows = [*csv.DictReader(io.StringIO(fleet(*command, "--format", "csv").stdout))]
     assert (rows[0]["from"], rows[0]["to"], rows[0]["user"]) == (of(DAY), of(DAY + 2 * HOUR), "ada")
     assert (rows[1]["used_gibibyte_hours"], rows[1]["coverage_ratio"]) == ("45", "0.75")

@@ -69,7 +69,7 @@ def test_plan_states_the_bytes_and_the_identity_of_the_process():
 def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
     planned = selected(min_reclaimable_bytes=2 * GIB)
     assert planned[10].refusal == ""
-    assert "less than the 2.0 GiB requested" in planned[11].refusal
+    assert "less than the requested minimum of 2.0 GiB" in planned[11].refusal
     assert planned[12].refusal == "the process has no agent"
 
 

@@ -10,7 +10,7 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.units import human
 
 CLAIMS = {
-    r"(?:uses|holds) {}(?! of cached)": "used_bytes",
+    r"uses {}": "used_bytes",
     r"holds {} of cached memory": "cached_bytes",
     r"\({} stranded\)": "stranded_bytes",
     r"held, {} live": "live_bytes",

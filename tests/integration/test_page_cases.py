@@ -80,7 +80,7 @@ def test_case_is_a_view_of_the_page(browser: Browser, demo: RunningDaemon, viewp
             ["-", "free", "1.0", "GiB"],
             ["-", "overcount", "-2.0", "GiB"],
         ]
-        assert "train.py:31 step" in page.get_by_role("table", name="calls at the error").inner_text()
+        assert "train.py:31 step" in page.get_by_role("table", name="Call stack at the error").inner_text()
         assert page.get_by_role("link", name="Save as HTML").get_attribute("download")
         assert session.fits()
         check_access(session)

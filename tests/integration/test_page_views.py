@@ -222,7 +222,7 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         session.page.locator("#hero-queue li").first.wait_for()
         assert session.page.locator("#hero-queue li").all_text_contents() == [
             "later (pid 42, dev) has been waiting 1 min for 20.0 GiB on GPU 0; 1.0 GiB is available, "
-            "flushes would release 12.0 GiB, and 7.0 GiB would still be missing; notebook holds 9.0 GiB",
+            "flushes would release 12.0 GiB, and 7.0 GiB would still be missing; notebook uses 9.0 GiB",
             "pretrain (pid 43, dev) is granted 20.0 GiB of GPU 0; 15.0 GiB of it isn't used yet; only 9.0 GiB is free",
         ]
         signs = session.page.locator("#hero-queue i")
@@ -247,6 +247,6 @@ def test_requests_that_wait_and_grants_that_are_not_used_are_listed(browser: Bro
         rows.first.wait_for()
         waits, granted = (row.locator("bdi").all_text_contents() for row in rows.all())
         assert waits[:7] == ["later, pid 42", "waiting", "0", "20.0 GiB", "1.0 GiB", "12.0 GiB", "7.0 GiB"]
-        assert waits[8:] == ["-", "notebook holds 9.0 GiB"]
+        assert waits[8:] == ["-", "notebook uses 9.0 GiB"]
         assert granted[:4] == ["pretrain, pid 43", "granted, 15.0 GiB not used yet", "0", "20.0 GiB"]
         assert session.fits()

@@ -216,8 +216,8 @@ def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: in
     owner = "probably pretrain, freed since the error" if peak == 8 else "unattributed"
     title, _, rows = [*sections(case, ())][1]
     assert [owner, "unattributed", "8.0 GiB"] in rows, title
-    held = "the program itself probably 8.0 GiB" if peak == 8 else "an unknown owner 8.0 GiB"
-    assert f"(pid 11) held 9.0 GiB, {held}. " in case.summary
+    held = "the program itself probably 8.0 GiB" if peak == 8 else "an unknown process 8.0 GiB"
+    assert f"(pid 11) used 9.0 GiB, {held}. " in case.summary
     assert not [each for each in case.remedies if each.name == "unattributed"], "nobody holds it any more"
 
 
@@ -496,7 +496,9 @@ def test_expandable_segments_are_no_remedy_where_pytorch_had_released_its_cache(
 def test_a_case_says_why_cached_bytes_were_of_no_use(framework: str, shown: bool):
     allocator = framework.partition(" ")[0]
     case = failing(allocator, framework=framework, cached=2, limit=10, free=60)
-    text = "had released its cache before it failed: the 2.0 GiB still cached can't be released, or were freed since. "
+    text = (
+        "had released its cache before it failed: the 2.0 GiB still cached can't be released, or has been freed since. "
+    )
     assert (f" {allocator} {text}One change" in case.summary) is shown
     flush = remedy(case, "own-cache")
     text = "flush the program's own cupy cache before the call: gpumond.agent.flush()"
@@ -536,7 +538,10 @@ def test_several_caches_are_flushed_with_one_command():
 
 
 def test_the_owners_in_a_summary_begin_a_sentence():
-    for cause, owner in (("batch", "The program itself held 79.5 GiB"), ("unattributed", "An unknown owner held 50.0")):
+    for cause, owner in (
+        ("batch", "The program itself used 79.5 GiB"),
+        ("unattributed", "An unknown process used 50.0"),
+    ):
         case = run(plan(cause))
         assert case is not None
         assert f" free. {owner}" in case.summary
@@ -558,7 +563,7 @@ def test_a_request_that_exceeds_the_limit_of_a_cgroup_has_no_room_on_the_device(
 
     found = case(limit, 4)
     assert [(each.name, each.size_bytes, each.enough) for each in found.remedies] == [("limit", 3 * GIB, True)]
-    text = "raise the limit of the cgroup /pods/a, which held 19.0 GiB, from 20.0 GiB to 23.0 GiB or more"
+    text = "raise the limit of the cgroup /pods/a, which used 19.0 GiB, from 20.0 GiB to 23.0 GiB or more"
     assert (found.remedies[0].text, found.missing_bytes) == (text, 3 * GIB)
     for other in (replace(limit, pids=(11,)), replace(limit, limit_bytes=None), replace(limit, limit_bytes=40 * GIB)):
         assert names(case(other, 4)) == ["neighbor-cache", "unattributed", "repeat"]
@@ -589,7 +594,9 @@ def test_a_smaller_batch_shrinks_the_request_too():
     )
     found = remedy(failing("torch", request=2, classes=[known]), "batch")
     assert found is not None
-    text = "use half the batch: 6.0 GiB of other leaf tensors and activations and this request of 2.0 GiB depend on it"
+    text = (
+        "use half the batch: 6.0 GiB of other leaf tensors and activations, and this request of 2.0 GiB, depend on it"
+    )
     assert (found.text, found.size_bytes, found.enough) == (text, 4 * GIB, True)
     assert found.source == "live bytes and request in proportion to the batch"
     training = replace(known, gradients_bytes=GIB, tensors_bytes=0, activations_bytes=5 * GIB)
@@ -632,9 +639,9 @@ def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
     (curve,) = case.timeline.curves
     assert (curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) == (10, 2 * GIB, 3 * GIB)
     shown = html_document(case, ())
-    assert "The program&#x27;s memory in the ten minutes before, and its limit of 2.0 GiB" in shown
+    assert "The program&#x27;s memory in the ten minutes before the error, and its limit of 2.0 GiB" in shown
     assert '<line class="top"' in shown
-    assert "The device in the ten minutes before" not in shown
+    assert "The GPU in the ten minutes before" not in shown
 
 
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
@@ -699,7 +706,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))
     assert [each.enough for each in again.remedies] == [True, False], "3.0 GiB was missing once"
-    assert ", the last of 3 errors at this limit, which lacked up to 3.0 GiB\n" in terminal_text(newest, ())
+    assert ", the last of 3 errors at this limit; up to 3.0 GiB was missing\n" in terminal_text(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 
 
@@ -781,17 +788,17 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     def first(*grants: GrantedRequest) -> str:
         return shared(*grants, other=12.0).remedies[0].text
 
-    assert first() == "run this program, which needs at least 8.7 GiB, on GPU 1, which has 12.0 GiB free"
+    assert first() == "run this program, which needs at least 8.7 GiB, on GPU 1, which has 12.0 GiB available"
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (
-        "start lab (pid 11) with gpumond run --need as well, or with less memory: it holds 72.0 GiB without a grant, "
+        "start lab (pid 11) with gpumond run --need as well, or with less memory: it uses 72.0 GiB without a grant, "
         "and this program was granted 16.0 GiB"
     )
 
 
 def test_another_device_is_no_remedy_if_it_was_fuller_a_moment_ago_or_a_program_leaks_there():
-    assert shared(other=12.0, peak=71.0).remedies[0].text.endswith("on GPU 1, which has 9.0 GiB free")
+    assert shared(other=12.0, peak=71.0).remedies[0].text.endswith("on GPU 1, which has 9.0 GiB available")
     leak = Verdict(device_uuid="GPU-b", pid=12, start_ticks=1, kind="leak", since=1.0)
     for case in (shared(other=12.0, peak=72.0), shared(other=12.0, verdicts=[leak])):
         assert [each.name for each in case.remedies] == ["nothing"]

@@ -116,7 +116,7 @@ def test_a_case_accounts_for_what_the_program_took_and_freed_between_two_reading
         assert (case["oom"]["seen"], case["request_bytes"]) == ("counter", 600 * MIB)
         rows = sum(line["used_bytes"] for line in case["lines"])
         assert rows + case["free_bytes"] + (case["reserved_bytes"] or 0) == pytest.approx(1024 * MIB, abs=MIB)
-        assert "The program itself probably held 466.0 MiB, " in case["summary"]
+        assert "The program itself probably used 466.0 MiB, " in case["summary"]
         finished(process)
         finished(neighbor)
 

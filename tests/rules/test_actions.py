@@ -187,6 +187,12 @@ def test_flush_that_cannot_start_backs_off():
     assert flushed[0][1].note.startswith("no flush: the disk is full")
 
 
+def test_suspension_that_cannot_start_is_not_called_a_flush():
+    order = ActionOrder(alert=ALERT, action=Action(suspend=True), uid=1000, programs=(wasting(),))
+    note = tracks_after_flush({}, order, (), "the disk is full")[order.key].note
+    assert note.startswith("no suspension: the disk is full")
+
+
 def test_flush_is_not_repeated_while_one_is_in_progress():
     flush_requests, tracks = decide([make_rule()], [ALERT], [wasting()], {}, 0.0)
     assert len(flush_requests) == 1

@@ -37,7 +37,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "thermal-throttling",
         {"throttle_reasons": ("gpu_idle", "hw_thermal_slowdown")},
-        "GPU 0 (H100) is thermally throttled at 87 °C (gpu_idle, hw_thermal_slowdown); check fans",
+        "GPU 0 (H100) is thermally throttled at 87 °C (gpu_idle, hw_thermal_slowdown); check the GPU's fans",
     ),
     (
         "power-throttling",
@@ -52,13 +52,13 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "ecc-uncorrected",
         {"ecc_uncorrected_volatile": 2},
-        "GPU 0 (H100) has had uncorrected ECC errors (2 since its driver was loaded): results may be wrong",
+        "GPU 0 (H100) has had uncorrected ECC errors (2 since the driver was loaded): results may be wrong",
     ),
     ("row-remap-pending", {"remapped_rows_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
     (
         "row-remap-failed",
         {"remapped_rows_failed": True},
-        "move its programs to another GPU, and replace the faulty one",
+        "move the GPU's programs to another one, and replace the GPU",
     ),
     ("retired-pages-pending", {"retired_pages_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
     ("nvlink-errors", {"nvlink_crc_flit_errors": 108, "nvlink_replay_errors": 8}, "had 11 NVLink errors"),

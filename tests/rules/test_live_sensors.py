@@ -62,7 +62,7 @@ def test_faults_of_the_hardware_fire_built_in_rules(daemon: RunningDaemon, drive
     driver.write()
     until(lambda: {"ecc-uncorrected", "row-remap-failed"} <= firing(daemon), 120)
     summary = dict(alerts(daemon)["ecc-uncorrected"]["annotations"])["summary"]
-    assert "has had uncorrected ECC errors (2 since its driver was loaded)" in summary
+    assert "has had uncorrected ECC errors (2 since the driver was loaded)" in summary
     lasting = {"persistence-mode-off", "thermal-throttling"}
     until(lambda: lasting <= {name for name, alert in alerts(daemon).items() if alert["phase"] == "pending"}, 120)
     device.ecc_uncorrected, device.remapped_failure, device.persistence, device.throttle = 0, 0, 1, 0

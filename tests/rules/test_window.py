@@ -193,7 +193,7 @@ def test_alert_on_fragmentation_says_when_nothing_is_stranded_any_more():
         advanced = advance(state, [rule], snapshot_at(at, [pool]))
         state = advanced.memory
         shown += [dict(alert.annotations) for alert in advanced.frame.alerts if alert.phase == "firing"]
-    peak = "50% of its torch pool was fragmented even at peak use (10.0 GiB stranded)"
+    peak = "50% of its torch pool (without cached memory) was fragmented even at peak use (10.0 GiB stranded)"
     assert shown[0]["summary"].endswith(peak)
     assert "description" in shown[0]
     assert shown[-1] == shown[-2]
@@ -236,7 +236,7 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
             12,
             "reached its limit of 12.0 GiB",
             "reached its limit of 12.0 GiB",
-            "raise the program's limit (gpumond quota shows where it is set)",
+            "raise the program's limit (gpumond quota shows where the limit is set)",
         ),
         (60, "ran out of memory", "was short of memory", "free memory on the GPU"),
     ],

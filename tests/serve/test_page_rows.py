@@ -95,7 +95,7 @@ def test_verdict_is_that_of_the_command_line():
         frames.append(frame)
     found = run_module("processlist", "given.map((frame) => m.rowsOf(frame)[0].verdict)", *frames)
     assert found == [next(processes(frame)).status for frame in frames]
-    assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "orphaned"} <= set(found)
+    assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "parent exited"} <= set(found)
 
 
 def test_verdict_has_the_level_of_its_card_and_remarks_are_what_it_does_not_say():

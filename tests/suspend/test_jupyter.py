@@ -83,7 +83,7 @@ def test_notebook_and_training_job_share_a_device(
             ended.join()
         shown = text(cells[1])
         assert "this notebook is suspended" in shown
-        assert f"held by train (pid {train.pid}" in shown
+        assert f"largest program is train (pid {train.pid}" in shown
         assert "resumed after" in shown
         assert (train.returncode, cuda.state(pid)) == (0, "running")
         until(lambda: row(daemon, pid).get("cached_bytes") == HELD)

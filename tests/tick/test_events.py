@@ -65,7 +65,7 @@ def test_end_of_a_process_is_an_event():
     crash = Verdict(device_uuid=UUID, pid=10, start_ticks=100, kind="crash", since=1.0)
     (event,) = between(frame, gone)
     assert (event.kind, event.device_uuid, event.pid, event.start_ticks) == ("process-ended", UUID, 10, 100)
-    assert event.summary == "train (pid 10) has exited; it held 2.0 GiB on GPU 0"
+    assert event.summary == "train (pid 10) has exited; it used 2.0 GiB on GPU 0"
     assert event.details == (("held_bytes", 2 * GIB),)
     for other in (
         make_frame(make_device(processes=None)),
@@ -82,7 +82,7 @@ def test_end_of_a_process_names_the_workload_of_its_agent():
     device = make_device(processes=(make_process(10, 2 * GIB, comm="python3"),))
     connected = make_frame(device, reports=(make_report(),))
     (event,) = between(connected, make_frame(device), make_frame(make_device(processes=())))
-    assert (event.workload, event.summary) == ("train", "train (pid 10) has exited; it held 2.0 GiB on GPU 0")
+    assert (event.workload, event.summary) == ("train", "train (pid 10) has exited; it used 2.0 GiB on GPU 0")
 
 
 REQUEST = QueuedRequest(

@@ -156,7 +156,7 @@ OOM = FrameNotice(
 IDLE = FrameNotice(
     "note",
     "idle-holder firing for 49 s",
-    "embeddings (pid 7) holds 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
+    "embeddings (pid 7) uses 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
     "alert idle-holder",
     "gpumond suspend --pid 7 would release 8.9 GiB of device memory; if you don't need the program, stop it",
     program="embeddings (pid 7)",
@@ -165,7 +165,8 @@ IDLE = FrameNotice(
 FRAGMENTED = FrameNotice(
     "warn",
     "fragmentation firing for 2 min",
-    "etl (pid 8) on GPU 0: 57% of its torch pool was fragmented even at peak use (0 B stranded)",
+    "etl (pid 8) on GPU 0: 57% of its torch pool (without cached memory) was fragmented even at peak use (0 B "
+    "stranded)",
     "alert fragmentation",
     "set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch), then restart the program",
     program="etl (pid 8)",
@@ -182,7 +183,7 @@ QUOTA = FrameNotice(
     gpu="GPU 0",
 )
 OWN_RULE = FrameNotice("warn", "busy firing", "it is too busy", "alert busy", program="etl (pid 8)", gpu="GPU 0")
-ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", "orphaned", "look at it; kill 9")
+ORPHAN = FrameNotice("warn", "pid 9 (train) has lost its parent and uses 2.0 GiB", "", "orphaned", "look at it; kill 9")
 
 
 @pytest.mark.parametrize(
@@ -199,14 +200,14 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) is orphaned and holds 2.0 GiB", "", 
             "finetune on GPU 1 ran out of memory in `finetune` at programs.py:97; gpumond oom show --pid 9282 "
             "shows why",
         ),
-        (IDLE, 100, "embeddings on GPU 1 holds 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
+        (IDLE, 100, "embeddings on GPU 1 uses 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
         (FRAGMENTED, 80, "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"),
         (FRAGMENTED, 40, "etl on GPU 0: 57% of its torch pool was…"),
         (OVER, 40, "etl on GPU 0: fragmentation ended at…"),
         (OVER, 80, "etl (pid 8) on GPU 0: fragmentation ended at 07:00:00 UTC"),
         (QUOTA, 60, "chat on GPU 0 uses 3.1 GiB…; gpumond flush --pid 6"),
         (OWN_RULE, 80, "etl (pid 8) on GPU 0: it is too busy"),
-        (ORPHAN, 80, "pid 9 (train) is orphaned and holds 2.0 GiB: look at it; kill 9"),
+        (ORPHAN, 80, "pid 9 (train) has lost its parent and uses 2.0 GiB: look at it; kill 9"),
     ],
 )
 def test_notice_begins_with_its_subject_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):

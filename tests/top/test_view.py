@@ -467,23 +467,23 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
 @pytest.mark.parametrize(
     ("fields", "what", "remedy"),
     [
-        ({"state": "zombie"}, "pid 7 (python) is a zombie and holds 3.0 GiB", "ps -o ppid= -p 7"),
-        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone and holds 3.0 GiB", "reset the GPU"),
-        ({"state": "uninterruptible", "slurm_job": "47"}, "pid 7 (python in Slurm job 47) is uninterr", "dmesg"),
+        ({"state": "zombie"}, "pid 7 (python) is a zombie and uses 3.0 GiB", "ps -o ppid= -p 7"),
+        ({"state": "gone", "comm": None}, "pid 7 (unknown program) is gone and uses 3.0 GiB", "reset the GPU"),
+        ({"state": "uninterruptible", "slurm_job": "47"}, "pid 7 (python in Slurm job 47) is in uninterr", "dmesg"),
         ({"state": "stopped", "workload": "train"}, "pid 7 (train) is stopped", "kill -CONT 7"),
         (
             {"kinds": ["holder"], "used_bytes": None, "container_name": "web"},
             "pid 7 (python in container web)",
             "kill 7",
         ),
-        ({"orphaned": True}, "pid 7 (python) is orphaned and holds 3.0 GiB", "nohup"),
+        ({"orphaned": True}, "pid 7 (python) has lost its parent and uses 3.0 GiB", "nohup"),
         (
             {"orphaned": True, "idle_seconds": 4000.0},
-            "pid 7 (python) is orphaned, has been idle for 1 h 7 min and holds 3.0 GiB",
+            "pid 7 (python) has lost its parent, has been idle for 1 h 7 min and uses 3.0 GiB",
             "kill 7",
         ),
         ({"kinds": ["holder"], "used_bytes": None, "orphaned": True}, "pid 7 (python) is not listed", "kill 7"),
-        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie and holds 3.0 GiB", "parent"),
+        ({"state": "zombie", "orphaned": True}, "pid 7 (python) is a zombie and uses 3.0 GiB", "parent"),
         (
             {"idle_seconds": 2040.0, "unit": "web.service"},
             "pid 7 (python in unit web.service) has been idle for 34 min",

@@ -52,13 +52,13 @@ def test_key_w_shows_the_line_that_leaks_and_the_classes_of_live_memory():
         session.shows("train")
         session.press("w")
         screen = session.shows(
-            "why train (pid 10)", "torch on GPU 0: 4.0 GiB live", "--record", f"GPUMOND_URL={fake.url}"
+            "memory of train (pid 10)", "torch on GPU 0: 4.0 GiB live", "--record", f"GPUMOND_URL={fake.url}"
         )
         lines = [line.strip() for line in screen.splitlines() if line.strip()]
         assert "retained by `losses` in `leak` at train.py:125" in lines[2]
         assert next(line.split() for line in lines if "%" in line)[:3] == ["3.0", "GiB", "75%"]
         session.press("w")
-        session.shows("VERDICT", without="why train")
+        session.shows("VERDICT", without="memory of train")
 
 
 def test_program_without_an_answer_states_why():

@@ -60,10 +60,10 @@ started.
 | `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
 | `w` | ask the program under the cursor what its live memory consists of |
-| `S` | choose an alert (`↑`, `↓`), type why, and silence it for an hour; those of the row under the cursor come first |
+| `S` | choose an alert (`↑`, `↓`; those of the row under the cursor come first), type why, and silence it for an hour |
 | `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
 | `a` | alerts, verdicts and problems in full |
-| `e` | events, the newest first, and what would have prevented out-of-memory errors; `→` shows the minute before one |
+| `e` | events, newest first, and what would have prevented out-of-memory errors; `→` shows the minute before an event |
 | `p` | pause |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
@@ -112,7 +112,7 @@ NOTES = {
     "gpumond fleet flush": "Pass at least one of `--query`, `--workload`, `--user`, `--machine` and `--label`. [Flush "
     "programs on several machines](../how-to/fleet/flush.md) explains waves and limits.",
     "gpumond fleet report": "[Report](../how-to/fleet/report.md) explains the columns.",
-    "gpumond fleet advise": "[Sizes](../how-to/fleet/size.md) explains the proposals.",
+    "gpumond fleet advise": "[Advise](../how-to/fleet/advise.md) explains the proposals.",
 }
 """What ``--help`` doesn't say, with the page that explains the command."""
 

@@ -42,7 +42,7 @@ longer exists) |
 | `overcounts` | how much the processes' memory exceeds each device's used memory |
 | `frameworks` | libraries with an allocator that the program has imported |
 | `flush_policy`, `allows_limit`, `suspendable` | what the program [permits](agent.md#start) |
-| `uses_device` | false for a process that never held device memory, such as a data loader's worker |
+| `uses_device` | false for a process that never used device memory, such as a data loader's worker |
 | `admission` | the ID of the memory request (`--need`) that the program was started with |
 | `can_suspend`, `may_suspend` | whether gpumond could suspend the program when a user asks, and whether the program \
 has also been idle for long enough to be suspended by a rule or a request for memory |

@@ -217,7 +217,7 @@ class Supervisor:
         self._schedule(seconds, self._spawn)
         gone = await end(children)
         if not gone:
-            detail += "; a process that hangs in a driver call still holds the driver"
+            detail += "; a process that hangs in a driver call still uses the driver"
             self._set_state(up=False, responsive=False, reason=RELEASED, detail=detail)
         return gone
 

@@ -329,21 +329,18 @@ def _wait_text(track: ActionTrack, action: Action) -> str:
 
 
 def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:
+    noun = "suspension" if order.action.suspend else "flush"
     if not receipts:
-        return f"no flush: {problem or 'no receipt'}"
+        return f"no {noun}: {problem or 'no receipt'}"
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     sizes = [receipt.expected.likely for receipt in receipts if receipt.expected]
     known = [size for size in sizes if size is not None]
     expected = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
     if order.action.dry_run:
-        return f"dry run: {_noun(order)} of {programs} would release {expected}"
+        return f"dry run: a {noun} of {programs} would release {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         done = "suspended" if order.action.suspend else "flushed"
         return f"{done} {programs}: {human(released)} released, {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
-    return f"{_noun(order)} of {programs} released nothing ({reasons})"
-
-
-def _noun(order: ActionOrder) -> str:
-    return "a suspension" if order.action.suspend else "a flush"
+    return f"a {noun} of {programs} released nothing ({reasons})"

@@ -452,8 +452,8 @@ VLLM = EngineSpec(
     kind="vllm",
     summary="vLLM",
     read=read_vllm,
-    warning="vLLM serves no requests until you wake it; the routes that gpumond uses need no key, so everyone who "
-    "reaches its port can use them",
+    warning="vLLM serves no requests until you wake it; the routes that gpumond uses need no key, so anyone who "
+    "can reach its port can use them",
     methods=(VLLM_RELEASE_KV_CACHE, VLLM_SLEEP),
 )
 """Releases its KV cache, or its KV cache and weights, while the server is paused.
@@ -612,8 +612,8 @@ LMDEPLOY = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read_lmdeploy,
-    warning="sleep mode ends all sessions, even new ones; it needs no key, so everyone who reaches the port can start "
-    "it",
+    warning="sleep mode ends all sessions, even new ones; starting it needs no key, so anyone who can reach the port "
+    "can do it",
     methods=(
         ReleaseMethod(
             name="sleep",

@@ -404,7 +404,9 @@ class EngineFlusher(EngineStep):
         flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
             least = human(request.min_reclaimable_bytes)
-            raise Refused(f"only {human(expected.high)} is reclaimable, less than the {least} requested", "nothing")
+            raise Refused(
+                f"only {human(expected.high)} is reclaimable, less than the requested minimum of {least}", "nothing"
+            )
 
         # Can it be released now?
         states, uses = [state], [flush.before.use_ratio]

@@ -251,7 +251,7 @@ async def run(arguments: argparse.Namespace) -> int:
     else:
         notes = [
             _total(rows, allocated),
-            *([f"{len(rows) - len(shown)} more rows: --limit 0"] * (len(shown) < len(rows))),
+            *([f"rows left out: {len(rows) - len(shown)}; --limit 0 shows all"] * (len(shown) < len(rows))),
         ]
         print("\n\n".join((_table(arguments.by, shown), "\n".join(notes), _sources(queries, end, arguments))))
     return DONE

@@ -349,12 +349,10 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         default=MAX_PARALLEL,
     )
     option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
-    option(parser, "--no-canary", "don't wait for the first program's receipt", dest="canary", action="store_false")
+    option(parser, "--no-canary", "don't wait for the first flush's receipt", dest="canary", action="store_false")
     option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
     option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
-    option(
-        parser, "--flush-timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0
-    )
+    option(parser, "--flush-timeout DURATION", "time limit for each flush (default: 30s)", type=duration, default=30.0)
     discovery.add_arguments(parser)
 
 
@@ -470,7 +468,7 @@ def caller_name() -> str:
 
 def _question(criteria: Criteria) -> str:
     action = "Wake these engines" if criteria.wake else "Release the memory of these engines"
-    return f"{action if criteria.engines else 'Flush these programs'}?"
+    return f"{action if criteria.engines else 'Flush these processes'}?"
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ def _too_few(found_bytes: int, criteria: Criteria, what: str = "reclaimable") ->
     if found_bytes >= criteria.min_reclaimable_bytes:
         return ""
     least = human(criteria.min_reclaimable_bytes)
-    return f"{human(found_bytes)} is {what}, less than the {least} requested"
+    return f"{human(found_bytes)} is {what}, less than the requested minimum of {least}"
 
 
 def _other(process: _Process, named: QueriedProcess) -> str:

@@ -199,7 +199,7 @@ class UsageReport:
 
     @property
     def notes(self) -> list[str]:
-        rest = [f"{self.left_out} more rows: --limit 0"] if self.left_out else []
+        rest = [f"rows left out: {self.left_out}; --limit 0 shows all"] if self.left_out else []
         rest += [f"Before: {self.change}."] if self.before else []
         return [
             self.period,

@@ -171,14 +171,17 @@ def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> 
 
 
 def _impossible(stated: int, bound: str) -> str:
-    return f"the agent reports that {human(stated)} was released, but {bound}; this doesn't count as released"
+    return f"the agent reports that {human(stated)} was released, which doesn't count, because {bound}"
 
 
 def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
     """Return the receipt, with a note if the agent observed that the program allocated its memory again."""
     if before is None or after is None or _refilled_flushes(receipt, after) <= _refilled_flushes(receipt, before):
         return receipt
-    reasons = (receipt.reason, "refilled: the program took back at least half of it within ten seconds")
+    reasons = (
+        receipt.reason,
+        "refilled: the program took back at least half of the released memory within ten seconds",
+    )
     return replace(receipt, reason="; ".join(filter(None, reasons)))
 
 
@@ -452,7 +455,8 @@ class Flusher:
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
-            reason = f"{human(reported)} is reclaimable, less than the {human(request.min_reclaimable_bytes)} requested"
+            least = human(request.min_reclaimable_bytes)
+            reason = f"{human(reported)} is reclaimable, less than the requested minimum of {least}"
             return [receipt("nothing", reason)]
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):

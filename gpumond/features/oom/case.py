@@ -219,11 +219,11 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
     times, curves = case.timeline.at, case.timeline.curves
     if case.limit_bytes is not None and len(curves) == 1:
         points = [(at, float(used)) for at, used in zip(times, curves[0].used_bytes, strict=True) if used is not None]
-        title = f"The program's memory in the ten minutes before, and its limit of {human(case.limit_bytes)}"
+        title = f"The program's memory in the ten minutes before the error, and its limit of {human(case.limit_bytes)}"
         parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
     elif times:
         named = [(_label(each.pid, each.workload), each.used_bytes) for each in curves]
-        parts += [html.heading("The device in the ten minutes before"), html.areas(times, named)]
+        parts += [html.heading("The GPU in the ten minutes before the error"), html.areas(times, named)]
     for title, names, rows in sections(case, ranks):
         cells = [name if not name.startswith(">") else f">{name[1:].capitalize()}" for name in names]
         parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
@@ -233,7 +233,7 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
 
 
 def _time_line(case: OomCase) -> str:
-    lacked = "" if case.missing_bytes is None else f", which lacked up to {human(case.missing_bytes)}"
+    lacked = "" if case.missing_bytes is None else f"; up to {human(case.missing_bytes)} was missing"
     repeated = f", the last of {case.errors} errors at this limit{lacked}" if case.errors > 1 else ""
     return f"{moment(case.at)}{repeated}"
 
@@ -250,7 +250,7 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
     """Yield title, header and rows of each table of facts."""
     if case.oom is not None and case.oom.stack:
         yield (
-            "The program's calls at the error, innermost first",
+            "Call stack at the error, innermost call first",
             ("CALL",),
             [[call_text(call)] for call in program_calls(case.oom.stack)],
         )

@@ -201,7 +201,7 @@ SECONDS, POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 MAX_CURVES = 12
 """Programs with a curve of their own."""
-REST = "everything else (suspended and ended programs, too)"
+REST = "everything else (including suspended and ended programs)"
 """The name of what is on the device besides those programs."""
 NOTABLE_RATIO = 0.01
 """Part of the device's highest use from which the rest is shown: less is a difference of a moment."""
@@ -335,7 +335,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
-        f"{name} exited while it held {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
+        f"{name} exited while it used {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
         "have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
     )
     return OomCase(

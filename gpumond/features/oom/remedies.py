@@ -343,7 +343,7 @@ def _cgroup(e: Evidence) -> Iterator[Remedy]:
         enough = int(math.ceil(e.in_cgroup / LIMIT_UNIT) * LIMIT_UNIT)
         held = human(e.in_cgroup - (e.request or 0))
         text = (
-            f"raise the limit of the cgroup {e.cgroup.cgroup}, which held {held}, from {human(size)} to {human(enough)}"
+            f"raise the limit of the cgroup {e.cgroup.cgroup}, which used {held}, from {human(size)} to {human(enough)}"
         )
         yield _remedy(e, "limit", f"{text} or more", enough - size, "measured", "driver, for the cgroup")
 
@@ -419,7 +419,7 @@ def _still_cached(e: Evidence) -> str:
         return ""
     return (
         f" {pool.allocator} had released its cache before it failed: the {human(pool.cached_bytes)} still cached "
-        "can't be released, or were freed since."
+        "can't be released, or has been freed since."
     )
 
 
@@ -522,8 +522,10 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
             text = f"stop pid {process.pid} if you don't need it: its parent has exited"
             yield _remedy(e, "orphaned-process", text, process.used_bytes, "measured", "driver, for the process")
     if size is not None and unattributed >= ORPHAN_RATIO * size:
-        text = "find out what holds the memory that belongs to no listed process: gpumond status"
-        yield _remedy(e, "unattributed", text, unattributed, "measured", "the driver: used minus processes")
+        text = "find out what uses the memory that belongs to no listed process: gpumond status"
+        yield _remedy(
+            e, "unattributed", text, unattributed, "measured", "driver: used memory minus the processes' memory"
+        )
 
 
 def _granted(e: Evidence) -> Iterator[Remedy]:
@@ -535,7 +537,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing:
         text = (
-            f"start {name} with gpumond run --need as well, or with less memory: it holds {human(size)} without a "
+            f"start {name} with gpumond run --need as well, or with less memory: it uses {human(size)} without a "
             f"grant, and this program was granted {human(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
@@ -554,7 +556,8 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
         text = (
-            f"run this program, which needs at least {human(need)}, on GPU {device.index}, which has {human(free)} free"
+            f"run this program, which needs at least {human(need)}, on GPU {device.index}, which has {human(free)} "
+            "available"
         )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
@@ -626,7 +629,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
     what, source = f"{human(e.batch_dependent)} of {kind}", "live bytes"
     if request:
-        what, source = f"{what} and this request of {human(request)}", "live bytes and request"
+        what, source = f"{what}, and this request of {human(request)},", "live bytes and request"
     text = f"use {name}{also}: {what} depend on it"
     size = int(depends * (1 - 1 / parts))
     yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
@@ -721,7 +724,7 @@ OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphan
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
-OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "an unknown owner"
+OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "an unknown process"
 
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
@@ -732,7 +735,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f", which had {room or human(e.free)} free"
     owners = enumerate(_holders(e)[:3])
-    sizes = (f"{name} {human(size)}" if number else f"{name} held {human(size)}" for number, (name, size) in owners)
+    sizes = (f"{name} {human(size)}" if number else f"{name} used {human(size)}" for number, (name, size) in owners)
     holders = ", ".join(sizes)
     for unnamed in (OWN, UNKNOWN):
         if holders.startswith(unnamed):
@@ -751,7 +754,7 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
         held = human(e.used_of_limit)
-        had = f"had up to {held} in use" if e.is_later else f"held {held}"
+        had = f"had up to {held} in use" if e.is_later else f"had {held} in use" if e.is_arena else f"held {held}"
         return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{notes} {end}"
     holders = f" {holders}.{notes}" if holders else notes
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""

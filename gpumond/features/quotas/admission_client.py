@@ -161,7 +161,7 @@ def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapp
 
 def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
-    but, available = f"but {human(answer['need_bytes'])} is needed", answer["available_bytes"]
+    needed, available = f"{human(answer['need_bytes'])} is needed", answer["available_bytes"]
     free = "an unknown amount" if available is None else human(max(0, available))
     place = ""
     if answer["ahead"]:
@@ -170,8 +170,8 @@ def explanation(answer: Mapping[str, Any]) -> str:
         )
     if (room := claimed_room(answer)) is not None:
         kept = f"the {human(room)} available on GPU {answer['device_index']} is kept for earlier requests"
-        return f"{place}{kept}, {but}"
-    text = f"{place}GPU {answer['device_index']} has {free} available, {but}"
+        return f"{place}{kept}, and {needed}"
+    text = f"{place}GPU {answer['device_index']} has {free} available, but {needed}"
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
         missing = human(answer["missing_bytes"])

@@ -29,13 +29,14 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "gpumond flush --device {gpu}[| on that machine] releases the cache",
     ),
     "fragmentation": (
-        f"{PROGRAM}: {{value}} of its {{allocator}} pool was fragmented even at peak use[ ({{stranded}} stranded)]",
+        f"{PROGRAM}: {{value}} of its {{allocator}} pool (without cached memory) was fragmented even at peak "
+        "use[ ({stranded} stranded)]",
         "[{whole_blocks}|set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch; before 2.11, "
         "PYTORCH_CUDA_ALLOC_CONF)], then restart the program",
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
-        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains it]",
+        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains the memory]",
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory or reached its limit][ (errors in 10 minutes: {{value}})]",
@@ -52,13 +53,13 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "process; gpumond status[| on that machine] lists the programs and the processes that have the GPU open",
     ),
     "idle-holder": (
-        f"[{{verdicts}}|pid {{pid}} {ON} has held memory for half an hour without GPU activity]",
+        f"[{{verdicts}}|pid {{pid}} {ON} has used memory for half an hour without GPU activity]",
         f"[{{idle_remedy}}|on that machine, {REMEDIES['idle-holder']}]",
     ),
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
         "quota]",
-        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine releases its cache]",
+        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine releases the program's cache]",
     ),
     "reserve-unavailable": (
         f"{{value}} of the [{{reserve}} ]reserve of [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
@@ -75,31 +76,31 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "thermal-throttling": (
         f"{GPU} is thermally throttled[ at {{temperature}} ({{throttle_reasons}})]",
-        "check fans, airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
+        "check the GPU's fans, airflow and coolant, or lower its power limit: nvidia-smi -i {uuid} -pl WATTS",
     ),
     "power-throttling": (
         f"{GPU} is power-capped[: {{power}} of {{power_limit}}]",
-        "this is normal at full load; if the limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
+        "this is normal at full load; if the power limit was lowered, raise it: nvidia-smi -i {uuid} -pl WATTS",
     ),
     "power-brake": (
         f"{GPU} is throttled by the power brake signal",
         "usually, a power supply has failed or is overloaded; check the power supplies and the GPU's power cables",
     ),
     "ecc-uncorrected": (
-        f"{GPU} has had uncorrected ECC errors ({{value}} since its driver was loaded): results may be wrong",
-        "stop its programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
+        f"{GPU} has had uncorrected ECC errors ({{value}} since the driver was loaded): results may be wrong",
+        "stop the GPU's programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
         f"{GPU} has a faulty memory row that will be remapped at the next reset",
-        "stop its programs, then run nvidia-smi -i {uuid} --gpu-reset",
+        "stop the GPU's programs, then run nvidia-smi -i {uuid} --gpu-reset",
     ),
     "row-remap-failed": (
         f"{GPU} has a faulty memory row and no spare row left",
-        "move its programs to another GPU, and replace the faulty one",
+        "move the GPU's programs to another one, and replace the GPU",
     ),
     "retired-pages-pending": (
         f"{GPU} has faulty memory pages that will be retired at the next reset",
-        "stop its programs, then run nvidia-smi -i {uuid} --gpu-reset",
+        "stop the GPU's programs, then run nvidia-smi -i {uuid} --gpu-reset",
     ),
     "nvlink-errors": (
         f"{GPU} had {{value}} NVLink errors in 10 minutes",
@@ -124,13 +125,13 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "to find out why, run gpumond doctor[| on that machine]",
     ),
     "agent-gone": (
-        f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still holds [{{used}}|{{bytes}}], but its agent has "
+        f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still uses [{{used}}|{{bytes}}], but its agent has "
         "stopped reporting",
         "check whether the program is hung or stopped",
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] has been out of service for {value}[ ({reason})]",
-        "a release of this engine's memory failed or returned too little, and the engine isn't back in service, though "
+        "a release of this engine's memory failed or freed too little, and the engine isn't back in service, though "
         "gpumond keeps trying to wake it; if it stays out of service, restart the server",
     ),
     "store-not-writable": (

@@ -170,7 +170,7 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
         have = human(found.host_bytes)
         yield Refusal(
             f"the program needs {human(need)} of host memory, but only {have} is free",
-            "free host memory or raise its limit",
+            "free host memory, or raise the cgroup's memory limit",
         )
 
 

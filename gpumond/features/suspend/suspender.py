@@ -22,8 +22,8 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
-from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt
-from gpumond.facts.units import human, listed
+from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt, largest_programs
+from gpumond.facts.units import human
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
     HostState,
@@ -504,11 +504,12 @@ class Suspender:
         grants = self._grants.granted(snapshot) if snapshot else ()
         found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
-        reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on GPU {missing.device_index}"
-        remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for it"
+        gpu = f"GPU {missing.device_index}"
+        reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on {gpu}"
+        remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for the memory"
         return replace(
             receipt,
-            reason=f"{reason}, held by {listed([*map(str, found)])}" if found else reason,
+            reason=f"{reason}; {largest_programs(gpu, [*map(str, found)])}" if found else reason,
             remedy=remedy,
             state="suspended",
             missing_bytes=lacks,
