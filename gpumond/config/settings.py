@@ -21,7 +21,7 @@ from gpumond.config.tokens import IdentityProxy
 from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
 from gpumond.facts.alerts import Overrides, Rule, overridden
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
@@ -354,7 +354,8 @@ class SettingsConfig(StrictModel):
         known = [rule.name for rule in BUILT_IN]
         for name in names:
             if name not in known:
-                raise ValueError(f"unknown built-in rule {name!r}; expected one or more of {', '.join(known)}")
+                hint = did_you_mean(name, known) or f"; expected one or more of {', '.join(known)}"
+                raise ValueError(f"unknown built-in rule {name!r}{hint}")
         return names
 
     @model_validator(mode="after")

@@ -197,7 +197,7 @@ NOBODY = "nobody-has-this-name"
         ("flush --pid 1", 3, "pid 1"),
         ("why --pid 1", 3, "pid 1"),
         ("baseline record x --for 0", 2, "gpumond: --for: must be at least 1 s"),
-        ("detach-driver --for 0", 2, "gpumond: --for: must be more than 0 s"),
+        ("detach-driver --for 0", 2, "gpumond: --for: must be above 0 s"),
         ("events --csv -f", 2, "--csv and --follow can't be combined"),
     ],
 )

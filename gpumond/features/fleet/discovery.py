@@ -326,7 +326,7 @@ def _labels(each: Machine) -> Iterator[tuple[str, str]]:
 
 def _sequence(value: Any, where: str) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise DiscoveryError(f"{where}: expected a list")
+        raise DiscoveryError(f"{where}: expected a list, as in: - targets: [node1:9917]")
     return value
 
 
@@ -359,7 +359,9 @@ def _output(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL)
     except OSError as error:
-        raise DiscoveryError(f"{command[0]}: {error.strerror or os.strerror(error.errno or 0)}") from None
+        missing = "not found in $PATH; run gpumond where it is installed"
+        reason = missing if isinstance(error, FileNotFoundError) else error.strerror or os.strerror(error.errno or 0)
+        raise DiscoveryError(f"{command[0]}: {reason}") from None
     except subprocess.TimeoutExpired:
         raise DiscoveryError(f"{command[0]}: no result within {COMMAND_SECONDS:g} s") from None
     if done.returncode:
@@ -397,7 +399,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--label NAME=PATTERN",
-        "only machines with a matching label in the target list, such as zone=eu-*; repeatable, all must match",
+        "only machines with a matching label in the list of daemons, such as zone=eu-*; repeatable, all must match",
         action="append",
         type=option_type(_label_pattern),
     )
@@ -450,7 +452,7 @@ def options_of(arguments: argparse.Namespace) -> list[str]:
 def make_client(arguments: argparse.Namespace) -> Client:
     """Return the client that the options describe. Raises ConfigError."""
     if arguments.parallel < 1 or not arguments.timeout > 0:
-        raise ConfigError("--parallel and --timeout must be positive")
+        raise ConfigError("--parallel and --timeout must be above 0")
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
     token, tokens = arguments.token_file, arguments.tokens

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--price [MODEL=]AMOUNT",
-        "your price for a GPU-hour, for models whose name contains MODEL; repeatable",
+        "your price for a GPU-hour, for models whose name contains MODEL (without it: all models); repeatable",
         type=option_type(price),
         action="append",
         default=[],

@@ -31,7 +31,7 @@ from gpumond.view.text import moment, narrowed_table, size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    option(target, "--user NAME", "flush every process with an agent that belongs to one user")
+    option(target, "--user NAME", "flush one user's processes that have an agent")
     option(target, "--all", "flush every process with an agent")
     option(
         parser,
