@@ -234,7 +234,7 @@ class SettingsConfig(StrictModel):
     state_dir: Path | None = Field(
         None,
         description="directory of the [store](store.md) and of the configuration's [copy](#reload); by default "
-        "`/var/lib/gpumond` for root, else `gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
+        "`/var/lib/gpumond` for root, else `$XDG_STATE_HOME/gpumond`, or `~/.local/state/gpumond` without this variable",
     )
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
     insecure: bool = Field(
@@ -274,7 +274,7 @@ class SettingsConfig(StrictModel):
     compat: Compat | None = Field(
         None,
         description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
-        "exported only with `?compat=…`. `dcgm` is the latest version",
+        "exported only with `?compat=…`. `dcgm` is the latest of these versions",
     )
     flush_cooldown: Seconds = Field(
         30.0,
@@ -307,9 +307,9 @@ class SettingsConfig(StrictModel):
     )
     reclaim: ReclaimPolicy = Field(
         "user",
-        description="programs that the daemon flushes when another one "
-        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
-        "of the same user (`user`), of all users (`all`), or none (`off`)",
+        description="whose programs the daemon flushes when a program "
+        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): those of the same user (`user`) or of "
+        "all users (`all`), or none (`off`)",
     )
     allow_end_requests: bool = Field(
         False,
@@ -321,7 +321,7 @@ class SettingsConfig(StrictModel):
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must be idle before a rule may suspend it, or before it is suspended for "
+        description="how long a program must be idle before a rule may suspend it, or before gpumond suspends it for "
         "another program that needs memory",
     )
     alertmanager_dry_run: bool = Field(

@@ -356,7 +356,7 @@ class PastHolding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastHoldings:
-    """What each device and each process on it held at one time, devices first.
+    """What each device and each process on it used at one time, devices first.
 
     ``resolution_seconds`` and ``block_seconds`` are as in one signal's history.
     """

@@ -89,8 +89,8 @@ def test_examples_are_valid(name: str, example: str):
         (("limit",), "SIZE|none is required, as in `gpumond limit --pid 4242 40GiB`"),
         (
             ("silence", "add"),
-            "MATCHER, --for and --reason are required, as in `gpumond silence add rule=leak 'workload=~train.*' --for 1h "
-            "--reason 'a known leak'`",
+            "MATCHER, --for and --reason are required, as in `gpumond silence add rule=leak 'workload=~train.*' --for "
+            "1h --reason 'a known leak'`",
         ),
         (
             ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),

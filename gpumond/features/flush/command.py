@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=ALL_STEPS,
     )
     option(parser, "--wake", "with --step engine: undo a serving engine's last release")
-    option(parser, "--min-reclaimable SIZE", "skip programs that would release less than SIZE", default="0")
+    option(parser, "--min-reclaimable SIZE", "skip each allocator that would release less than SIZE", default="0")
     option(parser, "--dry-run", "show what a flush would release, and flush nothing")
     option(parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response")
     option(parser, "--plan ID", "compare receipts with the plan of this ID (`id` in the output of --dry-run --json)")
