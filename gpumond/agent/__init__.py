@@ -324,8 +324,8 @@ def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLi
 
     Returns:
         One `gpumond.facts.program.AppliedLimit` for each allocator and device. ``reason`` shows why a limit isn't
-        applied, for example because the program hasn't used a device yet: then call this again after its first
-        allocation.
+        applied, for example because the program hasn't used a device yet: then call `limit` again after its
+        first allocation.
 
     Raises:
         TypeError: An argument has the wrong type.

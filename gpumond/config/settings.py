@@ -234,7 +234,7 @@ class SettingsConfig(StrictModel):
     state_dir: Path | None = Field(
         None,
         description="directory of the [store](store.md) and of the configuration's [copy](#reload); by default "
-        "`/var/lib/gpumond` for root, else `$XDG_STATE_HOME/gpumond`, or `~/.local/state/gpumond` without this variable",
+        "`/var/lib/gpumond` for root, else `$XDG_STATE_HOME/gpumond`, or `~/.local/state/gpumond` without it",
     )
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
     insecure: bool = Field(
