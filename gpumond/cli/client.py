@@ -83,7 +83,8 @@ MAX_AT_ONCE = 16
 
 
 NO_TOKEN = (
-    "the daemon requires a token: set GPUMOND_TOKEN, or GPUMOND_RUNTIME_DIR to the directory with the daemon's token"
+    "the daemon requires a token: set GPUMOND_TOKEN to one or, if you may read the daemon's own token, "
+    "GPUMOND_RUNTIME_DIR to its directory"
 )
 
 LISTS_PROGRAMS = "`gpumond status` lists the programs"
@@ -433,6 +434,8 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         if error.reason in ("address", "untrusted", "too_large", "tls"):
             remedy = "; pass an http:// address, or set up TLS in the daemon" if error.reason == "tls" else ""
             raise DaemonError(f"{url}: {error}{remedy}") from None
+        if isinstance(error.__context__, PermissionError):
+            raise DaemonError(f"{url}: {error}; connect as the daemon's user or root, or over http://") from None
         own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
         tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
         variable = os.environ.get("GPUMOND_URL")

@@ -345,6 +345,20 @@ def test_help_describes_every_command_and_argument():
     assert [name for parser in parsers.values() for name in undescribed(parser)] == []
 
 
+def test_help_fits_100_columns_and_breaks_no_option(monkeypatch: pytest.MonkeyPatch):
+    def texts(parser: argparse.ArgumentParser) -> Iterator[str]:
+        yield parser.format_help()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for own in action.choices.values():
+                    yield from texts(own)
+
+    monkeypatch.setenv("COLUMNS", "100")
+    _, parsers = make_parser(commands())
+    lines = [line for parser in parsers.values() for text in texts(parser) for line in text.splitlines()]
+    assert [line for line in lines if len(line) > 100 or line.endswith("-") or "{a" in line] == []
+
+
 def test_top_refuses_a_dumb_terminal():
     environ = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(

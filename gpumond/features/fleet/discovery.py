@@ -359,7 +359,7 @@ def _output(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL)
     except OSError as error:
-        missing = "not found in $PATH; run gpumond where it is installed"
+        missing = f"not found in $PATH; run gpumond on a machine that has {command[0]}"
         reason = missing if isinstance(error, FileNotFoundError) else error.strerror or os.strerror(error.errno or 0)
         raise DiscoveryError(f"{command[0]}: {reason}") from None
     except subprocess.TimeoutExpired:
