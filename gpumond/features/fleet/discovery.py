@@ -403,7 +403,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=option_type(_label_pattern),
     )
-    option(parser, "--token-file FILE", "file with your token for the daemons (default: $GPUMOND_TOKEN)", type=Path)
+    option(
+        parser,
+        "--token-file FILE",
+        "file with your token for the daemons (default: the token in $GPUMOND_TOKEN)",
+        type=Path,
+    )
     option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
     option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
     option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)

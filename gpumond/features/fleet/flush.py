@@ -302,7 +302,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
     selection = parser.add_argument_group(
         "selection",
-        "pass at least one of these options, --machine or --label; a process must match all that you pass",
+        "pass at least one of these, --machine and --label; a process must match all that you pass",
     )
     option(selection, "--query PROMQL", "processes that a query returns; its series need the labels instance and pid")
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
@@ -348,7 +348,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     option(
         parser,
         "--max-parallel N",
-        f"N processes at most at the same time (a wave); a job's ranks stay together (default: {MAX_PARALLEL})",
+        f"change at most N processes at the same time (a wave); a job's ranks share a wave (default: {MAX_PARALLEL})",
         type=int,
         default=MAX_PARALLEL,
     )
@@ -356,7 +356,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     option(
         parser,
         "--no-canary",
-        "don't try one process or job first, and wait for its receipts, before the others",
+        "start with a full wave, not with one process or job alone",
         dest="canary",
         action="store_false",
     )

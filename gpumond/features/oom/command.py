@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
     option(parser, "--pid PID", "only this process's cases", type=count)
-    option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
+    option(parser, "--html FILE", "write the case to an HTML file, and print nothing", type=Path)
     client.add_arguments(parser)
 
 
