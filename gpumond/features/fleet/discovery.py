@@ -83,7 +83,7 @@ class Prometheus:
         parameters = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
         data = await self._call("POST", "/api/v1/query", urlencode(parameters).encode())
         if not isinstance(data, Mapping) or data.get("resultType") != "vector":
-            raise ConfigError(f"the result of {expression!r:.200} isn't an instant vector")
+            raise ConfigError(f"the result of {expression!r:.200} isn't an instant vector; query one value per process")
         try:
             return [_sample(series) for series in data["result"]]
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -155,7 +155,9 @@ def data_seconds(expression: str) -> float:
     """
     code = _TEXT.sub('""', expression)
     if "@" in code:
-        raise ConfigError("the query uses the @ modifier, so its data may come from processes that have ended")
+        raise ConfigError(
+            "the query uses the @ modifier, so its data may come from processes that have ended; remove the modifier"
+        )
     total = 0.0
     for found in _RANGE.finditer(code):
         for text in (found[1] if found[1] is not None else found[2]).split(":"):
