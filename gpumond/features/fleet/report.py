@@ -150,7 +150,7 @@ def read_teams(path: Path) -> list[TeamRule]:
             label, separator, pattern = str(text).partition("=")
             if not separator or label not in LABELS:
                 raise ConfigError(
-                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN, with one of the columns {', '.join(LABELS)}"
+                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN; the columns are {', '.join(LABELS)}"
                 )
             rules.append(TeamRule(str(team), label, pattern))
     return rules
