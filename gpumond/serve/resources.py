@@ -542,7 +542,7 @@ async def past_moment(
         if own in (None, device)
     )
     if not found:
-        raise HTTPException(404, "no history of that time; the daemon keeps one day")
+        raise HTTPException(404, "no history for that time")
     seconds, length = _lengths(known, fitting)
     return compressed_json(
         request,
