@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -251,6 +250,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return super()._metavar_formatter(action, default_metavar)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # needed for help only
+
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
