@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-STATE_DIR = "/var/lib/gpumond as root, otherwise $XDG_STATE_HOME/gpumond"
+STATE_DIR = "/var/lib/gpumond as root, otherwise $XDG_STATE_HOME/gpumond or ~/.local/state/gpumond"
 
 
 def add_common_arguments(
@@ -49,7 +49,7 @@ def add_common_arguments(
         parser,
         "--socket PATH",
         "Unix socket for agents (default: agent.sock in --runtime-dir; without that option, in /run/gpumond as root, "
-        "otherwise in $XDG_RUNTIME_DIR/gpumond)",
+        "otherwise in $XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
     )
     option(
         parser,
