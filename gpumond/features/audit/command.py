@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("show", "verify"),
         default="show",
-        help="show (default) the entries, or verify them against the daemon's log; run verify on the daemon's machine",
+        help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
     option(parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=count, default=100)
     option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
