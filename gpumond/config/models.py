@@ -94,7 +94,8 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
         return "must be a finite number"
     name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
     if name in _TYPES:
-        return f"must be {_TYPES[name]}"
+        quotes = ", in quotes" if name == "string" and isinstance(error.get("input"), (int, float)) else ""
+        return f"must be {_TYPES[name]}{quotes}"
     message = str(error["msg"])
     if kind == "value_error":
         return message.removeprefix("Value error, ")

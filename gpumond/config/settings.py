@@ -222,7 +222,6 @@ class SettingsConfig(StrictModel):
     )
     socket_mode: str | None = Field(
         None,
-        pattern=r"^0?[0-7]{3}$",
         description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, "
         "else `0600`",
     )
@@ -337,6 +336,13 @@ class SettingsConfig(StrictModel):
         host, colon, port = value.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
+        return value
+
+    @field_validator("socket_mode")
+    @classmethod
+    def _mode(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch("0?[0-7]{3}", value):
+            raise ValueError("expected an octal mode in quotes, such as '0660'")
         return value
 
     @field_validator("hosts", mode="before")
