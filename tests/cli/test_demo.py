@@ -85,8 +85,8 @@ def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path)
             agents.accept()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"gpumond: can't listen on {listen}, because another program uses the port; stop it, or "
-        "choose another port with --listen"
+        f"gpumond: can't listen on {listen}, because another program uses the port; stop that program, "
+        "or choose another port with --listen"
     ]
 
 
