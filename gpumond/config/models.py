@@ -60,9 +60,9 @@ _TYPES: Mapping[str, str] = {
 }
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     "greater_than_equal": ("ge", "must be at least"),
-    "greater_than": ("gt", "must be more than"),
+    "greater_than": ("gt", "must be above"),
     "less_than_equal": ("le", "must be at most"),
-    "less_than": ("lt", "must be less than"),
+    "less_than": ("lt", "must be below"),
 }
 _CHARACTERS = re.compile(r"(?:\^|\\A)\[([^]]+)\]\{(\d+)(?:,(\d+))?\}(?:\$|\\Z|\\z)")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
@@ -94,7 +94,8 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
         return "must be a finite number"
     name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
     if name in _TYPES:
-        return f"must be {_TYPES[name]}"
+        quotes = ", in quotes" if name == "string" and isinstance(error.get("input"), (int, float)) else ""
+        return f"must be {_TYPES[name]}{quotes}"
     message = str(error["msg"])
     if kind == "value_error":
         return message.removeprefix("Value error, ")

@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--device N", "GPU index (default: 0)", type=int, default=0)
     option(parser, "--sim-device DIR", "with --backend sim: use the simulated GPU in this directory", type=Path)
-    option(parser, "--duration DURATION", "how long to run, such as 90s or 10m", type=duration)
+    option(parser, "--duration DURATION", "how long to run, such as 10m (default: the scenario's)", type=duration)
     option(parser, "--seed N", "seed for random values (default: 0)", type=int, default=0)
-    option(parser, "--speed X", "run X times as fast (default: 1)", type=float, default=1.0)
+    option(parser, "--speed N", "run N times as fast (default: 1)", type=float, default=1.0)
     option(
         parser,
         "--fill FRACTION",

@@ -121,7 +121,7 @@ class Helpers:
                 break
             await asyncio.sleep(ENDING_SECONDS)
         if text is None:
-            log.warning("no response from the helper for pid %d in %g s", request.pid, seconds)
+            log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
             return None
         try:
             return from_json(HelperResponse, text)
