@@ -145,6 +145,30 @@ def _form(pattern: str) -> str:
     return f"expected {count} characters from {names}"
 
 
+def parse_yaml(text: str | bytes) -> Any:
+    """Return the content of a YAML text.
+
+    Raises yaml.YAMLError, also if a mapping has a key twice: PyYAML would use the last value and lose the first.
+    """
+    import yaml  # most daemons have no file
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[tuple[str, str], int] = {}
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                name = key.tag, key.value
+                if name in lines:
+                    problem = f"the key {key.value!r} is already on line {lines[name]}"
+                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+                lines[name] = key.start_mark.line + 1
+            return node
+
+    return yaml.load(text, Loader)  # noqa: S506  # a subclass of the safe loader
+
+
 def yaml_problem(error: Exception) -> tuple[int | None, str]:
     """Return the line, from 1, and the problem of a text that is not YAML."""
     problem = str(getattr(error, "problem", None) or error).partition("\n")[0]

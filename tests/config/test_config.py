@@ -213,6 +213,8 @@ def test_wrong_key_and_value_are_found_by_their_lines(tmp_path: Path):
         ("listen: [\n", "line 2: invalid YAML: unclosed [ or {"),
         ('listen: "a\n', "line 1: invalid YAML: unclosed quote"),
         ("a: b: c\n", "line 1: invalid YAML: unexpected key; check the indentation, and quote texts that contain ': '"),
+        ("rules: []\nlisten: ':1'\nrules: []\n", "line 3: invalid YAML: the key 'rules' is already on line 1"),
+        ("web: {a: 1, a: 2}\n", "line 1: invalid YAML: the key 'a' is already on line 1"),
         ("a:\n\t- b\n", "line 2: invalid YAML: a tab; indent with spaces"),
     ],
 )
