@@ -193,9 +193,9 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
         present = simulated_devices(root)
-        if arguments.device >= len(present):
+        if not 0 <= arguments.device < len(present):
             found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
-            raise ConfigError(f"--device {arguments.device}: {found}; pass a lower index")
+            raise ConfigError(f"--device {arguments.device}: {found}; the first one is 0")
         yield present[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
