@@ -65,8 +65,8 @@ def start(
 ) -> None:
     """Start the agent in this program, or change its settings.
 
-    Call it once, as early as you like; a later call changes only what it passes. None keeps a setting, or takes it from
-    the environment variable in parentheses. Without a daemon, the agent waits silently for one.
+    Call it once, as early as you like; a later call changes only what it passes. None keeps a setting or, at the start,
+    takes it from the environment variable in parentheses. Without a daemon, the agent waits silently for one.
 
     Args:
         workload: Name to show the program's memory under, such as ``llama:70b@node`` (``GPUMOND_WORKLOAD``).
@@ -75,7 +75,7 @@ def start(
         socket: Path of the daemon's Unix socket (``GPUMOND_SOCKET``).
         main_thread: Permit flush steps that are safe in the main thread only; a flush then interrupts it between two
             bytecodes (``GPUMOND_MAIN_THREAD=1``).
-        allow_limit: Permit its user, administrators and quotas to limit the program from outside
+        allow_limit: Permit you, administrators and quotas to limit the program from outside
             (``GPUMOND_ALLOW_LIMIT=1``).
         suspendable: Permit the daemon to suspend the program while it is idle: its GPU memory moves to the host, and
             its CUDA calls wait until it is resumed (``GPUMOND_SUSPENDABLE=1``).
@@ -313,19 +313,19 @@ def retry_on_oom(  # noqa: F811
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
-    """Set a hard limit on the memory that this program's own allocators may reserve.
+    """Limit the memory that each of this program's allocators may hold.
 
-    Above it, an allocator flushes, then raises its own out-of-memory error, as if the GPU were smaller. Memory that it
-    has already reserved isn't released; call `flush` first for an immediate effect. PyTorch and CuPy can be limited.
+    Above the limit, an allocator flushes, then raises its own out-of-memory error, as if the GPU were smaller. Memory
+    that it already holds isn't released; call `flush` first for an immediate effect. PyTorch and CuPy can be limited.
 
     Args:
-        bytes: The limit of each allocator on each device; None removes it.
+        bytes: The limit of each allocator on each device; None removes the limit.
         device: A UUID, the program's own device number, or None for all devices in use.
 
     Returns:
         One `gpumond.facts.program.AppliedLimit` for each allocator and device. ``reason`` shows why a limit isn't
-        applied, for example because the program hasn't used a device yet: then call this again after its first
-        allocation.
+        applied, for example because the program hasn't used a device yet: then call `limit` again after its
+        first allocation.
 
     Raises:
         TypeError: An argument has the wrong type.

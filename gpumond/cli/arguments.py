@@ -182,9 +182,10 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         nargs="?",
         action=SelectTarget,
         metavar="NAME",
-        help=f"{purpose} one workload (its name is in the PROGRAM column), or one process by its pid",
+        help=f"{purpose} one workload, by its name in the PROGRAM column of `gpumond status`, or one process, by its "
+        "pid",
     )
-    option(target, "--pid N", f"{purpose} one process", type=count)
+    option(target, "--pid PID", f"{purpose} one process", type=count)
     if device:
         option(
             target,

@@ -83,7 +83,8 @@ MAX_AT_ONCE = 16
 
 
 NO_TOKEN = (
-    "the daemon requires a token: set GPUMOND_TOKEN, or GPUMOND_RUNTIME_DIR to the directory with the daemon's token"
+    "the daemon requires a token: set GPUMOND_TOKEN to one or, if you may read the daemon's own token, "
+    "GPUMOND_RUNTIME_DIR to its directory"
 )
 
 LISTS_PROGRAMS = "`gpumond status` lists the programs"
@@ -252,7 +253,7 @@ def ask_programs(
     """
     if one_for is not None and len(programs) > 1:
         names = ", ".join(map(str, programs))
-        raise ConfigError(f"{one_for} needs one program, but {len(programs)} match: {names}; select one with --pid")
+        raise ConfigError(f"{one_for} needs one process, but {len(programs)} match: {names}; select one with --pid")
 
     def ask(program: TargetProgram) -> Any:
         try:
@@ -431,12 +432,14 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
             yield
     except HttpError as error:
         if error.reason in ("address", "untrusted", "too_large", "tls"):
-            remedy = "; use an http:// address if the server has no TLS" if error.reason == "tls" else ""
+            remedy = "; pass an http:// address, or set up TLS in the daemon" if error.reason == "tls" else ""
             raise DaemonError(f"{url}: {error}{remedy}") from None
+        if isinstance(error.__context__, PermissionError):
+            raise DaemonError(f"{url}: {error}; connect as the daemon's user or root, or over http://") from None
         own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
         tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
         variable = os.environ.get("GPUMOND_URL")
-        where, remedy = url, "correct --url" if error.reason == "dns" else "pass its address with --url"
+        where, remedy = url, "correct --url" if error.reason == "dns" else "pass your daemon's address with --url"
         if variable and url.endswith(variable):  # --url may have been given
             where, remedy = f"{url}, which is from $GPUMOND_URL", "correct the variable"
         start = "" if error.reason == "dns" else "start one with `gpumond serve`, or "
@@ -452,10 +455,12 @@ def _content(status: int, body: bytes, route: AuthorizedConnection, url: str) ->
         return decode_response(status, body)
     except DaemonError as error:
         reason = (
-            str(error) or f"status {status} without a reason; if that isn't your daemon, correct --url or GPUMOND_URL"
+            str(error)
+            or f"the server responded with status {status} and no reason; if it isn't your daemon, correct --url or "
+            "GPUMOND_URL"
         )
         if status == UNAUTHORIZED:
-            sent = f"{reason} (the token is from {route.token_source}); set GPUMOND_TOKEN to the daemon's"
+            sent = f"{reason} (it is from {route.token_source}); set GPUMOND_TOKEN to a valid one"
             reason = _token_place(url, route.token_source) or (sent if route.token_source else NO_TOKEN)
         raise DaemonError(reason, status, error.problem) from None
 
@@ -472,7 +477,7 @@ def _token_place(url: str, source: str) -> str:
             if directory is not None and str(file) != source and file.stat().st_uid in (0, os.geteuid()):
                 read_secret(file)
                 place = shlex.quote(directory)
-                return f"the daemon requires its own token; set GPUMOND_RUNTIME_DIR={place}, which contains it"
+                return f"the daemon requires its own token, which is in {place}; set GPUMOND_RUNTIME_DIR={place}"
     return ""
 
 

@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid",
         type=int,
+        metavar="PID",
         help="your program's pid; the program must run the same Python version as gpumond (3.14 or newer)",
     )
     option(parser, "--workload NAME", "workload name under which your program's memory is reported")
@@ -96,7 +97,7 @@ def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec
     """Return the program's answer. ``started``: arguments of `gpumond.agent.start`. Raises CannotAttach."""
     if remote_exec is None:
         own = ".".join(map(str, sys.version_info[:2]))
-        raise CannotAttach(f"gpumond runs on Python {own}, and attach requires 3.14 or newer; {OTHERWISE}")
+        raise CannotAttach(f"gpumond runs on Python {own}, but attach requires 3.14 or newer; {OTHERWISE}")
     user = _user(pid)
     directory = Path(tempfile.mkdtemp(prefix="gpumond-attach-"))
     try:

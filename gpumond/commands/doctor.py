@@ -163,8 +163,8 @@ def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
     """Return how a user gains access to device nodes of this mode and group."""
     if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and is_member):
         return (
-            "the files' mode allows access, so the device rules of the container or the unit deny it: recreate the "
-            "container (`systemctl daemon-reload` removes its rules, except with CDI), or restart the unit"
+            "the files' mode allows access, so the container's or the unit's device rules must be denying it: recreate "
+            "the container (`systemctl daemon-reload` removes its rules, except with CDI), or restart the unit"
         )
     if mode & 0o060 == 0o060 and group not in ("root", "0"):
         return f"usermod -aG {group} {user}, then log in again or restart the service"

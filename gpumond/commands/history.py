@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
     every = (
         "time between two rows; USED is at TIME, PEAK is the most from TIME until the next row (default: --last / "
-        f"{ROWS}; with --json and --csv, every value that is kept)"
+        f"{ROWS}; with --json or --csv: every value that is kept)"
     )
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         form,
         "--at TIME",
-        "show who held what at a time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such as 5m, or "
-        "now; twice: the change between two times",
+        "show each program's use at a time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such as "
+        "5m, or now; repeat it to show the change between two times",
         type=option_type(past_time),
         action="append",
         default=[],
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.every is not None and arguments.every < SHORTEST_SECONDS:
         raise ConfigError("--every: must be at least 1s; without it, --csv and --json print every value that is kept")
     if len(arguments.at) > 2:
-        raise ConfigError("--at: at most two times can be compared")
+        raise ConfigError("--at: pass one time, or two to compare them")
     gpus = {each["uuid"]: str(each["index"]) for each in client.get(arguments.url, "/api/v1/devices")}
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
@@ -173,7 +173,7 @@ def _subjects(
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
             remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
-            raise NothingToShow(f"no program named {name} holds memory or has ended since {known_since}{remedy}")
+            raise NothingToShow(f"no program named {name} uses GPU memory or has ended since {known_since}{remedy}")
 
 
 def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby, takewhile
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol, cast
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number, with_given_option
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
+from gpumond.facts.units import listed
 from gpumond.feature import Command, Feature, resolve
 from gpumond.features import features
 from gpumond.view.text import adapt_output
@@ -150,7 +151,7 @@ COMMANDS = (
     _command(
         "history",
         "Memory",
-        "show past memory use over time, or who held what at one time",
+        "show memory use over time, or each program's use at one time",
         "gpumond history --device 0 --last 1h",
         "gpumond history train --last 30m --csv",
         "gpumond history train --until 08:45 --last 1m --every 1s",
@@ -239,11 +240,26 @@ def commands() -> Mapping[str, Command]:
     return {command.name: command for command in sorted(known, key=lambda command: GROUPS.index(command.group))}
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows choices as ``a|b``, and breaks no line at a hyphen, such as that of an option."""
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        if action.metavar is None and action.choices is not None:
+            default_metavar = "|".join(map(str, action.choices))
+            return lambda count: (default_metavar,) * count
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # needed for help only
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that accepts no abbreviated options, with one line per error. Its subcommands inherit this."""
 
     def __init__(self, **options: Any) -> None:
-        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": HelpFormatter}
         super().__init__(**defaults | options)
         self.register("type", int, whole_number)
         self.register("type", float, number)
@@ -254,8 +270,9 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction):
             self.error(unknown_word("command", value, action.choices))
         choices = [*map(str, action.choices)]
-        hint = did_you_mean(str(value), choices) or f": expected one of {', '.join(choices)}"
-        raise argparse.ArgumentError(action, f"{value!r:.80}{hint}")
+        hint = did_you_mean(str(value), choices)
+        problem = f" is unknown{hint}" if hint else f": expected one of {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"{value!r:.80}{problem}")
 
     def error(self, message: str) -> NoReturn:
         hint = "" if message.endswith("?") else f"; see `{self.prog} --help`"
@@ -266,6 +283,9 @@ class Parser(argparse.ArgumentParser):
             hint = f"; an example: `{example[1]}`{hint}"
         if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
+        elif required := re.fullmatch("the following arguments are required: (.+)", message):
+            names = required[1].split(", ")
+            message = f"{listed(names)} {'is' if len(names) == 1 else 'are'} required"
         for action in self._actions:
             if not action.option_strings and action.metavar is None:  # its name is one of the code
                 message = message.removeprefix(f"argument {action.dest}: ")

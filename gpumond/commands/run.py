@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--allow-limit", "let `gpumond limit` and quotas limit your program")
     option(
         parser,
-        "--need SIZE",
+        "--need SIZE|auto",
         "start your program only if this much GPU memory is available (with --wait: wait for it); auto: what earlier "
-        "runs needed. Programs that start without --need can still take that memory",
+        "runs needed (requires --workload). Programs that start without --need can still take that memory",
     )
     option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
-    option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: 0)")
+    option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: don't wait)")
     option(
-        parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL, else http://127.0.0.1:9917)"
+        parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL, then http://127.0.0.1:9917)"
     )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli.arguments import DONE, duration, option
+from gpumond.cli.arguments import DONE, option, option_type
 from gpumond.devices import SOURCES, detect_sources
+from gpumond.facts.units import seconds_argument
 
 if TYPE_CHECKING:
     from gpumond.config.loading import LastValidFile
@@ -22,18 +23,23 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "|".join(("auto", *(spec.name for spec in SOURCES)))
-    option(parser, f"--source {names}", "drivers to read GPUs through (default: auto)")
+    option(
+        parser,
+        f"--source {names}",
+        "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all (all drivers), or auto: "
+        "the driver that is present at startup, or all if several are (default: auto)",
+    )
     add_common_arguments(parser)
 
 
-STATE_DIR = "/var/lib/gpumond as root, else gpumond in $XDG_STATE_HOME"
+STATE_DIR = "/var/lib/gpumond as root, otherwise $XDG_STATE_HOME/gpumond or ~/.local/state/gpumond"
 
 
 def add_common_arguments(
     parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info", state_dir: str = STATE_DIR
 ) -> None:
     """Add the options that ``serve`` and ``demo`` share, with their defaults in words."""
-    option(parser, "--config FILE", "your configuration file (YAML)", type=Path)
+    option(parser, "--config FILE", "your configuration file (YAML); options override it", type=Path)
     option(
         parser,
         "--listen, --web.listen-address HOST:PORT",
@@ -42,8 +48,8 @@ def add_common_arguments(
     option(
         parser,
         "--socket PATH",
-        "Unix socket for agents (default: agent.sock in --runtime-dir if you pass it, else in /run/gpumond as root, or "
-        "in $XDG_RUNTIME_DIR/gpumond)",
+        "Unix socket for agents (default: agent.sock in --runtime-dir; without that option, in /run/gpumond as root, "
+        "otherwise in $XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
     )
     option(
         parser,
@@ -55,11 +61,12 @@ def add_common_arguments(
         "--state-dir PATH",
         f"directory of the store and of a copy of the last valid configuration (default: {state_dir})",
     )
-    option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=duration)
+    option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=option_type(_duration))
     option(
         parser,
         "--insecure",
-        "allow non-loopback addresses without TLS; anyone who can reach them can read all data",
+        "allow non-loopback addresses without TLS; anyone who can reach them can read all data, unless --web-config "
+        "defines users",
         default=None,
     )
     option(
@@ -81,6 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
     file = ConfigurationFile(arguments.config, flags(arguments))
     settings, kept = file.load_or_keep()
     return serve(settings, choose_source(settings.source), file.load, kept=kept, without_port=True)
+
+
+def _duration(text: str) -> str:
+    """Return a duration that has a unit as it is written, for the messages about it. Raises ValueError."""
+    seconds_argument(text)
+    return text
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
         hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
-        print_error(f"gpumond: no process named {' or '.join(missing)} uses a GPU{hint}")
+        names = " or ".join(f"with pid {each}" if each.isdecimal() else f"named {each}" for each in missing)
+        print_error(f"gpumond: no process {names} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
     if arguments.names:

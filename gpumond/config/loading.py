@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from gpumond.config.models import MISSING, expectation, written_at, yaml_problem
+from gpumond.config.models import MISSING, expectation, parse_yaml, written_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.host.files import read_error_text, read_text, replace_file
@@ -72,7 +72,7 @@ def read_yaml(file: Path, text: str | None = None, expected: str = EXAMPLE) -> d
 
     try:
         text = read_text(file) if text is None else text
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except OSError as error:
         raise ConfigError(read_error_text(file, error, expected), f"{file}: {error.strerror}") from None
     except RecursionError:

@@ -60,9 +60,9 @@ _TYPES: Mapping[str, str] = {
 }
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     "greater_than_equal": ("ge", "must be at least"),
-    "greater_than": ("gt", "must be more than"),
+    "greater_than": ("gt", "must be above"),
     "less_than_equal": ("le", "must be at most"),
-    "less_than": ("lt", "must be less than"),
+    "less_than": ("lt", "must be below"),
 }
 _CHARACTERS = re.compile(r"(?:\^|\\A)\[([^]]+)\]\{(\d+)(?:,(\d+))?\}(?:\$|\\Z|\\z)")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
@@ -94,7 +94,8 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
         return "must be a finite number"
     name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
     if name in _TYPES:
-        return f"must be {_TYPES[name]}"
+        quotes = ", in quotes" if name == "string" and isinstance(error.get("input"), (int, float)) else ""
+        return f"must be {_TYPES[name]}{quotes}"
     message = str(error["msg"])
     if kind == "value_error":
         return message.removeprefix("Value error, ")
@@ -142,6 +143,30 @@ def _form(pattern: str) -> str:
     allowed = re.findall(r".-.|.", found[1])
     names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} and {allowed[-1]}"
     return f"expected {count} characters from {names}"
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Return the content of a YAML text.
+
+    Raises yaml.YAMLError, also if a mapping has a key twice: PyYAML would use the last value and lose the first.
+    """
+    import yaml  # most daemons have no file
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            lines: dict[tuple[str, str], int] = {}
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                name = key.tag, key.value
+                if name in lines:
+                    problem = f"the key {key.value!r} is already on line {lines[name]}"
+                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+                lines[name] = key.start_mark.line + 1
+            return node
+
+    return yaml.load(text, Loader)  # noqa: S506  # a subclass of the safe loader
 
 
 def yaml_problem(error: Exception) -> tuple[int | None, str]:

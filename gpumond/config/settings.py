@@ -21,7 +21,7 @@ from gpumond.config.tokens import IdentityProxy
 from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
 from gpumond.facts.alerts import Overrides, Rule, with_overrides
-from gpumond.facts.errors import ConfigError
+from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
 from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
@@ -222,7 +222,6 @@ class SettingsConfig(StrictModel):
     )
     socket_mode: str | None = Field(
         None,
-        pattern=r"^0?[0-7]{3}$",
         description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, "
         "else `0600`",
     )
@@ -234,7 +233,7 @@ class SettingsConfig(StrictModel):
     state_dir: Path | None = Field(
         None,
         description="directory of the [store](store.md) and of the configuration's [copy](#reload); by default "
-        "`/var/lib/gpumond` for root, else `gpumond` in `$XDG_STATE_HOME` (`~/.local/state`)",
+        "`/var/lib/gpumond` for root, else `$XDG_STATE_HOME/gpumond`, or `~/.local/state/gpumond` without it",
     )
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
     insecure: bool = Field(
@@ -274,7 +273,7 @@ class SettingsConfig(StrictModel):
     compat: Compat | None = Field(
         None,
         description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
-        "exported only with `?compat=…`. `dcgm` is the latest version",
+        "exported only with `?compat=…`. `dcgm` is the latest of these versions",
     )
     flush_cooldown: Seconds = Field(
         30.0,
@@ -307,9 +306,9 @@ class SettingsConfig(StrictModel):
     )
     reclaim: ReclaimPolicy = Field(
         "user",
-        description="programs that the daemon flushes when another one "
-        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): "
-        "of the same user (`user`), of all users (`all`), or none (`off`)",
+        description="whose programs the daemon flushes when a program "
+        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): those of the same user (`user`) or of "
+        "all users (`all`), or none (`off`)",
     )
     allow_end_requests: bool = Field(
         False,
@@ -321,7 +320,7 @@ class SettingsConfig(StrictModel):
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must be idle before a rule may suspend it, or before it is suspended for "
+        description="how long a program must be idle before a rule may suspend it, or before gpumond suspends it for "
         "another program that needs memory",
     )
     alertmanager_dry_run: bool = Field(
@@ -339,6 +338,13 @@ class SettingsConfig(StrictModel):
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
         return value
 
+    @field_validator("socket_mode")
+    @classmethod
+    def _mode(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch("0?[0-7]{3}", value):
+            raise ValueError("expected an octal mode in quotes, such as '0660'")
+        return value
+
     @field_validator("hosts", mode="before")
     @classmethod
     def _names(cls, value: object) -> object:
@@ -354,7 +360,8 @@ class SettingsConfig(StrictModel):
         known = [rule.name for rule in BUILT_IN]
         for name in names:
             if name not in known:
-                raise ValueError(f"unknown built-in rule {name!r}; expected one or more of {', '.join(known)}")
+                hint = did_you_mean(name, known) or f"; expected one or more of {', '.join(known)}"
+                raise ValueError(f"unknown built-in rule {name!r}{hint}")
         return names
 
     @model_validator(mode="after")

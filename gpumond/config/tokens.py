@@ -116,7 +116,7 @@ def _token(words: list[str], place: str) -> Token:
         raise ConfigError(f"{place}: expected NAME SCOPE[,SCOPE] SHA256, as in `{EXAMPLE}`")
     name, scopes, hashed = words
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{place}: expected a name of 1 to 64 characters from A-Za-z0-9._-")
+        raise ConfigError(f"{place}: expected a name of 1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")
     for scope in scopes.split(","):
         if scope not in SCOPES:
             raise ConfigError(

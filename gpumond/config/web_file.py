@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpumond.config.models import Encodable, expectation, yaml_problem
+from gpumond.config.models import Encodable, expectation, parse_yaml, yaml_problem
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular, read_error_text
 
@@ -345,7 +345,7 @@ def _content(path: Path) -> Any:
     try:
         with open_regular(path) as file:
             text = file.read(MAX_BYTES)
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except OSError as error:
         expected = "a web configuration of exporter-toolkit, with tls_server_config or basic_auth_users"
         raise ConfigError(f"web_config {read_error_text(path, error, expected)}") from None

@@ -266,7 +266,9 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            used = "because another program uses the port; stop it, or choose another port with --listen"
+            used = "because another program uses the port; stop that program, or choose another port with --listen"
             raise PortInUse(f"can't listen on {settings.listen}, {used}") from None
-        raise ConfigError(f"can't listen on {settings.listen}: {error.strerror}; see --listen") from None
+        raise ConfigError(
+            f"can't listen on {settings.listen}: {error.strerror}; choose another address with --listen"
+        ) from None
     return listener

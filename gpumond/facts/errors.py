@@ -45,8 +45,8 @@ FaultKind = Literal[
 """Kinds of faults, each with a remedy in ``FAULTS``."""
 
 _HARDWARE = (
-    "look for Xid errors in dmesg; drain the machine, then reset the GPU (nvidia-smi --gpu-reset) or reboot; gpumond "
-    "reads it again automatically"
+    "look for Xid errors in dmesg; drain the machine, then reset the GPU (gpumond detach-driver --for 5m, then "
+    "nvidia-smi --gpu-reset) or reboot; gpumond reads it again automatically"
 )
 
 FAULTS: Mapping[str, str] = {

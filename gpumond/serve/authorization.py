@@ -58,7 +58,8 @@ class Readers:
         elif await authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
-        raise HTTPException(401, "authentication required", {"WWW-Authenticate": challenge})
+        how = "a user name and password, or a token" if web.users else "a token"
+        raise HTTPException(401, f"authentication is required: send {how}", {"WWW-Authenticate": challenge})
 
 
 def _is_open(path: str, web: WebSettings) -> bool:

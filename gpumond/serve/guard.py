@@ -157,7 +157,7 @@ class Guard:
         if host not in self._hosts and host != _local(scope):
             raise HTTPException(421, f"{host} isn't a name of this daemon; add it to `hosts` in the configuration")
         if (operation := header(scope["headers"], OPERATION_HEADER)) and not re.match(OPERATION_ID, operation):
-            raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Za-z0-9._-")
+            raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")
         if scope["method"] not in SAFE_METHODS:
             _check_origin(scope)
             _check_body(scope)

@@ -95,5 +95,5 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
     """
     until, detached = await kernel_of(request).get(Operations).detach(body.for_seconds, requested_by)
     if not detached:
-        return problem(504, "a driver call doesn't return, and its process still holds the driver")
+        return problem(504, "a driver call doesn't return, so the driver process still has the driver open")
     return json_response(ReleaseAnswer, ReleaseAnswer(released_until=until))

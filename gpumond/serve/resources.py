@@ -336,8 +336,8 @@ class PastHolding:
     """The shares of a device, or of a process on it, at one time; unknown is null.
 
     ``name`` is the process's workload, or its command. ``ended_at`` is when the process ended or released all of its
-    memory, null if it hasn't. Of a device, ``pid`` is null, ``name`` is empty, and the shares are those of all its
-    processes, ended ones that are no longer kept included. Only devices have ``unattributed_bytes``.
+    memory, null if it hasn't. For a device, ``pid`` is null, ``name`` is empty, and the shares are those of all its
+    processes, including ended ones that aren't listed any more. Only devices have ``unattributed_bytes``.
     """
 
     device_uuid: str
@@ -356,7 +356,7 @@ class PastHolding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastHoldings:
-    """What each device and each process on it held at one time, devices first.
+    """What each device and each process on it used at one time, devices first.
 
     ``resolution_seconds`` and ``block_seconds`` are as in one signal's history.
     """

@@ -208,7 +208,7 @@ def write(path: Path, document: str) -> None:
 def check(path: Path | None) -> None:
     """Check before the work that a report can be written to ``path``. Raises ConfigError."""
     if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"--html {path}: {path.parent} isn't a directory")
+        raise ConfigError(f"--html {path}: {path.parent} isn't a directory; create it, or choose another file")
 
 
 def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:

@@ -173,7 +173,7 @@ def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
 REMEDIES = {
     "gone": "wait: the driver may still be cleaning up after this process, which isn't visible here; if the entry "
     "remains, look for the process's children among those that have the GPU open, or reset the GPU once it is unused "
-    "(nvidia-smi --gpu-reset)",
+    "(gpumond detach-driver --for 5m, then nvidia-smi --gpu-reset)",
     "zombie": "stop or restart its parent (ps -o ppid= -p {pid}), which hasn't collected the status of the exited "
     "process",
     "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: the process is "

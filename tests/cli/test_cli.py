@@ -86,7 +86,12 @@ def test_examples_are_valid(name: str, example: str):
             "a subcommand is required: record, compare, list or delete, as in `gpumond baseline record before "
             "--workload train --for 10m`",
         ),
-        (("limit",), "the following arguments are required: SIZE|none, as in `gpumond limit --pid 4242 40GiB`"),
+        (("limit",), "SIZE|none is required, as in `gpumond limit --pid 4242 40GiB`"),
+        (
+            ("silence", "add"),
+            "MATCHER, --for and --reason are required, as in `gpumond silence add rule=leak 'workload=~train.*' --for "
+            "1h --reason 'a known leak'`",
+        ),
         (
             ("silence", "add", "rule=leak", "--reason", "x", "--for", "1"),
             "--for '1': expected a unit, as in 1s, 1m or 1h",
@@ -96,12 +101,12 @@ def test_examples_are_valid(name: str, example: str):
         (("flush", "--pid", "x"), "--pid 'x': must be a whole number above 0"),
         (("flush", "0"), "NAME '0': a pid is above 0"),
         (("flush", "--timeout", "-5s"), "--timeout: expected a value"),
-        (("limit", "train", "0"), "limit '0': the size must be above 0"),
-        (("limit", "train", "99999999999TiB"), "limit '99999999999TiB': expected a smaller number"),
+        (("limit", "train", "0"), "SIZE '0': the size must be above 0"),
+        (("limit", "train", "99999999999TiB"), "SIZE '99999999999TiB': expected a smaller number"),
         (("record", "--for", "0s"), "--for '0s': must be above 0"),
         (("fleet", "status", "--prometheus", "n"), "--prometheus 'n': expected an http:// or https:// address"),
         (("completion", "tcsh"), "gpumond completion: 'tcsh': expected one of bash, zsh, fish"),
-        (("flush", "--step", "cahce"), "--step 'cahce'; did you mean cache?"),
+        (("flush", "--step", "cahce"), "--step 'cahce' is unknown; did you mean cache?"),
         (("oom", "4242"), "gpumond oom: '4242': expected list or show; did you mean gpumond oom show --pid 4242?"),
         (
             ("oom", "179-42-1"),
@@ -188,7 +193,7 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
 def test_id_that_is_none_is_refused_with_the_command_that_lists_ids():
     for id in ("newest", "123"):
         refused = gpumond_here("oom", "show", id)
-        message = f"gpumond: {id!r} isn't a case's ID; `gpumond oom list` shows the IDs\n"
+        message = f"gpumond: {id!r} isn't a case's ID; `gpumond oom` lists the cases\n"
         assert (refused.returncode, refused.stderr) == (2, message)
 
 
@@ -340,6 +345,20 @@ def test_help_describes_every_command_and_argument():
     assert [name for parser in parsers.values() for name in undescribed(parser)] == []
 
 
+def test_help_fits_100_columns_and_breaks_no_option(monkeypatch: pytest.MonkeyPatch):
+    def texts(parser: argparse.ArgumentParser) -> Iterator[str]:
+        yield parser.format_help()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for own in action.choices.values():
+                    yield from texts(own)
+
+    monkeypatch.setenv("COLUMNS", "100")
+    _, parsers = make_parser(commands())
+    lines = [line for parser in parsers.values() for text in texts(parser) for line in text.splitlines()]
+    assert [line for line in lines if len(line) > 100 or line.endswith("-") or "{a" in line] == []
+
+
 def test_top_refuses_a_dumb_terminal():
     environ = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
@@ -417,7 +436,8 @@ def test_error_names_the_directory_of_a_readable_token(tmp_path: Path, stale: bo
         directory = daemon.get("status")["runtime_dir"]
         assert directory == str(daemon.directory)
         assert done.stderr == (
-            f"gpumond: the daemon requires its own token; set GPUMOND_RUNTIME_DIR={directory}, which contains it\n"
+            f"gpumond: the daemon requires its own token, which is in {directory}; set "
+            f"GPUMOND_RUNTIME_DIR={directory}\n"
         )
 
 

@@ -85,8 +85,8 @@ def test_port_in_use_prints_the_error_only_and_starts_no_program(tmp_path: Path)
             agents.accept()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        f"gpumond: can't listen on {listen}, because another program uses the port; stop it, or "
-        "choose another port with --listen"
+        f"gpumond: can't listen on {listen}, because another program uses the port; stop that program, "
+        "or choose another port with --listen"
     ]
 
 
@@ -197,7 +197,7 @@ NOBODY = "nobody-has-this-name"
         ("flush --pid 1", 3, "pid 1"),
         ("why --pid 1", 3, "pid 1"),
         ("baseline record x --for 0", 2, "gpumond: --for: must be at least 1 s"),
-        ("detach-driver --for 0", 2, "gpumond: --for: must be more than 0 s"),
+        ("detach-driver --for 0", 2, "gpumond: --for: must be above 0 s"),
         ("events --csv -f", 2, "--csv and --follow can't be combined"),
     ],
 )

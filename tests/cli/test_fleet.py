@@ -74,7 +74,7 @@ def test_targets_of_slurm(tmp_path: Path):
     assert (tmp_path / "arguments").read_text().split() == ["-h", "-N", "-o", "%N"]
     missing = fleet("targets", "--slurm", PATH=str(tmp_path / "nowhere"))
     assert missing.returncode == 1
-    assert "sinfo: No such file" in missing.stderr
+    assert "sinfo: not found in $PATH" in missing.stderr
 
 
 @pytest.mark.needs("prometheus")
@@ -135,7 +135,7 @@ def test_status_names_each_machine_that_does_not_answer_and_the_reason(tmp_path:
     ("arguments", "message"),
     [
         (("status",), "or --slurm, as in `gpumond fleet status --targets gpus.json`"),
-        (("status", "--targets", "a.json", "--parallel", "0"), "must be positive"),
+        (("status", "--targets", "a.json", "--parallel", "0"), "must be above 0"),
         (
             ("status", "--targets", "missing.json"),
             "missing.json: No such file or directory; expected a file that lists",

@@ -218,10 +218,10 @@ def test_process_that_ended_after_the_plan_is_refused(tmp_path: Path, machines: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no processes selected"),
+        ((), "no processes are selected"),
         (("--query", "up"), "--query requires --prometheus"),
         (("--workload", "x", "--json"), "--json requires --yes or --dry-run"),
-        (("--workload", "x", "--max-parallel", "0"), "must be positive"),
+        (("--workload", "x", "--max-parallel", "0"), "must be above 0"),
         (("--workload", "x", "--flush-timeout", "0"), "--flush-timeout"),
         (("--workload", "x", "--min-reclaimable", "much"), "--min-reclaimable 'much'"),
         (("--query", "x @ 1", "--prometheus", "http://127.0.0.1:1", "--yes"), "@ modifier"),

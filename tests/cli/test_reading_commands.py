@@ -95,7 +95,7 @@ def test_closed_output_ends_a_command_like_sigpipe(daemon: RunningDaemon):
 def test_an_https_address_of_a_server_without_tls_is_said_to_be_one(daemon: RunningDaemon):
     url = daemon.url.replace("http:", "https:")
     (refused,) = shown(daemon, "status", "--url", url, code=1)
-    reason = "no TLS connection: the server doesn't use TLS; use an http:// address if the server has no TLS"
+    reason = "no TLS connection: the server doesn't use TLS; pass an http:// address, or set up TLS in the daemon"
     assert refused == f"gpumond: {url}: {reason}"
 
 

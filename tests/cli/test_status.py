@@ -331,8 +331,8 @@ def test_refused_token_is_named_by_its_source(tmp_path: Path):
         ):
             refused = subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=60)
             assert refused.returncode == 1
-            assert f"the token is invalid (the token is from {source}" in refused.stderr
-            assert refused.stderr.endswith("; set GPUMOND_TOKEN to the daemon's\n")
+            assert f"the token is invalid (it is from {source}" in refused.stderr
+            assert refused.stderr.endswith("; set GPUMOND_TOKEN to a valid one\n")
 
 
 def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.CaptureFixture[str]):

@@ -239,7 +239,7 @@ def test_file_of_several_programs_is_refused_with_their_names(tmp_path: Path, co
         record = ("--record", "1s") if command == "why" else ()
         done = gpumond(fake, command, "--workload", "train", option, os.fspath(tmp_path / "file"), *record)
     assert done.returncode == 2
-    assert f"{option} needs one program, but 2 match: train (pid 1), train (pid 3)" in done.stderr
+    assert f"{option} needs one process, but 2 match: train (pid 1), train (pid 3)" in done.stderr
 
 
 def test_program_that_refuses_does_not_hide_the_answers_of_others():

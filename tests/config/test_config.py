@@ -177,10 +177,11 @@ CASES = {
     "interval: 10ms": "interval: '10ms': must be at least 100ms",
     "interval: 0": "interval: 0: must be at least 0.1",
     "listen: {a: 1}": "listen: must be text",
+    "listen: 9917": "listen: 9917: must be text, in quotes",
     "insecure: maybe": "insecure: 'maybe': must be true or false",
     "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
     "token_review_audience: a b": "token_review_audience: 'a b': expected 1 to 256 ASCII characters without spaces",
-    "socket_mode: '9'": "socket_mode: '9': must have the form 0?[0-7]{3}",
+    "socket_mode: '9'": "socket_mode: '9': expected an octal mode in quotes, such as '0660'",
     "rules: [{name: X y, scope: device, value: used_ratio, above: 1}]": (
         "rules[0].name: 'X y': expected 1 to 64 characters from a-z, 0-9, _ and -"
     ),
@@ -212,6 +213,8 @@ def test_wrong_key_and_value_are_found_by_their_lines(tmp_path: Path):
         ("listen: [\n", "line 2: invalid YAML: unclosed [ or {"),
         ('listen: "a\n', "line 1: invalid YAML: unclosed quote"),
         ("a: b: c\n", "line 1: invalid YAML: unexpected key; check the indentation, and quote texts that contain ': '"),
+        ("rules: []\nlisten: ':1'\nrules: []\n", "line 3: invalid YAML: the key 'rules' is already on line 1"),
+        ("web: {a: 1, a: 2}\n", "line 1: invalid YAML: the key 'a' is already on line 1"),
         ("a:\n\t- b\n", "line 2: invalid YAML: a tab; indent with spaces"),
     ],
 )

@@ -34,7 +34,7 @@ def test_line_is_a_name_scopes_and_a_hash():
         (f"nightly flush, {DIGEST}", "line 1: nightly: unknown scope ''"),
         ("nightly flush secret", "line 1: nightly: expected a SHA-256 of 64 hexadecimal digits"),
         ("nightly flush gpm_secret", "line 1: contains a token; write its SHA-256 instead"),
-        (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Za-z0-9._-"),
+        (f"night/ly flush {DIGEST}", "line 1: expected a name of 1 to 64 characters from A-Z, a-z, 0-9, ., _ and -"),
         (f"a read {DIGEST}\na admin {DIGEST}", "line 2: the name 'a' is used twice"),
         ("a flush service-account:argo", "line 1: a: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME,"),
         (f"a read {DIGEST}\nb admin {DIGEST.upper()}", "line 2: b has the same hash as another line"),

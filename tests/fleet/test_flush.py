@@ -184,7 +184,7 @@ def test_last_replica_of_a_service_stays_awake(tmp_path: Path):
     ("options", "message"),
     [
         (["--step", "engine"], "--step 'engine': expected one of gc, "),
-        (["--max-machines", "0"], "--max-machines must be positive"),
+        (["--max-machines", "0"], "--max-machines must be above 0"),
         (["--reason", "x" * 201], "at most 200 characters"),
         (["--label", "zone"], "expected NAME=PATTERN"),
     ],

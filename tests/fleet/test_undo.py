@@ -182,7 +182,7 @@ def test_suspended_programs_are_resumed_and_others_left(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bad id",), "OPERATION: expected 1 to 64 characters"),
+        (("bad id",), "OPERATION: expected the ID that a `gpumond fleet` command printed: 1 to 64 characters"),
         (("x", "--json"), "--json requires --yes or --dry-run"),
     ],
 )

@@ -64,9 +64,11 @@ def test_device_of_a_running_demo_is_found(device: SimDevice, tmp_path: Path):
     )
     assert done["device_uuid"] == "SIM-load"
     assert done["peak_held_bytes"] <= SIZE / 2
-    status, _, err = load(None, "steady", "--device", "4", GPUMOND_SIM_DIR=str(tmp_path / "cards"))
-    assert status == 2
-    assert "has 1 device; pass a lower index" in err
+    for index in ("-1", "1"):
+        status, _, err = load(None, "steady", "--device", index, GPUMOND_SIM_DIR=str(tmp_path / "cards"))
+        assert status == 2
+        assert f"--device {index}: " in err
+        assert "has 1 device; the first one is 0" in err
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])

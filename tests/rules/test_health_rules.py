@@ -54,13 +54,13 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"ecc_uncorrected_volatile": 2},
         "GPU 0 (H100) has had uncorrected ECC errors (2 since the driver was loaded): results may be wrong",
     ),
-    ("row-remap-pending", {"remapped_rows_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
+    ("row-remap-pending", {"remapped_rows_pending": True}, "--for 5m and nvidia-smi -i GPU-a --gpu-reset"),
     (
         "row-remap-failed",
         {"remapped_rows_failed": True},
         "move the GPU's programs to another one, and replace the GPU",
     ),
-    ("retired-pages-pending", {"retired_pages_pending": True}, "run nvidia-smi -i GPU-a --gpu-reset"),
+    ("retired-pages-pending", {"retired_pages_pending": True}, "--for 5m and nvidia-smi -i GPU-a --gpu-reset"),
     ("nvlink-errors", {"nvlink_crc_flit_errors": 108, "nvlink_replay_errors": 8}, "had 11 NVLink errors"),
     (
         "pcie-link-degraded",

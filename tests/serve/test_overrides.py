@@ -110,6 +110,7 @@ def test_only_built_in_rules_have_overrides():
         answer = put(view, {"threshold": 1}, name)
         assert (answer.status_code, hint in answer.json()["detail"]) == (status, True)
     assert view.store.names("rule_overrides") == []
+    assert delete(view, "leaks").json()["detail"] == "no rule has the name leaks; did you mean leak?"
 
 
 def test_if_match_of_another_version_changes_nothing():

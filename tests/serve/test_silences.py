@@ -57,7 +57,7 @@ def test_silences_without_token_are_unchanged():
         ({"matchers": [RULE | {"operator": "!="}]}, "at least one matcher must not match the empty string"),
         ({"matchers": ["rule=leak"]}, "body.matchers.0: "),
         ({"for_seconds": "60"}, "body.for_seconds: must be a number"),
-        ({"for_seconds": 0}, "body.for_seconds: must be more than 0"),
+        ({"for_seconds": 0}, "body.for_seconds: must be above 0"),
         ({"for_seconds": None}, "pass exactly one of ends_at and for_seconds"),
         ({"ends_at": 1e12}, "pass exactly one of ends_at and for_seconds"),
         ({"ends_at": 1.0, "for_seconds": None}, "ends_at must be after now and after starts_at"),

@@ -67,7 +67,9 @@ class RequestedSnapshots:
     def write(self, workload: str) -> Dump:
         now = time.monotonic()
         if now - self._at < REQUEST_SECONDS:
-            return Dump(None, None, 0, f"too many requests: at most one snapshot in {REQUEST_SECONDS:g} s")
+            return Dump(
+                None, None, 0, f"too many requests: a program writes at most one snapshot in {REQUEST_SECONDS:g} s"
+            )
         self._at = now
         suffix = next((adapter.suffix for adapter in LOADED.adapters() if adapter.suffix), "")
         return self._kept(workload, suffix, lambda path: write(path, guarded=True))

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
     option(parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=count, default=100)
-    option(parser, "--operation ID", "only the entries of the operation with this ID, which `gpumond fleet` printed")
+    option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
     option(
         parser,
         "--log FILE",
@@ -85,7 +85,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         reason = f"{getattr(error, 'strerror', None) or 'not text'}{remedy}"
         raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
     are = "entry is" if entries == 1 else "entries are"
-    unchanged = f"{file}: {entries} logged {are} unchanged" if entries else "the log contains no audit entries"
+    nothing = f"{arguments.log or 'standard input'} contains no audit entries"
+    unchanged = f"{file}: {entries} logged {are} unchanged" if entries else nothing
     text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
     print_result(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)
     return FAILED if problems else DONE if entries else NOTHING_TO_DO

@@ -88,7 +88,8 @@ def _record(arguments: argparse.Namespace) -> int:
         print_result(arguments, kept, lambda: table(header, _measures(kept)))
     if kept["workloads"]:
         return DONE
-    print_error("gpumond: no process held GPU memory during the measurement; check that the workload is running")
+    whose = "no process" if arguments.workload is None else f"no process of the workload {arguments.workload}"
+    print_error(f"gpumond: {whose} used GPU memory during the measurement; check that it is running")
     return NOTHING_TO_DO
 
 

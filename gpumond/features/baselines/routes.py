@@ -27,7 +27,7 @@ from gpumond.serve.routes import Router, json_response, kernel_of
 
 router = Router("baselines")
 
-Name = Annotated[str, Path(pattern=f"^{NAME}$", description="At most 64 of A-Za-z0-9._-")]
+Name = Annotated[str, Path(pattern=f"^{NAME}$", description="1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")]
 Other = Annotated[
     str | None,
     Query(alias="with", pattern=f"^{NAME}$", description="Name of the other baseline; without it, the measurement"),

@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command or "python" not in os.path.basename(command[0]):
         raise ConfigError(
-            "expected a Python program, such as: gpumond fit -- python train.py; for torchrun or accelerate "
-            "launch, name the script that it starts"
+            "expected a Python program, as in `gpumond fit -- python train.py`; instead of torchrun or accelerate "
+            "launch, pass the script that they start"
         )
     _, program = split_interpreter(command)
     if not program or program[0] == "-c":

@@ -19,7 +19,7 @@ FEATURE = Feature(
                 "gpumond fleet top --slurm --machine 'gpu-1*'",
                 "gpumond fleet doctor --slurm --machine 'gpu-*'",
                 "gpumond fleet flush --targets gpus.json --workload 'train-*' --dry-run",
-                "gpumond fleet flush --prometheus http://127.0.0.1:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
+                "gpumond fleet flush --prometheus http://prom:9090 --query 'gpumond_pool_reclaimable_bytes > 2e9'",
                 "gpumond fleet sleep --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet wake --targets gpus.json --engine 'chat-*'",
                 "gpumond fleet audit --targets gpus.json --operation 20261126-091246-3fa9c1",

@@ -193,7 +193,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--by COLUMN[,COLUMN]",
-        f"programs with the same values get one size: {', '.join(COLUMNS)} (default: workload)",
+        f"one proposal for all programs with the same values of these columns: {', '.join(COLUMNS)} (default: "
+        "workload)",
         type=option_type(group_of(COLUMNS)),
         default="workload",
     )
@@ -208,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--headroom PERCENT",
-        f"margin of LIMIT above NEEDED (default: {HEADROOM:.0%}%)",
+        f"margin of the proposed limit above the memory that the programs needed (default: {HEADROOM:.0%}%)",
         type=option_type(parse_headroom),
         default=HEADROOM,
     )

@@ -32,13 +32,13 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--operation ID", "only the entries of the operation with this ID, which `gpumond fleet` printed")
+    option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
     option(parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100)
 
 
 async def run(arguments: argparse.Namespace) -> int:
     if arguments.limit < 1:
-        raise ConfigError("--limit must be positive")
+        raise ConfigError("--limit must be above 0")
     client, machines = await select_machines(arguments)
     query = {"limit": str(arguments.limit)} | ({"operation": arguments.operation} if arguments.operation else {})
 

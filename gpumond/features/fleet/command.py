@@ -15,14 +15,14 @@ from gpumond.view.text import table
 FLUSHES = {
     "flush": "flush programs on several machines and print receipts",
     "sleep": "release serving engines' memory and print receipts",
-    "wake": "undo serving engines' last release",
+    "wake": "undo serving engines' last release of memory",
 }
 READS = {
     "targets": "print the daemons' addresses; with --json, in file_sd format",
     "status": "show each machine's state, and which machines don't respond",
     "top": "show the GPUs and processes of several machines live in one table",
     "doctor": "list problems on all machines, each with a remedy",
-    "audit": "show audit entries from several machines, for example about one operation",
+    "audit": "show audit-log entries of several machines",
 }
 
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             OPTIONS[name](read)
     for name, summary in FLUSHES.items():
         flush.add_arguments(what.add_parser(name, help=summary), name)
-    undone = what.add_parser("undo", help="undo an operation's changes, where possible")
+    undone = what.add_parser("undo", help="undo what a `gpumond fleet` command changed, where possible")
     discovery.add_arguments(undone)
     undo.add_arguments(undone)
     report.add_arguments(

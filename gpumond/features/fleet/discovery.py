@@ -83,7 +83,7 @@ class Prometheus:
         parameters = {"query": expression} | ({} if at is None else {"time": f"{at:.3f}"})
         data = await self._call("POST", "/api/v1/query", urlencode(parameters).encode())
         if not isinstance(data, Mapping) or data.get("resultType") != "vector":
-            raise ConfigError(f"the result of {expression!r:.200} isn't an instant vector")
+            raise ConfigError(f"the result of {expression!r:.200} isn't an instant vector; query one value per process")
         try:
             return [_sample(series) for series in data["result"]]
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -155,7 +155,9 @@ def lookback_seconds(expression: str) -> float:
     """
     code = _TEXT.sub('""', expression)
     if "@" in code:
-        raise ConfigError("the query uses the @ modifier, so its data may come from processes that have ended")
+        raise ConfigError(
+            "the query uses the @ modifier, so its data may come from processes that have ended; remove the modifier"
+        )
     total = 0.0
     for found in _RANGE.finditer(code):
         for text in (found[1] if found[1] is not None else found[2]).split(":"):
@@ -326,7 +328,7 @@ def _labels(each: Machine) -> Iterator[tuple[str, str]]:
 
 def _sequence(value: Any, where: str) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise DiscoveryError(f"{where}: expected a list")
+        raise DiscoveryError(f"{where}: expected a list, as in: - targets: [node1:9917]")
     return value
 
 
@@ -359,7 +361,9 @@ def _output(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL)
     except OSError as error:
-        raise DiscoveryError(f"{command[0]}: {error.strerror or os.strerror(error.errno or 0)}") from None
+        missing = f"not found in $PATH; run gpumond on a machine that has {command[0]}"
+        reason = missing if isinstance(error, FileNotFoundError) else error.strerror or os.strerror(error.errno or 0)
+        raise DiscoveryError(f"{command[0]}: {reason}") from None
     except subprocess.TimeoutExpired:
         raise DiscoveryError(f"{command[0]}: no result within {COMMAND_SECONDS:g} s") from None
     if done.returncode:
@@ -397,11 +401,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--label NAME=PATTERN",
-        "only machines with a matching label in the target list, such as zone=eu-*; repeatable, all must match",
+        "only machines with a matching label in the list of daemons, such as zone=eu-*; repeatable, all must match",
         action="append",
         type=option_type(_label_pattern),
     )
-    option(parser, "--token-file FILE", "file with your token for the daemons (default: $GPUMOND_TOKEN)", type=Path)
+    option(
+        parser,
+        "--token-file FILE",
+        "file with your token for the daemons (default: the token in $GPUMOND_TOKEN)",
+        type=Path,
+    )
     option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
     option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
     option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
@@ -450,7 +459,7 @@ def options_of(arguments: argparse.Namespace) -> list[str]:
 def make_client(arguments: argparse.Namespace) -> Client:
     """Return the client that the options describe. Raises ConfigError."""
     if arguments.parallel < 1 or not arguments.timeout > 0:
-        raise ConfigError("--parallel and --timeout must be positive")
+        raise ConfigError("--parallel and --timeout must be above 0")
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
     token, tokens = arguments.token_file, arguments.tokens

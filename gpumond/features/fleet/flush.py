@@ -21,7 +21,7 @@ from typing import Any, Literal
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
-from gpumond.facts.pools import ENGINE_STEP, STEPS, with_option_names
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
 from gpumond.facts.units import human, parse_size, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
@@ -302,7 +302,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
     selection = parser.add_argument_group(
         "selection",
-        "pass at least one of these options, or --machine or --label; a process must match all that you pass",
+        "pass at least one of these, --machine and --label; a process must match all that you pass",
     )
     option(selection, "--query PROMQL", "processes that a query returns; its series need the labels instance and pid")
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
@@ -312,7 +312,11 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
         option(
-            parser, "--step STEP", f"flush step to run, repeatable: {', '.join(STEPS)}", action="append", choices=STEPS
+            parser,
+            "--step STEP",
+            f"flush step to run, repeatable: {', '.join(STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
+            action="append",
+            choices=STEPS,
         )
     if what != "wake":
         option(
@@ -344,15 +348,23 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     option(
         parser,
         "--max-parallel N",
-        f"at most N processes in a wave; a job's ranks are never split (default: {MAX_PARALLEL})",
+        f"change at most N processes at the same time (a wave); a job's ranks share a wave (default: {MAX_PARALLEL})",
         type=int,
         default=MAX_PARALLEL,
     )
     option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
-    option(parser, "--no-canary", "don't wait for the first flush's receipt", dest="canary", action="store_false")
+    option(
+        parser,
+        "--no-canary",
+        "start with a full wave, not with one process or job alone",
+        dest="canary",
+        action="store_false",
+    )
     option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
     option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
-    option(parser, "--flush-timeout DURATION", "time limit for each flush (default: 30s)", type=duration, default=30.0)
+    option(
+        parser, "--flush-timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0
+    )
     discovery.add_arguments(parser)
 
 
@@ -410,7 +422,7 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
     names = ("query", "workload", "user", "engine", "machine", "label")
     if not any(getattr(arguments, name) for name in names):
         engine = ", --engine" if arguments.what in ENGINES else ""
-        raise ConfigError(f"no processes selected: use --query, --workload, --user{engine}, --machine or --label")
+        raise ConfigError(f"no processes are selected; pass --query, --workload, --user{engine}, --machine or --label")
     return Criteria(
         workload=arguments.workload,
         user=arguments.user,
@@ -423,7 +435,7 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
 
 def _limits(arguments: argparse.Namespace) -> FleetLimits:
     if arguments.max_machines is not None and arguments.max_machines < 1:
-        raise ConfigError("--max-machines must be positive")
+        raise ConfigError("--max-machines must be above 0")
     if arguments.keep < 0:
         raise ConfigError("--keep must not be negative")
     return FleetLimits(
@@ -433,11 +445,11 @@ def _limits(arguments: argparse.Namespace) -> FleetLimits:
 
 def _options(arguments: argparse.Namespace) -> FlushOptions:
     if arguments.max_parallel < 1 or arguments.max_failures < 1:
-        raise ConfigError("--max-parallel and --max-failures must be positive")
+        raise ConfigError("--max-parallel and --max-failures must be above 0")
     if len(arguments.reason) > MAX_REASON:
         raise ConfigError(f"--reason must have at most {MAX_REASON} characters")
     if not 0 < arguments.flush_timeout <= 600:
-        raise ConfigError("--flush-timeout must be more than 0 and at most 10m")
+        raise ConfigError("--flush-timeout must be above 0 and at most 10m")
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise ConfigError("--json requires --yes or --dry-run")
     return FlushOptions(

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--price [MODEL=]AMOUNT",
-        "your price for a GPU-hour, for models whose name contains MODEL; repeatable",
+        "your price for a GPU-hour, for models whose name contains MODEL (without it: all models); repeatable",
         type=option_type(parse_price),
         action="append",
         default=[],
@@ -150,7 +150,7 @@ def read_teams(path: Path) -> list[TeamRule]:
             label, separator, pattern = str(text).partition("=")
             if not separator or label not in LABELS:
                 raise ConfigError(
-                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN, COLUMN of {', '.join(LABELS)}"
+                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN; the columns are {', '.join(LABELS)}"
                 )
             rules.append(TeamRule(str(team), label, pattern))
     return rules

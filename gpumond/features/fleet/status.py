@@ -194,14 +194,19 @@ KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
-    option(parser, f"--sort {'|'.join(KEYS)}", "order of the machines (default: as listed)", choices=tuple(KEYS))
-    option(parser, "--limit N", "show at most N machines", type=int)
+    option(
+        parser,
+        "--sort COLUMN",
+        f"order of the machines: {', '.join(KEYS)} (default: as listed)",
+        choices=tuple(KEYS),
+    )
+    option(parser, "--limit N", "show at most N machines (default: all)", type=int)
     option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
 
 
 async def run(arguments: argparse.Namespace) -> int:
     if arguments.limit is not None and arguments.limit < 1:
-        raise ConfigError("--limit must be positive")
+        raise ConfigError("--limit must be above 0")
     if arguments.drift and (arguments.problems or arguments.sort or arguments.limit):
         raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
     client, machines = await select_machines(arguments)

@@ -40,14 +40,14 @@ class MachineClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--once", "print the table (or JSON) once and exit")
+    option(parser, "--once", "print the table (or, with --json, JSON) once and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.json and not arguments.once:
         raise ConfigError("--json requires --once")
     if not arguments.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("standard input or output isn't a terminal; for scripts, use --once")
+        raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond fleet top --once")
     client, machines = asyncio.run(select_machines(arguments))
     if len(machines) > MAX_MACHINES:
         raise ConfigError(f"{len(machines)} machines are listed; select at most {MAX_MACHINES} with --machine")

@@ -151,14 +151,17 @@ async def undo(client: Client, machine: Machine, step: Step) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("operation", metavar="OPERATION", help="the operation's ID, which `gpumond fleet` printed")
-    option(parser, "--dry-run", "print what would be undone, and change nothing")
+    parser.add_argument("operation", metavar="OPERATION", help="the ID that the `gpumond fleet` command printed")
+    option(parser, "--dry-run", "print the plan, and change nothing")
     option(parser, "--yes", "don't ask for confirmation")
 
 
 async def run(arguments: argparse.Namespace) -> int:
     if not re.match(OPERATION_ID, arguments.operation):
-        raise ConfigError("OPERATION: expected 1 to 64 characters from A-Za-z0-9._-; gpumond fleet audit lists the IDs")
+        raise ConfigError(
+            "OPERATION: expected the ID that a `gpumond fleet` command printed: 1 to 64 characters from A-Z, a-z, 0-9, "
+            "., _ and -"
+        )
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise ConfigError("--json requires --yes or --dry-run")
     client, machines = await discovery.select_machines(arguments)

@@ -31,7 +31,7 @@ from gpumond.view.text import moment, narrowed_table, size, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    option(target, "--user NAME", "flush every process with an agent that belongs to one user")
+    option(target, "--user NAME", "flush one user's processes that have an agent")
     option(target, "--all", "flush every process with an agent")
     option(
         parser,
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=ALL_STEPS,
     )
     option(parser, "--wake", "with --step engine: undo a serving engine's last release")
-    option(parser, "--min-reclaimable SIZE", "skip programs that would release less than SIZE", default="0")
+    option(parser, "--min-reclaimable SIZE", "skip each allocator that would release less than SIZE", default="0")
     option(parser, "--dry-run", "show what a flush would release, and flush nothing")
     option(parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response")
     option(parser, "--plan ID", "compare receipts with the plan of this ID (`id` in the output of --dry-run --json)")
-    option(parser, "--timeout DURATION", "time limit for each program (default: 30s)", type=duration, default=30.0)
+    option(parser, "--timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0)
     client.add_arguments(parser)
 
 

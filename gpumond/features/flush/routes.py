@@ -80,10 +80,16 @@ class FlushBody(Encodable):
 
     target: TargetBody
     steps: Annotated[tuple[str, ...], AfterValidator(ordered_steps)] = DEFAULT_STEPS
-    min_reclaimable_bytes: int = Field(default=0, ge=0, strict=True)
+    min_reclaimable_bytes: int = Field(
+        default=0, ge=0, strict=True, description="Skip each allocator that would release less."
+    )
     dry_run: bool = Field(default=False, strict=True)
     timeout_seconds: float = Field(default=30.0, gt=0, le=600)
-    force: bool = Field(default=False, strict=True, description="Ignore the cooldown after the previous flush.")
+    force: bool = Field(
+        default=False,
+        strict=True,
+        description="Ignore the cooldown and, in the `engine` step, a previous release that got no response.",
+    )
     plan: str | None = Field(default=None, max_length=64, description="The `id` of the plan that this flush executes.")
     wake: bool = Field(
         default=False, strict=True, description="Undo the last release of the `engine` step, the only one in `steps`."

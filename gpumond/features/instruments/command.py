@@ -28,7 +28,7 @@ from gpumond.view.text import moment, output_width, safe, size, table, wrapped_t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording(parser)
-    option(parser, "--folded FILE", "with --record: download the stacks of one program to this file")
+    option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
     client.add_arguments(parser)
 
 
@@ -158,9 +158,9 @@ class SnapshotCommand:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add_target(parser, "write the snapshot of")
+        add_target(parser, "request a snapshot from")
         add_recording(parser)
-        option(parser, "--out FILE", "download the snapshot of one program to this file")
+        option(parser, "--out FILE", "download one process's snapshot to this file")
         client.add_arguments(parser)
 
     @staticmethod
@@ -194,8 +194,8 @@ class LimitCommand:
         option(
             parser,
             "--device GPU",
-            "limit on one GPU (index, UUID or its prefix, or PCI address); without "
-            "NAME, --pid and --workload, every process with an agent there",
+            "limit only on one GPU (index, UUID or its prefix, or PCI address); without NAME, --pid and --workload: "
+            "every process with an agent on that GPU",
         )
         parser.add_argument(
             "limit",
@@ -218,7 +218,7 @@ class LimitCommand:
             if limit_bytes == 0:
                 raise ValueError("the size must be above 0")
         except ValueError as error:
-            given = f"limit {arguments.limit!r:.80}: {error}"
+            given = f"SIZE {arguments.limit!r:.80}: {error}"
             example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")
             raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
         if not targeted:

@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--device N", "GPU index (default: 0)", type=int, default=0)
     option(parser, "--sim-device DIR", "with --backend sim: use the simulated GPU in this directory", type=Path)
-    option(parser, "--duration DURATION", "how long to run, such as 90s or 10m", type=duration)
+    option(parser, "--duration DURATION", "how long to run, such as 10m (default: the scenario's)", type=duration)
     option(parser, "--seed N", "seed for random values (default: 0)", type=int, default=0)
-    option(parser, "--speed X", "run X times as fast (default: 1)", type=float, default=1.0)
+    option(parser, "--speed N", "run N times as fast (default: 1)", type=float, default=1.0)
     option(
         parser,
         "--fill FRACTION",
@@ -193,9 +193,9 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
         present = simulated_devices(root)
-        if arguments.device >= len(present):
+        if not 0 <= arguments.device < len(present):
             found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
-            raise ConfigError(f"--device {arguments.device}: {found}; pass a lower index")
+            raise ConfigError(f"--device {arguments.device}: {found}; the first one is 0")
         yield present[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:

@@ -20,7 +20,7 @@ from gpumond.view.text import moment, output_width, size, table
 ROUTE = "/api/v1/oom"
 
 
-NO_CASE = "no program has run out of memory"
+NO_CASE = "no out-of-memory error is recorded"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=option_type(_check_subcommand),
         choices=("list", "show"),
         default="list",
-        help="list all cases (default), or show one with its remedies",
+        help="list (default): all cases, which are recorded out-of-memory errors; show: one with its remedies",
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
-    option(parser, "--pid N", "cases of this process only", type=count)
-    option(parser, "--html FILE", "write the case as an HTML document and print nothing", type=Path)
+    option(parser, "--pid PID", "only this process's cases", type=count)
+    option(parser, "--html FILE", "write the case to an HTML file, and print nothing", type=Path)
     client.add_arguments(parser)
 
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments)
     html_report.check(arguments.html)
     if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
-        raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; `gpumond oom list` shows the IDs")
+        raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; `gpumond oom` lists the cases")
     id = arguments.id
     if id == "last":
         known = _cases(arguments)
@@ -99,7 +99,7 @@ def _cases(arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
 
 
 def _no_case(arguments: argparse.Namespace) -> str:
-    return NO_CASE if arguments.pid is None else f"pid {arguments.pid} has no case"
+    return NO_CASE if arguments.pid is None else f"no out-of-memory error of pid {arguments.pid} is recorded"
 
 
 def _decoded(answer: object) -> RankedCase:

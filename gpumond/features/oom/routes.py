@@ -89,7 +89,7 @@ async def cases(request: Request) -> Response:
 
 @router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
 async def case(request: Request, id: Id) -> Response:
-    """Returns what held the device's memory, and the remedies, the best first: each with its bytes, the source of that
+    """Returns what used the device's memory, and the remedies, the best first: each with its bytes, the source of that
     number, and whether it alone would have been enough.
     """
     return json_response(RankedCase, _found(request, id))

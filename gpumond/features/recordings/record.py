@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--csv",
         "write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
-    option(parser, "--perfetto FILE", "write a trace for Perfetto instead, with flushes and errors", type=Path)
+    option(
+        parser,
+        "--perfetto FILE",
+        "write a trace for Perfetto instead, with flushes and out-of-memory errors",
+        type=Path,
+    )
     option(parser, "--json", "with --out or --perfetto: at the end, print a summary as JSON")
     client.add_url(parser)
 

@@ -88,11 +88,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "ecc-uncorrected": (
         f"{GPU} has had uncorrected ECC errors ({{value}} since the driver was loaded): results may be wrong",
-        "stop the GPU's programs, run nvidia-smi -i {uuid} --gpu-reset, and replace the GPU if errors recur",
+        "stop the GPU's programs, run gpumond detach-driver --for 5m and nvidia-smi -i {uuid} --gpu-reset, "
+        "and replace the GPU if errors recur",
     ),
     "row-remap-pending": (
         f"{GPU} has a faulty memory row that will be remapped at the next reset",
-        "stop the GPU's programs, then run nvidia-smi -i {uuid} --gpu-reset",
+        "stop the GPU's programs, then run gpumond detach-driver --for 5m and nvidia-smi -i {uuid} --gpu-reset",
     ),
     "row-remap-failed": (
         f"{GPU} has a faulty memory row and no spare row left",
@@ -100,7 +101,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "retired-pages-pending": (
         f"{GPU} has faulty memory pages that will be retired at the next reset",
-        "stop the GPU's programs, then run nvidia-smi -i {uuid} --gpu-reset",
+        "stop the GPU's programs, then run gpumond detach-driver --for 5m and nvidia-smi -i {uuid} --gpu-reset",
     ),
     "nvlink-errors": (
         f"{GPU} had {{value}} NVLink errors in 10 minutes",

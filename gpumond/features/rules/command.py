@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
     option(test, "--json", "print the number of expectations and the failures as JSON")
     for each in (override, restore):
-        each.add_argument("name", metavar="NAME", help="a built-in rule")
+        each.add_argument("name", metavar="NAME", help="a built-in rule's name")
     option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
     option(
         override,
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     state = override.add_mutually_exclusive_group()
     option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
     option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
-    receiver.add_argument("name", metavar="NAME", help="a receiver in the daemon's configuration")
+    receiver.add_argument("name", metavar="NAME", help="a receiver's name in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
 

@@ -131,6 +131,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
         """Delete the override of a rule over the API. Raises NoSuchEntry, EntryChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
+                self.get(name)  # raises if no rule has this name
                 raise NoSuchEntry(f"{name} isn't overridden over the API")
             if name in self._registered:
                 _require(self.get(name), if_match)

@@ -87,7 +87,8 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     """
     previews, who, this = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(who):
-        status, active = (429, "a preview by this user") if previews.of(who) else (503, f"{MAX_PREVIEWS} previews")
+        own = previews.of(who)
+        status, active = (429, "a preview by this user is") if own else (503, f"{MAX_PREVIEWS} previews are")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
@@ -116,7 +117,9 @@ OVERRIDDEN = RuleEntry(
 async def override(
     request: Request, name: str, body: OverrideConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
-    """Replaces an earlier override with all its fields. 409: the configuration file overrides one of the fields."""
+    """Replaces the whole earlier override. 409: the rule isn't built in, or the configuration file overrides one of
+    the fields.
+    """
     try:
         for rule in BUILT_IN:
             if rule.name == name:

@@ -12,7 +12,7 @@ FEATURE = Feature(
         Command(
             "silence",
             "Problems",
-            "silence alerts for a while, list your silences and end them",
+            "silence alerts for a while; list and end silences",
             (
                 "gpumond silence add rule=leak 'workload=~train.*' --for 1h --reason 'a known leak'",
                 "gpumond silence list",

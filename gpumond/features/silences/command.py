@@ -19,7 +19,7 @@ from gpumond.cli.arguments import (
     print_result,
     time_argument,
 )
-from gpumond.facts.errors import ConfigError, did_you_mean
+from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
 from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import caller_text, plural
 from gpumond.quantities import SCOPES
@@ -42,19 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHER",
         help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
-    option(add, "--for DURATION", "how long, such as 1h or 30m", dest="duration", type=duration, required=True)
-    option(add, "--reason TEXT", "why you are silencing them", required=True)
+    option(add, "--for DURATION", "length of the silence, such as 1h", dest="duration", type=duration, required=True)
+    option(add, "--reason TEXT", "why you silence these alerts", required=True)
     option(
         add,
         "--start TIME",
-        "start: HH:MM or ISO 8601 (UTC unless it has an offset), or a delay such as 30m (default: now)",
+        "start of the silence: HH:MM or ISO 8601 (UTC unless it has an offset), or a delay such as 30m (default: now)",
         type=option_type(partial(time_argument, ahead=True)),
     )
-    option(add, "--author NAME", "who is responsible (default: you)", default="")
-    entries = what.add_parser("list", help="list silences")
-    option(entries, "--all", "include silences that have ended")
+    option(add, "--author NAME", "who is responsible for the silence (default: you)", default="")
+    entries = what.add_parser("list", help="list pending and active silences")
+    option(entries, "--all", "also list silences that ended in the last five days")
     delete = what.add_parser("delete", help="end silences now")
-    delete.add_argument("ids", nargs="+", metavar="ID", help="ID from `gpumond silence list`")
+    delete.add_argument("ids", nargs="+", metavar="ID", help="a silence's ID, as `gpumond silence list` shows it")
     for each in (add, entries, delete):
         client.add_arguments(each)
 
@@ -86,7 +86,10 @@ def _add(arguments: argparse.Namespace) -> int:
         if name not in labels:
             remedy = did_you_mean(name, sorted(labels)) or f"; the labels are {', '.join(sorted(labels))}"
             raise ConfigError(f"no rule's alerts have the label {name}{remedy}")
-    entry = client.post(arguments.url, ROUTE, body, timeout=30)
+    try:
+        entry = client.post(arguments.url, ROUTE, body, timeout=30)
+    except DaemonError as error:
+        raise DaemonError(re.sub(r"^matchers(\.\d+)?:", "MATCHER:", str(error)), error.status, error.problem) from None
     print_result(arguments, entry, lambda: _created(entry))
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in active]
     own = [alert for alert in alerts if alert["rule"] in named]

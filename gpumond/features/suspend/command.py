@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--idle-for DURATION",
-        "only programs idle for at least this long, such as 1h; without NAME, --pid and --workload, every program that "
-        "allows it",
+        "only programs idle for at least this long, such as 1h; without NAME, --pid and --workload: every such program "
+        "that allows suspension",
         type=duration,
     )
-    option(parser, "--dry-run", "show what would be suspended or refused; do nothing")
+    option(parser, "--dry-run", "show what would be suspended or refused, and suspend nothing")
     client.add_arguments(parser)
 
 
@@ -113,7 +113,7 @@ class ResumeCommand:
         option(
             parser,
             "--wait DURATION",
-            "how long to wait for the memory, such as 10m (default: 0)",
+            "how long to wait for the memory, such as 10m (default: don't wait)",
             type=duration,
             default=0.0,
         )

@@ -136,7 +136,7 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
     """Moves programs' memory back to their devices once it's granted, and responds when all are done.
 
     A program whose memory isn't available in time stays suspended. Its receipt says how many bytes are missing, and
-    which programs hold the most memory on the device. 404: no suspended program matches.
+    which programs use the most memory on the device. 404: no suspended program matches.
     """
     suspender = kernel_of(request).get(Suspender)
     keys: list[ProcessKey] = [

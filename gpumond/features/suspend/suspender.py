@@ -121,7 +121,7 @@ class CheckpointProcesses:
                 break
             await asyncio.sleep(ENDING_SECONDS)
         if text is None:
-            log.warning("no response from the checkpoint process for pid %d in %g s", request.pid, seconds)
+            log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
             return None
         try:
             return from_json(CheckpointResponse, text)
