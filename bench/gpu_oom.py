@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from gpumond.features.fit.command import MARGIN, needed, replay, traced
+from gpumond.features.fit.command import MARGIN, needed_bytes, replay, trace_program
 from tests.helpers.running import RunningDaemon, until
 
 A = """
@@ -380,11 +380,11 @@ def measured(configuration: tuple[str, ...], script: Path) -> list[Any]:
     """
     command, name = [sys.executable, os.fspath(script), *configuration], " ".join(configuration)
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    trace = traced(command, 80 << 30)
+    trace = trace_program(command, 80 << 30)
     if run.returncode or trace["reason"]:
         return [name, trace["reason"] or run.stderr[-200:]]
     need, (allocated, reserved) = replay(trace), json.loads(run.stdout.splitlines()[-1])
-    limited = subprocess.run([*command, str(needed(need, None))], capture_output=True, timeout=300)
+    limited = subprocess.run([*command, str(needed_bytes(need, None))], capture_output=True, timeout=300)
     return [name, allocated, need.live_bytes, reserved, need.held_bytes, limited.returncode == 0]
 
 

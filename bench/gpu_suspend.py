@@ -29,7 +29,7 @@ from typing import Any
 
 from bench.result import publish
 from gpumond.facts.messages import to_json
-from gpumond.features.suspend.helper import CudaDriver, HelperRequest, carry_out
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out
 from gpumond.host.machine import start_ticks
 from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 from tests.helpers.running import RunningDaemon, until
@@ -331,19 +331,17 @@ def small(flags: int, uid: int, gib: int = 1) -> AbstractContextManager[tuple[in
 
 AS_USER = """
 import os, sys
-from gpumond.features.suspend import helper
+from gpumond.features.suspend import checkpoint_process
 uid = int(sys.argv[1])
 if uid: os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
-helper.main(sys.argv[2:])
+checkpoint_process.main(sys.argv[2:])
 """
 
 
 def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
-    """Suspend and resume a program with the helper, as this caller; return what failed. ``uid``: which the helper
-    takes.
-    """
+    """Suspend and resume a program as this caller; return what failed. ``uid``: which the checkpoint process takes."""
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
-        request = HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
+        request = CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
         command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(request).decode()]
         done = subprocess.run(command, capture_output=True, text=True)
         answer = json.loads(done.stdout or "{}")
@@ -370,7 +368,7 @@ def rights() -> Mapping[str, Any]:
 
 
 def reach() -> Mapping[str, Any]:
-    """How the helper's calls reach the program: paths in its /proc directory, and calls that Yama restricts."""
+    """How checkpoint processes reach the program: paths in its /proc directory, and calls that Yama restricts."""
     calls = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_getfd", "kcmp", "kill", "connect")
     with small(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "calls"
@@ -404,7 +402,7 @@ def steps(pid: int) -> dict[str, float]:
     """Suspend and resume a program of this user, and return the seconds of each call."""
     found: dict[str, float] = {}
     for action in ("suspend", "resume"):
-        request = HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
+        request = CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
         answer = carry_out(request, CudaDriver())
         found |= {name: round(seconds, 2) for name, seconds in answer.steps}
         if answer.error:

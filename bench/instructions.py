@@ -97,7 +97,7 @@ def reader() -> Callable[[int], object]:
 
     def read(number: int) -> object:
         (agent.unread,) = agent.split(lines[number], 0.0)
-        return agent.newest()
+        return agent.newest_report()
 
     return read
 

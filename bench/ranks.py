@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.result import publish
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.helpers.running import RunningDaemon, until
 
 RANKS, ROUNDS, STALL = 8, 5, 0.1
@@ -57,7 +57,10 @@ def main() -> None:
         directory = Path(name)
         cards = directory / "cards"
         for rank in range(RANKS):
-            create(cards / str(rank), Spec(uuid=f"GPU-rank{rank}", index=rank, name="simulated", size_bytes=1024 * MIB))
+            create(
+                cards / str(rank),
+                DeviceSpec(uuid=f"GPU-rank{rank}", index=rank, name="simulated", size_bytes=1024 * MIB),
+            )
         config = directory / "gpumond.yaml"
         config.write_text("flush_cooldown: 0\n")
         serve = ("--config", str(config), "--source", "sim")

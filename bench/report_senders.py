@@ -52,7 +52,7 @@ class ReportSenders:
         return {
             **sums,
             "agents": len(self._agents),
-            "connected": sum(agent.link.connected for agent in self._agents),
+            "connected": sum(agent.link.is_connected for agent in self._agents),
             "last_connected_at": max(agent.connected_at for agent in self._agents),
             "frame_bytes": len(self._agents[0].encoded_reports[0]),
             "swarms_share_of_a_core": round((time.process_time() - at_work) / (time.monotonic() - before), 2),
@@ -107,7 +107,7 @@ class Agent:
 
     def report(self, number: int) -> None:
         """Count reports that are sent or queued; only the newest queued one is kept."""
-        if self.link.connected:
+        if self.link.is_connected:
             self.reports += 1
             self.replaced += self.link.send_encoded(self.encoded_reports[number], time.monotonic())
             self._check_connected()
@@ -118,7 +118,7 @@ class Agent:
 
     def _check_connected(self) -> None:
         """Return whether the daemon is still connected."""
-        if not self.link.connected:
+        if not self.link.is_connected:
             self._loop.remove_reader(self._descriptor)
             self._reconnect()
 

@@ -16,7 +16,7 @@ from bench.result import publish
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Owner
 from gpumond.metrics.exposition import Encoding, Exposition, Group
-from gpumond.metrics.owners import admitted
+from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
@@ -56,7 +56,7 @@ def frame(numbers: range, at: float, own_workload: bool, before: dict[Owner, flo
         for index in range(DEVICES)
     )
     snapshot = make_snapshot(*devices, reports=reports, elapsed_seconds=at)
-    return Frame(snapshot, attribute(snapshot), owners=admitted(before, snapshot))
+    return Frame(snapshot, attribute(snapshot), owners=owners_with_series(before, snapshot))
 
 
 def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts: int = 200) -> dict[str, int]:
@@ -68,7 +68,7 @@ def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts
         now = frame(range(max(0, number - RUNNING), number), number * 3600.0 / starts, own_workload, owners)
         owners = dict(now.owners or {})
         current = (each for each, last in owners.items() if last == now.snapshot.elapsed_seconds and each.workload)
-        telemetry.workloads.connected(each.workload for each in current)
+        telemetry.workloads.set_connected(each.workload for each in current)
         text = exposition.scrape(now, Encoding(False, groups=groups)).plain.decode()
         seen.update(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
         first = first or len(seen)

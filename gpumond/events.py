@@ -20,10 +20,10 @@ from gpumond.facts.alerts import OVER, WAS
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site, place_of
-from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free
+from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free_clause
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
-from gpumond.facts.units import caller_text, clock, duration, human
+from gpumond.facts.units import caller_text, clock_text, duration_text, human
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.tasks import Signal
 
@@ -307,9 +307,9 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None)
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
     scope = f" in the scope {oom.scope}" if oom.scope else ""
-    place = program_place(oom.stack)
+    place = program_line_clause(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
-    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts(oom)}{later}"
+    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts_text(oom)}{later}"
 
 
 def _user_names(frame: Frame) -> dict[int, str]:
@@ -397,11 +397,11 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     for grant in frame.grants:
         if grant.id not in granted:
             own = waited.get(grant.id)
-            after = f" after {duration(at - own.since)}" if own else ""
+            after = f" after {duration_text(at - own.since)}" if own else ""
             summary = f"{_requester(grant)} was granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
             device = frame.snapshot.device(grant.device_uuid)
-            short = only_free(grant.unused_bytes, device.free_bytes if device else None)
+            short = only_free_clause(grant.unused_bytes, device.free_bytes if device else None)
             yield _of_request("grant", f"{summary}{after}{short}", grant, seconds)
 
 
@@ -456,7 +456,7 @@ def _sentence_with_onset(verdict: Verdict, who: str, at: float) -> str:
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
     word = "at" if verdict.kind in ("crash", "memory-freed") else "since"
-    return summary if states_onset else f"{summary} ({word} {clock(verdict.since, at)})"
+    return summary if states_onset else f"{summary} ({word} {clock_text(verdict.since, at)})"
 
 
 def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:
@@ -537,7 +537,7 @@ FOLLOWS: Mapping[EventKind, tuple[EventKind, ...]] = {
 Details = tuple[tuple[str, int | float | str], ...]
 
 
-def amounts(oom: Oom) -> str:
+def amounts_text(oom: Oom) -> str:
     """Return the live, cached and stranded bytes of the device that was full as text."""
     live, cached, stranded = _sums(oom)
     return f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
@@ -579,7 +579,7 @@ def oom_text(oom: Oom, limit: int | None) -> str:
     return "ran out of memory" if limit is None else f"reached its limit of {human(limit)}"
 
 
-def program_place(calls: Sequence[Call]) -> str:
+def program_line_clause(calls: Sequence[Call]) -> str:
     """Return the program's own line, such as `` in `step` at train.py:31``; empty if it isn't known.
 
     A line of ``python -c`` isn't in a file: only its function is a place.
@@ -670,7 +670,7 @@ class EventLog:
         """Record a receipt; its event is published with the next frame."""
         self._receipts.append(receipt)
 
-    def suspended(self, receipt: SuspensionReceipt) -> None:
+    def add_suspension_receipt(self, receipt: SuspensionReceipt) -> None:
         """Record the receipt of a suspension or resumption; its event is published with the next frame."""
         self._suspensions.append(receipt)
 

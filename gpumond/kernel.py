@@ -170,7 +170,9 @@ class EngineStep(Protocol):
     def readings(self) -> Sequence[EngineReading]:
         """Return the newest state of each engine."""
 
-    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+    def use_receipts(
+        self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]
+    ) -> None:
         """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
@@ -316,7 +318,7 @@ class Kernel:
     def machine_names(self) -> frozenset[str]:
         """Return the names of this machine that alerts may have as `instance`, in lower case."""
         name, settings = socket.gethostname(), self.settings
-        listened = () if settings.loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
+        listened = () if settings.is_loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
         return frozenset(each.lower() for each in (name, name.partition(".")[0], *settings.hosts, *listened))
 
     def gpu_processes(self) -> Mapping[ProcessKey, float | None] | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 from gpumond.store.database import MIGRATIONS
 from tests.helpers.agent_daemon import FAKES, environment, finished, host
 from tests.helpers.running import RunningDaemon, until
@@ -113,7 +113,7 @@ def first_daemon(path: Path) -> Iterator[Callable[[], socket.socket]]:
 
 
 def test_first_agent_is_flushed_and_receives_only_known_messages(serve: Serve, tmp_path: Path):
-    create(tmp_path / "sim" / "card0", Spec(UUID, 0, "sim", 1024 * MIB))
+    create(tmp_path / "sim" / "card0", DeviceSpec(UUID, 0, "sim", 1024 * MIB))
     daemon = ready(serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "sim")}))
     agent = FirstAgent(daemon.socket)
     try:

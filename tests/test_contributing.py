@@ -19,8 +19,8 @@ DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SOURCE = """
 from gpumond.devices import AUTOMATIC
 from gpumond.config.settings import SettingsConfig
-from gpumond.devices import load
-source = load(SettingsConfig(source="tegra").source)
+from gpumond.devices import load_source
+source = load_source(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices
 assert device.unified and device.size_bytes > device.free_bytes > 0

@@ -130,7 +130,7 @@ def step() -> None:
 
         _mark_step = STEPS.mark
     _mark_step()
-    if _thread is not None and _thread.waiting:
+    if _thread is not None and _thread.has_waiting_commands:
         _thread.at_training_step()
 
 

@@ -37,9 +37,9 @@ def start() -> None:
 
 
 def _count_rmm(rmm: object) -> None:
-    from gpumond.agent.allocators.rmm import count
+    from gpumond.agent.allocators.rmm import start_counting
 
-    count(rmm)
+    start_counting(rmm)
 
 
 def _track_aimdo(module: object) -> None:

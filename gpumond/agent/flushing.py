@@ -167,7 +167,7 @@ def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult
     Raises FlushRefused, and errors of the functions.
     """
     guards = capture_guards()
-    if guards is not None and guards.capturing():
+    if guards is not None and guards.is_capturing():
         raise FlushRefused("a CUDA graph is being captured")
     if not hooks:
         return FlushResult(command.id, "nothing", "the agent reports no pool, and the program has no on_flush function")
@@ -176,7 +176,7 @@ def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult
     return FlushResult(command.id, "nothing", "", (), (_call_hooks(hooks),))
 
 
-def estimated(hooks: Sequence[Hook]) -> int | None:
+def estimated_hook_bytes(hooks: Sequence[Hook]) -> int | None:
     """Return the bytes that all hooks together will free; None if one has no estimate or its estimate fails."""
     total = 0
     for _, estimate in tuple(hooks):

@@ -15,13 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TypeVar
 
-from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, capture_guards, loaded
+from gpumond.agent.allocators.adapters import (
+    ADAPTERS,
+    AllocatorAdapter,
+    FlushRefused,
+    adapter_if_imported,
+    capture_guards,
+)
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
     carry_out,
     carry_out_hooks,
-    estimated,
+    estimated_hook_bytes,
     outcome_of,
     pool_bytes,
     released_bytes,
@@ -74,7 +80,7 @@ class LoadedAllocators:
             if spec.module not in self._found and spec.library in sys.modules:
                 # a version of the library that the adapter does not understand, or a part that is still being imported
                 with suppress(Exception):
-                    if adapter := loaded(spec):
+                    if adapter := adapter_if_imported(spec):
                         adapter.framework()
                         self._found[spec.module] = adapter
         # in the order of ADAPTERS, whichever was imported first
@@ -183,7 +189,7 @@ class LoadedAllocators:
 
     def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
         """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
-        freed = estimated(hooks)
+        freed = estimated_hook_bytes(hooks)
         if not freed or len(self._known) < 2:
             return freed
         with _capture_safe():
@@ -263,7 +269,7 @@ def _between_captures() -> AbstractContextManager[None]:
     return nullcontext() if guards is None else guards.between_captures()
 
 
-def collected(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
+def collect(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
     """Return what all adapters return. One whose library fails, or is not understood, is left out."""
     found: list[T] = []
     for adapter in adapters:
@@ -275,7 +281,7 @@ def collected(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]
 
 
 def _read(*adapters: AllocatorAdapter) -> list[PoolUsage]:
-    return collected(adapters, lambda adapter: adapter.read())
+    return collect(adapters, lambda adapter: adapter.read())
 
 
 def check_limit(limit_bytes: object, device: object) -> None:

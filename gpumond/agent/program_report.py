@@ -34,7 +34,7 @@ def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
 def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), STEPS.usage()
-    if not (scopes or steps or OOMS.occurred or distributed or refusals or retainers):
+    if not (scopes or steps or OOMS.has_records or distributed or refusals or retainers):
         return SILENT
     return Program(
         scopes=scopes.usage() if scopes else (),

@@ -148,7 +148,7 @@ class RequestHandler:
         reason = "; ".join(reasons) or "no allocator of this program can record its history (PyTorch's can)"
         return AgentResponse(request.id, clean(reason))
 
-    def finished_recording(self, now: float) -> AgentResponse | None:
+    def finish_due_recording(self, now: float) -> AgentResponse | None:
         """Turn the history off at the end of its time, and return the result."""
         recording = self._recording
         if recording is None or now < recording.end:

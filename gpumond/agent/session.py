@@ -17,7 +17,7 @@ from contextlib import suppress
 from gpumond import __version__
 from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.allocators.borrowing import BORROWING
-from gpumond.agent.loaded_allocators import LOADED, collected
+from gpumond.agent.loaded_allocators import LOADED, collect
 from gpumond.agent.measure.oom_record import OOMS, causes, is_oom
 from gpumond.agent.program_report import account_of, components, is_rank, job_of, place_in_job, program_report, sample
 from gpumond.agent.requests import STEP_SECONDS, RequestHandler, supported_requests
@@ -52,7 +52,7 @@ class AllocatorFacts:
             guards.make_thread_capture_safe()
         self.adapters = adapters
         self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
-        self.host_pools = tuple(collected(adapters, lambda adapter: adapter.host_pools()))
+        self.host_pools = tuple(collect(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_rank()
 
 
@@ -114,7 +114,7 @@ class AgentSession:
                 self._requests.append(message)
             elif isinstance(message, Borrowed):
                 BORROWING.deliver(message)
-        if not self._transport.connected:
+        if not self._transport.is_connected:
             BORROWING.end_all()
             self._commands.clear()
             self.waiting.clear()
@@ -160,7 +160,7 @@ class AgentSession:
         self._handler.cancel_recording()
         self._report_at, self._closing = 0.0, True
         try:
-            if exiting and OOMS.occurred:
+            if exiting and OOMS.has_records:
                 self._connect()  # of a program that has just begun
             self._report()
         except Exception:  # the program and its libraries are about to end
@@ -188,7 +188,7 @@ class AgentSession:
     def _connect(self) -> None:
         allowed = supported_requests(self._settings.allow_limit, bool(self._settings.end_functions))
         introduced = (self._settings.socket, self._settings.workload, allowed)
-        if self._transport.connected:
+        if self._transport.is_connected:
             if introduced == self._introduced:
                 return
             self._transport.reset()
@@ -207,13 +207,13 @@ class AgentSession:
         """Return whether the daemon has sent data or closed the connection."""
         now = time.monotonic()
         deadlines = [self._report_at, *(deadline for _, deadline in list(self.waiting.values()))]
-        if not self._transport.connected:
+        if not self._transport.is_connected:
             deadlines.append(self._transport.retry_at)
         poll = select.poll()
         wake, connection = self._wake.fileno(), self._transport.fileno()
         for descriptor, events in (
             (wake, select.POLLIN),
-            (connection, select.POLLIN | select.POLLOUT if self._transport.unsent else select.POLLIN),
+            (connection, select.POLLIN | select.POLLOUT if self._transport.has_unsent else select.POLLIN),
         ):
             if descriptor >= 0:
                 poll.register(descriptor, events)
@@ -265,7 +265,7 @@ class AgentSession:
 
     def _continue_requests(self) -> None:
         self._handler.continue_search(time.monotonic())
-        recorded = self._handler.finished_recording(time.monotonic())
+        recorded = self._handler.finish_due_recording(time.monotonic())
         if recorded is not None:
             self._transport.enqueue(recorded)
 
@@ -292,7 +292,7 @@ class AgentSession:
                 if isinstance(adapter, TensorTracking):
                     with suppress(Exception):  # a version of the library that is not understood
                         adapter.find_older_objects()
-        if self._transport.connected:
+        if self._transport.is_connected:
             pools = LOADED.read()
             if pools is not None:
                 facts = self._facts

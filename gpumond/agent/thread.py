@@ -66,7 +66,7 @@ class AgentThread:
         self._finish(EXIT_SECONDS)
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting_commands(self) -> bool:
         """True while commands wait for `step`."""
         session = self._session  # the agent's own thread may remove it
         return session is not None and bool(session.waiting)

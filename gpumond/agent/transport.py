@@ -51,11 +51,11 @@ class Transport:
         self._unread = b""
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self._socket is not None
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         return bool(self._unsent or self._results or self._report)
 
     def fileno(self) -> int:

@@ -74,7 +74,7 @@ def with_given_option(error: Exception, arguments: argparse.Namespace) -> str:
         return str(error)
     rest = str(error)[len(found[0]) :]
     if found[2] == "_seconds":
-        rest = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration(float(bound[0])), rest)
+        rest = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration_text(float(bound[0])), rest)
     return f"{option}: {rest}"
 
 

@@ -61,7 +61,7 @@ from gpumond.host.http import (
     tls_context,
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
-from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decoded, frame_of
+from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decode_response, frame_of
 from gpumond.view.text import output_width, wrapped_text
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -93,7 +93,7 @@ responded = False
 """Whether a daemon, or another server, has sent content to this process."""
 
 
-class Route(NamedTuple):
+class AuthorizedConnection(NamedTuple):
     """A connection to the daemon, and the token that the request carries, with its source; both may be empty."""
 
     connection: Connection
@@ -141,7 +141,7 @@ def default_url() -> str:
     return os.environ.get("GPUMOND_URL") or DEFAULT_URL
 
 
-def command(words: str, url: str) -> str:
+def command_line(words: str, url: str) -> str:
     """Return the command line that reaches this machine's daemon at ``url`` from a shell without the directory's
     variable.
 
@@ -149,14 +149,14 @@ def command(words: str, url: str) -> str:
     """
     other = nonstandard_directory(next(runtime_directories()))
     if other is None:
-        return f"{_with_address(url, DEFAULT_URL)}{program()} {words}"
+        return f"{_with_address(url, DEFAULT_URL)}{program_command()} {words}"
     named = _with_address(url, DEFAULT_URL) if os.environ.get("GPUMOND_URL") else ""  # else over the directory's socket
-    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} {named}{program()} {words}"
+    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} {named}{program_command()} {words}"
 
 
 def with_commands(text: str, url: str) -> str:
     """Return a daemon's text with its commands as they reach the daemon from the shell that started this process."""
-    given = f"{_with_address(url, address(default_url()))}{program()} "
+    given = f"{_with_address(url, address(default_url()))}{program_command()} "
     return COMMAND_IN_TEXT.sub(lambda found: given, text)
 
 
@@ -171,7 +171,7 @@ def paragraph(text: str, url: str) -> str:
     return wrapped_text(with_commands(text, url), output_width())
 
 
-def program() -> str:
+def program_command() -> str:
     """Return what starts this program in another terminal: `gpumond`, if the shell finds the same one."""
     own, found = Path(sys.argv[0]), shutil.which("gpumond")
     is_module = own.parts[-2:] == ("gpumond", "__main__.py")
@@ -305,7 +305,7 @@ def as_json(
     return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
 
 
-def selected(arguments: argparse.Namespace) -> list[TargetProgram]:
+def select_programs(arguments: argparse.Namespace) -> list[TargetProgram]:
     """Return the programs with an agent that ``--pid``, ``--workload`` and ``--device`` select, by pid.
 
     Prints a message if there is none.
@@ -446,13 +446,13 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
         raise DaemonError(f"no daemon is reachable at {where} ({error}){tried}; {start}{remedy}") from None
 
 
-def _content(status: int, body: bytes, route: Route, url: str) -> Any:
+def _content(status: int, body: bytes, route: AuthorizedConnection, url: str) -> Any:
     """Return the decoded body of a 2xx. Raises DaemonError for other statuses.
 
     ``url``: the address of a daemon that may be asked where its token is, or empty.
     """
     try:
-        return decoded(status, body)
+        return decode_response(status, body)
     except DaemonError as error:
         reason = (
             str(error)
@@ -481,13 +481,13 @@ def _token_place(url: str, source: str) -> str:
     return ""
 
 
-def _route(url: str, seconds: float, secret: bool) -> Route:
+def _route(url: str, seconds: float, secret: bool) -> AuthorizedConnection:
     """Return the way to the daemon. Raises HttpError if it carries a token to somebody whom it must not reach."""
     if not url.startswith(("http://", "https://", "unix:///")):
         raise HttpError("address", "expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
     token, source = _token(url) if secret else ("", "")
     if url.startswith("unix://"):
-        return Route(_over_socket(Path(url.removeprefix("unix://")), seconds), "", token, source)
+        return AuthorizedConnection(_over_socket(Path(url.removeprefix("unix://")), seconds), "", token, source)
     parts, named = http.split_address(url), os.environ.get("GPUMOND_TOKEN")
     if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (secret and not token)):
         for directory in runtime_directories():
@@ -497,11 +497,11 @@ def _route(url: str, seconds: float, secret: bool) -> Route:
             except (OSError, HttpError):
                 connection.close()
                 continue
-            return Route(connection, "", token if named else "", source if named else "")
+            return AuthorizedConnection(connection, "", token if named else "", source if named else "")
     connection = connection_to(
         parts, lambda: tls_context(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
     )
-    return Route(connection, parts.path.rstrip("/"), token, source)
+    return AuthorizedConnection(connection, parts.path.rstrip("/"), token, source)
 
 
 def _over_socket(path: Path, seconds: float) -> Connection:

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.tokens_file is not None:
         tokens = read_tokens(settings.tokens_file)
         reviews, proxy = settings.token_review_audience is not None, settings.identity_proxy is not None
-        check_subjects(tokens, web.client_certificates, reviews, proxy)
+        check_subjects(tokens, web.accepts_client_certificates, reviews, proxy)
     if arguments.json:
         print(json.dumps(config.model_dump(mode="json", by_alias=True), indent=2))
     else:

@@ -21,9 +21,9 @@ from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import GIB, MIB, caller_text, duration, human, plural
+from gpumond.facts.units import GIB, MIB, caller_text, duration_text, human, plural
 from gpumond.host.python_commands import code_command, module_command
-from gpumond.sim.device import SimDevice, Spec, create
+from gpumond.sim.device import DeviceSpec, SimDevice, create
 
 TRAINING, IDLE = "train-llm", "embeddings"
 PROGRAMS = (
@@ -44,8 +44,8 @@ def programs_on(index: int) -> Mapping[str, str]:
     return PROGRAMS[index] if index < len(PROGRAMS) else {f"{pattern}-{index}": pattern}
 
 
-def device(index: int) -> Spec:
-    return Spec(
+def device(index: int) -> DeviceSpec:
+    return DeviceSpec(
         uuid=f"GPU-51300000-0000-4000-8000-{index + 1:012}",
         index=index,
         name="Simulated 24 GiB",
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _narrate(address: str, count: int) -> None:
     """Print the address that signs a browser in, and then each caption when it becomes true."""
     print(_welcome(address, count, *_signed_in(address)), flush=True)
-    told, command = set[str](), partial(client.command, url=address)
+    told, command = set[str](), partial(client.command_line, url=address)
     while True:
         time.sleep(STORY_SECONDS)
         with suppress(GpumondError):
@@ -183,7 +183,7 @@ def _signed_in(address: str) -> tuple[str, str]:
         )
     except GpumondError:
         return address, ""
-    valid = duration(answer["valid_seconds"])
+    valid = duration_text(answer["valid_seconds"])
     note = f"\nThis address signs you in once, within the next {valid}.\n"
     return f"{address.rstrip('/')}/#code={answer['code']}", note
 
@@ -247,7 +247,7 @@ def _welcome(address: str, count: int, opened: str, note: str) -> str:
     words = ("status", "flush --all --dry-run", f"flush {TRAINING}", f"why {TRAINING}")
     names = [name for index in range(count) for name in programs_on(index)]
     waits = f".\nOne more, {NEED}, is waiting for memory." if count > 1 else "."
-    commands = "\n".join(f"  {client.command(each, address)}" for each in words)
+    commands = "\n".join(f"  {client.command_line(each, address)}" for each in words)
     return f"""\
 open {opened}
 {note}
@@ -303,7 +303,9 @@ def captions(
         if receipt["outcome"] == "suspended" and receipt["requested_for"]:
             yield "share", f"{name} was idle, and gpumond suspended it for {receipt['requested_for']}"
         if receipt["outcome"] == "resumed" and receipt["requested_by"] == "SIGCONT":
-            text = f"The user of {name} is back, and gpumond resumed it after {duration(receipt['duration_seconds'])}"
+            text = (
+                f"The user of {name} is back, and gpumond resumed it after {duration_text(receipt['duration_seconds'])}"
+            )
             yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             by = caller_text(receipt["requested_by"], receipt["requested_for"], user_name).replace("rule:", "rule ")

@@ -7,7 +7,7 @@ import time
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, duration, option, print_result
-from gpumond.facts.units import clock
+from gpumond.facts.units import clock_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
-    until = clock(answer["released_until"], time.time())
+    until = clock_text(answer["released_until"], time.time())
     print_result(arguments, answer, lambda: f"detached from the driver until {until}; gpumond then reattaches")
     return DONE

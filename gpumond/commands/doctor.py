@@ -33,8 +33,8 @@ from gpumond.facts.units import human, plural
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
-from gpumond.tick.reading_conditions import of_device
-from gpumond.view.notices import USUALLY_INTENDED, stuck
+from gpumond.tick.reading_conditions import device_conditions
+from gpumond.view.notices import USUALLY_INTENDED, stuck_processes
 from gpumond.view.text import safe
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
@@ -132,7 +132,7 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
         listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"GPU {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
-        for kind in of_device(device):
+        for kind in device_conditions(device):
             yield Finding(f"GPU {device.index}", "note", kind, remedy(kind))
     for fault in reading.faults:
         yield Finding(
@@ -257,7 +257,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for engine in engines:
         yield _engine(engine)
-    for entry in stuck(processes):
+    for entry in stuck_processes(processes):
         yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
 
 

@@ -62,7 +62,7 @@ def subparser(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse
     return next((own[words[0]] for own in choices if words and words[0] in own), parser)
 
 
-def misspelled(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
+def misspelled_option(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
     """Return the first word that has the form of a long option and is none of the parser's."""
     known = {"--", *options(parser)}
     before = takewhile(lambda word: word != "--", words)
@@ -221,7 +221,7 @@ COMMANDS = (
         "gpumond completion fish | source",
     ),
 )
-"""Commands that belong to no feature. To add one, write a module with the functions of `Module`, and add it here."""
+"""Commands that belong to no feature. To add one, add it here, with a module like `CommandModule`."""
 
 MISNAMED = (404, 422)
 """Statuses of the answers to a name or a value that the daemon does not know."""
@@ -301,7 +301,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(WRONG_USE)
 
 
-class Module(Protocol):
+class CommandModule(Protocol):
     """The module of a command. ``run`` returns the exit code."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
@@ -347,7 +347,7 @@ def _run(argv: Sequence[str]) -> int:
     parser_of_command = parsers.get(argv[0])
     if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
         used = subparser(parser_of_command, argv[1:])
-        if (word := misspelled(used, argv)) is not None:
+        if (word := misspelled_option(used, argv)) is not None:
             used.error(unknown_word("option", word, options(used)))
         argv = [argv[0], *options_last(parser_of_command, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)
@@ -397,8 +397,8 @@ def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argpars
     return parser, subparsers.choices
 
 
-def _module(name: str) -> Module:
-    return cast("Module", resolve(commands()[name].module))
+def _module(name: str) -> CommandModule:
+    return cast("CommandModule", resolve(commands()[name].module))
 
 
 def _missing_extra(error: ImportError) -> int:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.units import duration
+from gpumond.facts.units import duration_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)
     address = f"{url.rstrip('/')}/#code={answer['code']}"
     if arguments.print or not (_has_display() and webbrowser.open(address)):
-        valid = duration(answer["valid_seconds"])
+        valid = duration_text(answer["valid_seconds"])
         print(address, flush=True)
         print(f"open the address within {valid}; it signs one browser in", file=sys.stderr)
     return DONE

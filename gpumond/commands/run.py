@@ -89,12 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
         url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--url {error}") from None
-    seconds, workload = admission.wait_seconds(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
+    seconds, workload = admission.parse_wait(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
         need = admission.auto_need(url, workload, arguments.need_device, place_in_job(environ)[1] or 1)
     else:
-        need = admission.size(arguments.need)
-    with admission.admitted(url, need, arguments.need_device, workload, seconds) as granted:
+        need = admission.parse_size(arguments.need)
+    with admission.request_admission(url, need, arguments.need_device, workload, seconds) as granted:
         if granted is None:
             return admission.NO_ROOM
         return _replace_process(command, environ | {"GPUMOND_ADMISSION": granted})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumond.cli.arguments import DONE, option, option_type
-from gpumond.devices import SOURCES, detected
+from gpumond.devices import SOURCES, detect_sources
 from gpumond.facts.units import seconds_argument
 
 if TYPE_CHECKING:
@@ -130,5 +130,5 @@ def choose_source(name: str, sys: str = "/sys") -> str:
     """Resolve ``auto`` to a source for this machine. Raises SourceUnavailable if there is no driver."""
     if name != "auto":
         return name
-    found = detected(sys)
+    found = detect_sources(sys)
     return found[0].name if len(found) == 1 else "all"

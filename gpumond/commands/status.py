@@ -14,7 +14,7 @@ from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
-from gpumond.view.tables import device_table, engine_table, notes, overheads, process_table, suspended_programs
+from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
 from gpumond.view.text import output_width, wrapped_text
 
 VERDICT = "What gpumond has found, such as a leak or a healthy pattern; +N: N more alerts or problems."
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         "" if arguments.names else wrapped_text(suspended_programs(frame, device), limit),
     )
     paragraphs = (wrapped_text(client.with_commands(note, arguments.url), limit) for note in notes(content))
-    sections = (*tables, overheads(content) if arguments.verbose else "", *paragraphs)
+    sections = (*tables, overhead_text(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE
 

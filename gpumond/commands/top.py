@@ -13,7 +13,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, address, option, option_type
 from gpumond.facts.errors import ConfigError
-from gpumond.top.connection import names
+from gpumond.top.connection import short_names
 from gpumond.view.frame import CheckedFrame, merged, view, view_of_device
 from gpumond.view.tables import page, suspended_programs
 from gpumond.view.text import output_width, wrapped_text
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(frames[0] if len(frames) == 1 else frames, indent=2))
         else:
             views = [view(frame) for frame in frames]
-            content = views[0] if len(views) == 1 else merged([*zip(names(urls), views, strict=True)])
+            content = views[0] if len(views) == 1 else merged([*zip(short_names(urls), views, strict=True)])
             completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
             suspended = (wrapped_text(suspended_programs(frame, device), output_width()) for frame in frames)
             tables = (page(view_of_device(content, device), completed=completed), *suspended)

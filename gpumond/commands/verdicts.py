@@ -9,7 +9,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, option, print_result
 from gpumond.facts.alerts import OVER
-from gpumond.facts.units import rough_duration
+from gpumond.facts.units import rough_duration_text
 from gpumond.facts.verdicts import AT_PEAK, PATTERNS, VERDICTS
 from gpumond.view.rows import by_urgency, plain, process_of
 from gpumond.view.text import moment, table
@@ -56,6 +56,8 @@ def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterat
             "-" if pid is None else str(pid),
             verdict["kind"],
             moment(verdict["since"]),
-            "-" if left is None else rough_duration(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),
+            "-"
+            if left is None
+            else rough_duration_text(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),
             verdict["summary"],
         ]

@@ -32,7 +32,7 @@ class Encodable(BaseModel):
         return value
 
 
-Seconds = Annotated[float, BeforeValidator(units.seconds)]
+Seconds = Annotated[float, BeforeValidator(units.parse_seconds)]
 
 
 class StrictModel(Encodable):
@@ -117,7 +117,7 @@ def _is_index(part: object, values: object) -> bool:
 def _bound(bound: float, found: object, written: object) -> str:
     """Return a bound in the form in which the value was written: as a duration, a size, or a number."""
     if isinstance(written, str) and isinstance(found, (int, float)):
-        for read, shown in ((units.seconds, _duration), (units.byte_size, units.human)):
+        for read, shown in ((units.parse_seconds, _duration), (units.parse_size, units.human)):
             try:
                 if not written.strip().isdigit() and isclose(read(written), found):
                     return shown(bound)

@@ -20,7 +20,7 @@ from gpumond.config.models import Seconds, StrictModel
 from gpumond.config.tokens import IdentityProxy
 from gpumond.config.web_file import WebSettings, read_web
 from gpumond.devices import SOURCES
-from gpumond.facts.alerts import Overrides, Rule, overridden
+from gpumond.facts.alerts import Overrides, Rule, with_overrides
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
@@ -93,7 +93,7 @@ class Settings:
     def web(self) -> WebSettings:
         """Return the web configuration. Raises ConfigError if it is invalid, or insufficient for the address."""
         web = WebSettings() if self.web_config is None else read_web(self.web_config)
-        if web.tls is None and not self.loopback and not self.insecure:
+        if web.tls is None and not self.is_loopback and not self.insecure:
             raise ConfigError(
                 f"web_config {self.web_config}: {self.listen} is reachable from other machines; without "
                 "tls_server_config, tokens and passwords are sent in clear text; add it, or set insecure (--insecure)"
@@ -101,7 +101,7 @@ class Settings:
         return web
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         return self.host in LOOPBACK
 
     @property
@@ -145,7 +145,7 @@ class Settings:
         """Return the file's rules, and the built-in rules that it neither replaces nor disables, with its overrides."""
         own = {rule.name: rule for rule in self.rules}
         built_in = {
-            rule.name: overridden(rule, changed)
+            rule.name: with_overrides(rule, changed)
             for rule in self.built_in_rules()
             if (changed := self.rule_overrides.get(rule.name, {})).get("enabled", True)
         }
@@ -157,7 +157,7 @@ class Settings:
     def receiver_names(self) -> tuple[str, ...]:
         return tuple(receiver.name for receiver in self.receivers)
 
-    def differs(self, other: Settings) -> list[str]:
+    def changes_requiring_restart(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ from ``other`` and require a restart."""
         fixed = (each.name for each in fields(self) if each.name not in RELOADED)
         return [name for name in fixed if getattr(self, name) != getattr(other, name)]
@@ -195,7 +195,7 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-def known_source(name: str) -> str:
+def checked_source(name: str) -> str:
     """Return the name. Raises ValueError."""
     known = ("auto", *(spec.name for spec in SOURCES))
     if name not in known:
@@ -206,7 +206,7 @@ def known_source(name: str) -> str:
 class SettingsConfig(StrictModel):
     """All settings. docs/reference/configuration.md is generated from their descriptions."""
 
-    source: Annotated[str, AfterValidator(known_source)] = Field(
+    source: Annotated[str, AfterValidator(checked_source)] = Field(
         "auto",
         description="the [source](plugins.md#device-sources) of device readings; `auto` uses the driver that "
         "is present at startup, or `all` if several are; `all` uses all drivers, including those that are loaded "

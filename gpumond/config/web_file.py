@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from gpumond.config.models import Encodable, expectation, parse_yaml, yaml_problem
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular, unreadable
+from gpumond.host.files import open_regular, read_error_text
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class WebSettings:
     files: tuple[Path, ...] = ()
 
     @property
-    def client_certificates(self) -> bool:
+    def accepts_client_certificates(self) -> bool:
         """Return True if clients may present a certificate, which is then verified."""
         return self.tls is not None and self.tls.verify_mode != ssl.CERT_NONE
 
@@ -348,7 +348,7 @@ def _content(path: Path) -> Any:
         content = parse_yaml(text)
     except OSError as error:
         expected = "a web configuration of exporter-toolkit, with tls_server_config or basic_auth_users"
-        raise ConfigError(f"web_config {unreadable(path, error, expected)}") from None
+        raise ConfigError(f"web_config {read_error_text(path, error, expected)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)
         place = "" if line is None else f", line {line}"

@@ -25,7 +25,7 @@ from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
 from gpumond.host.tasks import Tasks, background, cancel_all, serve_pending_requests
 from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
-from gpumond.metrics.owners import admitted
+from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
@@ -106,11 +106,11 @@ class Daemon(Operations):
         kernel = self.kernel = Kernel(settings, dependencies, pace)
         self._load = load
         if kept is None:
-            kernel.telemetry.configuration_loaded()
+            kernel.telemetry.set_configuration_loaded()
         else:
             log.error("the configuration is invalid, so its last valid content stays in effect: %s", kept.error)
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
-            kernel.telemetry.configuration_failed(kept.loaded_at)
+            kernel.telemetry.set_configuration_failed(kept.loaded_at)
         kernel.provide(Operations, self)
         kernel.parts = tuple(feature.resolve(name)(kernel) for feature in features() for name in feature.parts)
         self._history = HistoryPersistence(kernel.store)
@@ -156,7 +156,7 @@ class Daemon(Operations):
         reading = await kernel.devices.read(wait=READ_FRACTION * interval)
         with kernel.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
-            exited_reports = kernel.programs.exited_reports()
+            exited_reports = kernel.programs.take_exited_reports()
             kernel.programs.set_suspended(snapshot.unresponsive)
             await serve_pending_requests()
             diagnose(kernel.diagnosis, snapshot)
@@ -164,7 +164,7 @@ class Daemon(Operations):
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
             self._window = remember(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
-            owners = admitted(before or {}, snapshot)
+            owners = owners_with_series(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
@@ -191,7 +191,7 @@ class Daemon(Operations):
             store_writable=kernel.store.writable,
             faults=(*kernel.store.faults(), *kernel.faults.values()),
             private_pid_namespace=dependencies.private_pid_namespace,
-            ends=kernel.programs.ends(),
+            ends=kernel.programs.take_ends(),
             silent=kernel.programs.silent_reports(),
             uptime_seconds=kernel.clock.uptime(),
             person_uid=person_uid,
@@ -204,7 +204,7 @@ class Daemon(Operations):
         """Pass the frame to telemetry and events."""
         kernel = self.kernel
         now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}
-        kernel.telemetry.workloads.connected(
+        kernel.telemetry.workloads.set_connected(
             owner.workload for owner, seen in owners.items() if seen == now and owner.workload
         )
         events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
@@ -258,9 +258,9 @@ class Daemon(Operations):
         except ConfigError as error:
             log.error("the configuration is invalid, so the previous one stays in effect: %s", error)
             kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
-            kernel.telemetry.configuration_failed()
+            kernel.telemetry.set_configuration_failed()
             raise
-        later = kernel.settings.differs(settings)
+        later = kernel.settings.changes_requiring_restart(settings)
         kernel.settings = replace(kernel.settings, **{name: getattr(settings, name) for name in RELOADED})
         kernel.exposition.also = settings.compat
         kernel.store.bounds = StoreLimits(settings.retention)
@@ -270,7 +270,7 @@ class Daemon(Operations):
             f"; requires a restart: {', '.join(later)}" if later else ""
         )
         kernel.faults.pop("configuration", None)
-        kernel.telemetry.configuration_loaded()
+        kernel.telemetry.set_configuration_loaded()
         log.info("configuration %s, by %s", effect, requested_by)
         try:
             await kernel.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})

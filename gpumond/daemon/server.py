@@ -23,7 +23,12 @@ from gpumond.facts.snapshot import Fault
 from gpumond.features import routers
 from gpumond.host import systemd
 from gpumond.host.logs import RateLimitFilter
-from gpumond.host.machine import http_connections, max_http_connections_per_user, raise_limit, reduce_garbage_collection
+from gpumond.host.machine import (
+    max_http_connections,
+    max_http_connections_per_user,
+    raise_descriptor_limit,
+    reduce_garbage_collection,
+)
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background
 from gpumond.serve.authentication import Tokens, make_token_reviews
@@ -64,7 +69,7 @@ async def serve(
     port accepts connections; they are answered a moment later. ``kept``: the settings are not those of the present
     file. However this ends, sockets are removed and tasks have ended.
     """
-    raise_limit()
+    raise_descriptor_limit()
     web, reviews = _web_settings(settings), make_token_reviews(settings)
     others, identities = _other_tokens(settings, web), _identities(settings)
     async with AsyncExitStack() as stack:
@@ -181,7 +186,7 @@ class _Server(uvicorn.Server):
             raise
 
     def _open(self, sockets: list[socket.socket]) -> None:
-        connections = http_connections()
+        connections = max_http_connections()
         self.http = listener = HttpListener(
             sockets,
             lambda peer: self._protocol(peer, listener.remove),
@@ -228,7 +233,7 @@ def _other_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callabl
     def read() -> tuple[Token, ...]:
         tokens = read_tokens(path)
         reviews, proxy = settings.token_review_audience is not None, settings.identity_proxy is not None
-        check_subjects(tokens, web().client_certificates, reviews, proxy)
+        check_subjects(tokens, web().accepts_client_certificates, reviews, proxy)
         return tokens
 
     reloading = ReloadingFile(read, lambda tokens: (path,))
@@ -247,9 +252,9 @@ def _policy(
     rejected: Callable[[str], None],
 ) -> Policy:
     names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
-    if not settings.loopback:
+    if not settings.is_loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
-    return Policy(frozenset(names), settings.loopback or settings.insecure, web, identities, rejected)
+    return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, rejected)
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -25,8 +25,8 @@ NOWHERE = -1
 class ReadProgress:
     """Progress of a reading: a source that has one reports its current device, and skips the excluded ones."""
 
-    def __init__(self, at: Callable[[int], None] = lambda index: None) -> None:
-        self.at = at
+    def __init__(self, set_index: Callable[[int], None] = lambda index: None) -> None:
+        self.set_index = set_index
         self.leave_out: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()
@@ -110,7 +110,7 @@ def spec_of(name: str) -> SourceSpec:
     raise ValueError(f"expected one of {', '.join(spec.name for spec in SOURCES)}")
 
 
-def load(name: str, progress: ReadProgress | None = None) -> DeviceSource:
+def load_source(name: str, progress: ReadProgress | None = None) -> DeviceSource:
     """Return the source with this name. Raises ValueError."""
     source = spec_of(name).type()()
     if progress is not None and isinstance(source, ResumableSource):
@@ -118,7 +118,7 @@ def load(name: str, progress: ReadProgress | None = None) -> DeviceSource:
     return source
 
 
-def detected(sys: str = "/sys") -> list[SourceSpec]:
+def detect_sources(sys: str = "/sys") -> list[SourceSpec]:
     """Return the automatic sources that this machine has devices for.
 
     Raises SourceUnavailable if there is none, with the first reason that a source gives.
@@ -190,7 +190,7 @@ class CompositeSource:
         clock: Callable[[], float] = time.monotonic,
         sys: str = "/sys",
     ) -> None:
-        self._sources = [load(spec.name) for spec in AUTOMATIC] if sources is None else sources
+        self._sources = [load_source(spec.name) for spec in AUTOMATIC] if sources is None else sources
         self._clock, self._sys = clock, sys
         self._missing: dict[str, SourceUnavailable] = {}
         self._retry_at = float("-inf")

@@ -37,16 +37,16 @@ from gpumond.devices.impossible_values import (
     FaultCounter,
     ListedProcess,
     MemoryCounts,
-    memory,
     processes,
     usages,
+    valid_memory,
 )
-from gpumond.devices.process.procfs import Node, OpenDeviceNodes, ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
 from gpumond.facts.messages import MAX_INTEGER, clean
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
 from gpumond.facts.units import plural
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 """Vendor by kernel driver."""
@@ -110,7 +110,7 @@ class DrmDevice:
         # The host memory of an integrated AMD GPU counts as device memory, because the host cannot use it.
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
         watchers = glob(f"{directory}/device/hwmon/hwmon*")
-        own = [watcher for watcher in watchers if text_of(f"{watcher}/name").strip() == driver]
+        own = [watcher for watcher in watchers if read_or_empty(f"{watcher}/name").strip() == driver]
         self._hwmon = (own or watchers or [f"{directory}/device/hwmon"])[0]
 
     @property
@@ -161,7 +161,7 @@ class DrmDevice:
                 text = content.read(4096)
         except OSError as error:
             if error.errno not in _ABSENT:
-                tally.add(self.uuid, kind_of(error), f"{file}: {error.strerror}")
+                tally.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -173,7 +173,7 @@ class DrmDevice:
         return None
 
     def _text(self, file: str) -> str:
-        return text_of(f"{self._directory}/{file}").strip()
+        return read_or_empty(f"{self._directory}/{file}").strip()
 
 
 def drm_devices(root: str) -> Iterator[DrmDevice]:
@@ -193,7 +193,7 @@ def detect(sys: str) -> bool:
     return any(drm_devices(sys))
 
 
-def kind_of(error: OSError) -> FaultKind:
+def fault_kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 
 
@@ -233,20 +233,20 @@ class Kfd:
     def _used(self) -> Iterator[tuple[int, str, int]]:
         for pid in _names(f"{self._root}/proc"):
             for file in _names(f"{self._root}/proc/{pid}"):
-                size = text_of(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
+                size = read_or_empty(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
                 if pid.isdecimal() and size.isdecimal():
                     yield int(pid), file.removeprefix("vram_"), int(size)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
         for node in _names(f"{self._root}/topology/nodes"):
             directory = f"{self._root}/topology/nodes/{node}"
-            lines = (line.split() for line in text_of(f"{directory}/properties").splitlines())
+            lines = (line.split() for line in read_or_empty(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
             where = properties.get("location_id", 0)
             if where:
                 bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
                 address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
-                yield text_of(f"{directory}/gpu_id").strip(), address
+                yield read_or_empty(f"{directory}/gpu_id").strip(), address
 
 
 def _names(directory: str) -> list[str]:
@@ -352,7 +352,7 @@ class DrmClient(NamedTuple):
         return tuple(kind for kind, names in (("compute", _COMPUTE), ("graphics", _GRAPHICS)) if busy & names)
 
 
-def client(text: str) -> DrmClient | None:
+def parse_client(text: str) -> DrmClient | None:
     """Return the client, or None without an ID: its memory could otherwise be counted twice."""
     values = dict(_pair(line) for line in text.splitlines())
     number = _number(values.get("drm-client-id", ""))
@@ -520,12 +520,12 @@ class DrmSource:
             try:
                 queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
             except OSError as error:
-                tally.add(card.uuid, kind_of(error), f"memory: {error.strerror}")
+                tally.add(card.uuid, fault_kind_of(error), f"memory: {error.strerror}")
             else:
                 counts = queried if queried.size_bytes else counts
                 if queried.size_bytes and queried.used_bytes is None:
                     tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return memory(tally, card.uuid, counts)
+        return valid_memory(tally, card.uuid, counts)
 
     def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, tally: FaultCounter) -> Sensors:
         values: dict[str, Any] = {**card.sensors(tally)}
@@ -568,10 +568,10 @@ class DrmSource:
                     shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
         return shared
 
-    def _client(self, pid: int, node: Node) -> DrmClient | None:
+    def _client(self, pid: int, node: DeviceNode) -> DrmClient | None:
         try:
             with open(f"{self._proc}/{pid}/fdinfo/{node.descriptor}", encoding="ascii", errors="replace") as file:
-                return client(file.read(16384))
+                return parse_client(file.read(16384))
         except OSError:
             return None  # closed in the meantime, or not readable
 

@@ -64,7 +64,7 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def memory(tally: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+def valid_memory(tally: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
     size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"

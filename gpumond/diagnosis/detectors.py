@@ -12,7 +12,7 @@ from gpumond.diagnosis.trend import sen_slope
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Ending
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration
+from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration_text
 from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, USED, Series
 
@@ -274,7 +274,7 @@ FILLED = "after filling it"
 UNHANDLED = "after an unhandled out-of-memory error"
 
 
-def cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
+def crash_cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
     """Return the reason why the end of this process is a crash; empty if it is none.
 
     ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
@@ -403,7 +403,7 @@ def pressure(case: DeviceState) -> Detection | None:
     if left is None and ratio <= (FULL_CLEAR if case.active else FULL_RATIO):
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
-    end = "" if left is None else f" and will be full in {duration(left)}"
+    end = "" if left is None else f" and will be full in {duration_text(left)}"
     return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
 
 

@@ -20,10 +20,10 @@ from gpumond.diagnosis.history_recorder import Evidence, Fall, HistoryRecorder, 
 from gpumond.diagnosis.leak import (
     SKIPPED_SECONDS,
     allocation_growth,
-    filling,
     fit,
     held_growth,
     search,
+    slowing_growth,
     update_growth,
     updated_leak,
 )
@@ -212,7 +212,7 @@ class Diagnosis:
             return None
         if closed <= FIVE_MINUTES:
             return tracked.filling
-        tracked.filling, found, room = None, filling(tracked, self.history), self._room(tracked.uuid, device)
+        tracked.filling, found, room = None, slowing_growth(tracked, self.history), self._room(tracked.uuid, device)
         if found is not None:
             pace = self.history.pace
             evidence = [
@@ -277,7 +277,7 @@ class Diagnosis:
         per_second, window = leak.slope * pace, leak.window / pace
         if line is not None and line.full_at is not None:
             per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
-            left: float | None = line.full_at - self.history.unix(self.history.now)
+            left: float | None = line.full_at - self.history.to_unix(self.history.now)
         else:
             left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
@@ -305,7 +305,7 @@ class Diagnosis:
             _label(device),
             60 * per_second,
             since,
-            self.history.unix(self.history.now),
+            self.history.to_unix(self.history.now),
             left,
             shaped,
             leak.what == OUTSIDE,
@@ -330,7 +330,7 @@ class Diagnosis:
             who = sentences.program(tracked.name, tracked.pid, label)
             since = self._onset_time(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
-            now = self.history.unix(self.history.now)
+            now = self.history.to_unix(self.history.now)
             tracked.verdicts[found.kind] = tracked.verdict(
                 found.kind,
                 since,
@@ -452,7 +452,7 @@ class Diagnosis:
         label = _label(device)
         who = sentences.program(tracked.name, tracked.pid, label)
         filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
-        why = detectors.cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
+        why = detectors.crash_cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
             summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
@@ -477,7 +477,7 @@ class Diagnosis:
                 pid=None,
                 start_ticks=None,
                 kind="crash-loop",
-                since=self.history.unix(times[0]),
+                since=self.history.to_unix(times[0]),
                 evidence=(("crashes", len(times)),),
                 summary=summary,
             )
@@ -486,7 +486,7 @@ class Diagnosis:
     def _add_event_verdict(
         self, tracked: TrackedSeries, kind: VerdictName, seconds: float, evidence: Evidence, summary: str, at: float
     ) -> None:
-        verdict = tracked.verdict(kind, self.history.unix(at), evidence, summary)
+        verdict = tracked.verdict(kind, self.history.to_unix(at), evidence, summary)
         self._events.append((self.history.now + seconds, verdict))
 
     def _forget(self, gone: Set[str]) -> None:
@@ -518,7 +518,7 @@ class Diagnosis:
     def _onset_time(self, tracked: TrackedSeries, kind: str, at: float) -> float:
         """Return the onset in Unix time; a step of the wall clock does not move the onset of an active verdict."""
         active = tracked.verdicts.get(kind)
-        return self.history.unix(at) if active is None else active.since
+        return self.history.to_unix(at) if active is None else active.since
 
 
 def _current_verdicts(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:

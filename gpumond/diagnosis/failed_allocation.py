@@ -32,7 +32,7 @@ class FailedAllocation:
         """The device that was full; that of the only pool if the record does not state it."""
         if self.oom.device_uuid is not None:
             return self.oom.device_uuid
-        pools = self.oom.pools or self.report.pools or (self.earlier.pools if self.earlier else ())
+        pools = self.oom.pools or self.report.pools or (self.earlier_report.pools if self.earlier_report else ())
         uuids = {pool.device_uuid for pool in pools}
         return uuids.pop() if len(uuids) == 1 else None
 
@@ -41,7 +41,7 @@ class FailedAllocation:
         return None if self.uuid is None else self.snapshot.device(self.uuid)
 
     @cached_property
-    def earlier(self) -> AgentReport | None:
+    def earlier_report(self) -> AgentReport | None:
         """The program's last report before the error."""
         return self.snapshot.reports_by_process.get(self.report.key)
 
@@ -59,7 +59,7 @@ class FailedAllocation:
         return self.live + sum(pool.cached_bytes + pool.stranded_bytes for pool in self.pools)
 
     @cached_property
-    def failed(self) -> OomPool | None:
+    def failed_pool(self) -> OomPool | None:
         """The pool of the allocator that failed; the only one if the record does not state it."""
         named = [pool for pool in self.pools if pool.allocator == self.oom.allocator]
         return named[0] if len(named) == 1 else self.pools[0] if len(self.pools) == 1 else None
@@ -76,14 +76,14 @@ class FailedAllocation:
         if self.oom.free_bytes is not None:
             return self.oom.free_bytes
         free = None if self.device is None else self.device.current_free_bytes
-        return None if free is None else max(0, free - self.grown)
+        return None if free is None else max(0, free - self.grown_bytes)
 
     @cached_property
-    def grown(self) -> int:
+    def grown_bytes(self) -> int:
         """Bytes by which the program's pools have grown since its last report before the error."""
         if not self.pools:
             return 0
-        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier) if pool.inside is None)
+        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier_report) if pool.inside is None)
         return max(0, grown) if self.is_later else grown
 
     @cached_property
@@ -91,7 +91,7 @@ class FailedAllocation:
         """The limit of the program's cgroup, if the request exceeded it and the device had room."""
         for each in self.device.cgroup_limits if self.device else ():
             if self.report.pid in each.pids and each.limit_bytes is not None and each.used_bytes is not None:
-                room = each.limit_bytes - each.used_bytes - self.grown
+                room = each.limit_bytes - each.used_bytes - self.grown_bytes
                 if (
                     self.request is not None
                     and room < self.request
@@ -111,8 +111,8 @@ class FailedAllocation:
         `gpumond limit`, None for a function or setting of the library.
         """
         allocators = {self.oom.allocator, *(pool.allocator for pool in self.pools)}
-        if self.failed:
-            allocators = {self.failed.allocator}
+        if self.failed_pool:
+            allocators = {self.failed_pool.allocator}
         own = [each for each in self.report.limits if each.device_uuid == self.uuid and each.allocator in allocators]
         limits: list[tuple[int, str | None]] = [(each.limit_bytes, each.quota) for each in own]
         if self.oom.limit_bytes is not None:
@@ -120,9 +120,9 @@ class FailedAllocation:
         return min(limits, key=lambda each: each[0], default=None)
 
     @cached_property
-    def reached(self) -> int:
+    def reached_bytes(self) -> int:
         """Bytes that the allocator that failed held at the error; its peak if it may have freed some since."""
-        pool = self.failed
+        pool = self.failed_pool
         held = 0 if pool is None else pool.live_bytes + pool.cached_bytes + pool.stranded_bytes
         return max((held, *(each.peak_held_bytes or each.held_bytes for each in self.peak_pools)))
 
@@ -137,7 +137,7 @@ class FailedAllocation:
         """Return whether the allocator reached its own limit before the device was full."""
         if self.limit is None:
             return False
-        room = self.limit[0] - self.reached
+        room = self.limit[0] - self.reached_bytes
         if self.request is None:
             return self.free is not None and self.free > room
         return self.request > room and (self.free is None or self.free >= self.request)
@@ -152,4 +152,4 @@ class FailedAllocation:
 
     @cached_property
     def earlier_pools(self) -> list[PoolUsage]:
-        return list(self._own_pools(self.earlier))
+        return list(self._own_pools(self.earlier_report))

@@ -176,7 +176,7 @@ def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowt
     return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
 
 
-def filling(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
+def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
     times, values = _reaching_back(candidate, MINUTE, tracked.main, MEDIAN)
@@ -242,7 +242,7 @@ def update_growth(
     for pattern in ("warm-up", "steady"):
         tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
-    since = history.unix(tracked.growth.onset) if active is None else active.since
+    since = history.to_unix(tracked.growth.onset) if active is None else active.since
     tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history)
     return began
 
@@ -268,7 +268,7 @@ def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> l
 
 
 def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, history: History) -> Verdict:
-    pace, now = history.pace, history.unix(history.now)
+    pace, now = history.pace, history.to_unix(history.now)
     per_second = found.slope * pace
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
@@ -304,7 +304,7 @@ def fit(
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _interval(times, values)
-    now, pace = history.unix(history.now), history.pace
+    now, pace = history.to_unix(history.now), history.pace
     full, earliest, latest = (
         None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
     )
@@ -318,8 +318,8 @@ def fit(
     if full is not None and earliest is not None:
         earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
     return GrowthLine(
-        points=tuple((history.unix(at), value) for at, value in zip(times, values, strict=True)),
-        at=history.unix(times[-1]),
+        points=tuple((history.to_unix(at), value) for at, value in zip(times, values, strict=True)),
+        at=history.to_unix(times[-1]),
         level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
         slope_bytes_per_second=slope.middle * pace,
         slope_low_bytes_per_second=slope.low * pace,

@@ -174,7 +174,7 @@ class PlateauStep(NamedTuple):
         return self.after - self.before
 
     @property
-    def retained(self) -> bool:
+    def is_retained(self) -> bool:
         return self.peak - self.before >= PEAK_MULTIPLE * self.height
 
 
@@ -213,7 +213,7 @@ class Plateaus:
     def stairs(self, size: float) -> Sequence[PlateauStep]:
         """Return the steps that are a leak; empty if none are."""
         for number, ratio in RETENTIONS:
-            retained = [step for step in self.steps if step.retained and step.height >= ratio * size]
+            retained = [step for step in self.steps if step.is_retained and step.height >= ratio * size]
             last = retained[-number:]
             soon = len(last) == number and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
             if soon and _are_similar([step.height for step in last], RETENTION_HEIGHT_RATIO):

@@ -10,7 +10,16 @@ from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Program, Retainer, place_of
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import DAY_SECONDS, clock, duration, human, listed, plural, rate, rough_duration
+from gpumond.facts.units import (
+    DAY_SECONDS,
+    clock_text,
+    duration_text,
+    growth_rate_text,
+    human,
+    listed,
+    plural,
+    rough_duration_text,
+)
 from gpumond.facts.verdicts import AT_PEAK
 
 NOTABLE_DAYS = 30
@@ -36,15 +45,15 @@ def leak(
     ``peak``, ``later`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
-    pace = " ".join((rate(per_minute), *FORMS.get(form, ())))
-    details = [f"since {clock(since, now)}", *_number(allocations)]
+    pace = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
+    details = [f"since {clock_text(since, now)}", *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
     if left is not None:
-        times = [rough_duration(left)]
-        if later is not None and rough_duration(later) != rough_duration(left):
-            times = [rough_duration(later), f"{rough_duration(left)} {AT_PEAK} of {human(peak)}"]
+        times = [rough_duration_text(left)]
+        if later is not None and rough_duration_text(later) != rough_duration_text(left):
+            times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {human(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 
@@ -64,8 +73,8 @@ def growing(
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {rate(per_minute)} since {clock(since, now)}{more}; this may be a leak, or "
-        "growth that will stop: a startup, a filling cache or an evaluation"
+        f"{owner} has been growing by {growth_rate_text(per_minute)} since {clock_text(since, now)}{more}; "
+        "this may be a leak, or growth that will stop: a startup, a filling cache or an evaluation"
     )
 
 
@@ -99,7 +108,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     """Describe memory without an owner. ``programs``: number of programs on the device, one of which may own it: the
     driver counts managed memory for no process.
     """
-    since = f"unchanged for {duration(seconds)}"
+    since = f"unchanged for {duration_text(seconds)}"
     if who:
         return f"{device} still has {human(size)} in use that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the GPU open" if holder else ""
@@ -112,7 +121,7 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
     used = f"{who} uses {human(size)} on {device}" if who != device else f"{device} has {human(size)} in use"
-    return f"{used} and has been idle for {duration(seconds)}"
+    return f"{used} and has been idle for {duration_text(seconds)}"
 
 
 def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
@@ -142,7 +151,7 @@ def pattern(
     if kind == "warm-up":
         subject = who if whole else f"{who} is warming up: its memory"
         return f"{subject} hasn't been steady for long enough to judge"
-    at = clock(since, now)
+    at = clock_text(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
         return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {at}"
@@ -153,12 +162,12 @@ def pattern(
     if kind == "filling":
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
-        end = f"; the GPU will be full in {rough_duration(left)}, unless growth stops" if is_notable else ""
-        pace = rate(60 * evidence["slope_bytes_per_second"])
+        end = f"; the GPU will be full in {rough_duration_text(left)}, unless growth stops" if is_notable else ""
+        pace = growth_rate_text(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {at}, now by {pace}{end}"
     low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
     if kind == "periodic":
-        return f"{who} cycles between {low} and {high} every {duration(evidence['period_seconds'])}"
+        return f"{who} cycles between {low} and {high} every {duration_text(evidence['period_seconds'])}"
     return f"{who} fluctuates between {low} and {high} without growing"
 
 

@@ -87,7 +87,7 @@ def own_fields(rule: Rule) -> dict[str, Any]:
     }
 
 
-def overridden(rule: Rule, fields: Mapping[str, Any]) -> Rule:
+def with_overrides(rule: Rule, fields: Mapping[str, Any]) -> Rule:
     """Return the rule with other values of ``threshold``, ``for`` and ``severity``.
 
     The threshold of ``clear`` keeps its ratio to the threshold; a negative threshold is also that of ``clear``.
@@ -163,7 +163,7 @@ AGAIN = "; this has been true again since "
 """What precedes the time at the end of an alert's text if the breach has ended and come back."""
 
 
-def past(alert: Alert, reason: str) -> Alert:
+def as_past(alert: Alert, reason: str) -> Alert:
     """Return the alert with the reason why what it says is over, and without its next step, which is pointless now."""
     summary = dict(alert.annotations).get("summary", "").rpartition(WAS)[2]
     texts = {**dict(alert.annotations), "summary": f"{reason}{WAS}{summary}" if summary else reason}
@@ -171,9 +171,9 @@ def past(alert: Alert, reason: str) -> Alert:
     return replace(alert, annotations=tuple(texts.items()))
 
 
-def ended(alert: Alert, at: float, reason: str = "") -> Alert:
+def as_resolved(alert: Alert, at: float, reason: str = "") -> Alert:
     """Return the alert as resolved. ``reason`` states that its subject or rule has ended; empty if both still exist."""
-    return replace(past(alert, reason) if reason else alert, phase="resolved", resolved_at=at)
+    return replace(as_past(alert, reason) if reason else alert, phase="resolved", resolved_at=at)
 
 
 def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
@@ -184,7 +184,7 @@ def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 
 
-def kept(activities: Mapping[str, AlertStates], began: float) -> Iterator[StoredAlert]:
+def to_stored(activities: Mapping[str, AlertStates], began: float) -> Iterator[StoredAlert]:
     """Yield the alerts to be stored; ``began`` is the monotonic time at which elapsed time was 0."""
     for active in activities.values():
         for labels, activity in active.items():
@@ -194,7 +194,7 @@ def kept(activities: Mapping[str, AlertStates], began: float) -> Iterator[Stored
             )
 
 
-def restored(
+def from_stored(
     alerts: Iterable[StoredAlert], alive: DaemonActivity | None, now: float
 ) -> dict[str, dict[Labels, AlertState]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""

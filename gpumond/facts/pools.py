@@ -33,7 +33,7 @@ FORCED = 'with "force": true'
 """How a request ignores the cooldown, in messages of the API."""
 
 
-def on_command_line(message: str) -> str:
+def with_option_names(message: str) -> str:
     """Return a message of the API with the option of the command line in place of the request's key."""
     return message.replace(FORCED, "with --force")
 

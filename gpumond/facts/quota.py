@@ -157,7 +157,7 @@ class GrantedRequest:
     pid: int | None
 
 
-def only_free(unused: int, free: int | None) -> str:
+def only_free_clause(unused: int, free: int | None) -> str:
     """Return how much of granted memory is free, as the end of a sentence; empty if all of it is, or if unknown."""
     return "" if free is None or free >= unused else f"; only {human(free)} is free"
 

@@ -21,7 +21,7 @@ _FACTORS: dict[str | None, float] = {
 }
 
 
-def seconds(value: object) -> float:
+def parse_seconds(value: object) -> float:
     """Convert a number or a text such as ``1.5s``, ``5m``, ``1h30m`` to seconds. Raises ValueError."""
     match = _DURATION.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
@@ -29,7 +29,7 @@ def seconds(value: object) -> float:
     return _finite(sum(float(number) * _SECONDS[unit or None] for number, unit in _PART.findall(match[0])))
 
 
-def threshold(value: object) -> float:
+def parse_threshold(value: object) -> float:
     """Convert ``0.8``, ``80%`` (0.8) or ``1GiB`` (bytes) to a number. Raises ValueError."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
@@ -38,7 +38,7 @@ def threshold(value: object) -> float:
     return _finite(number / 100 if match[2] == "%" else number * _FACTORS[match[2]])
 
 
-def byte_size(value: object) -> int:
+def parse_size(value: object) -> int:
     """Convert ``80GiB``, ``512MiB`` or a number of bytes to bytes. Raises ValueError."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or match[2] == "%" or isinstance(value, bool):
@@ -48,7 +48,7 @@ def byte_size(value: object) -> int:
 
 def size_argument(text: str) -> int:
     """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
-    size = byte_size(text)
+    size = parse_size(text)
     if size and (number := text.strip()).replace(".", "", 1).isdecimal():
         raise ValueError(f"expected a unit, as in {number}GiB")
     return size
@@ -56,7 +56,7 @@ def size_argument(text: str) -> int:
 
 def seconds_argument(text: str) -> float:
     """Convert a duration that a user types, which has a unit unless it is 0. Raises ValueError."""
-    duration = seconds(text)
+    duration = parse_seconds(text)
     if duration and (number := text.strip()).replace(".", "", 1).isdecimal():
         raise ValueError(f"expected a unit, as in {number}s, {number}m or {number}h")
     return duration
@@ -68,7 +68,7 @@ def _finite(number: float) -> float:
     return number
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Format seconds, rounded to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d 4
     h``.
 
@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
     )
 
 
-def rough_duration(seconds: float) -> str:
+def rough_duration_text(seconds: float) -> str:
     """Format a time that is known roughly: ``less than 1 min``, ``about 7 min``, ``about 2 h``, ``about 3 d``."""
     if seconds < 60:
         return "less than 1 min"
@@ -102,7 +102,7 @@ def _two_units(count: int, whole: str, size: int, part: str) -> str:
     return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
 
 
-def clock(at: float, now: float | None = None) -> str:
+def clock_text(at: float, now: float | None = None) -> str:
     """Return the time of day (UTC), with its date if that isn't the date of ``now``."""
     date = "" if now is None or at // DAY_SECONDS == now // DAY_SECONDS else "%Y-%m-%d "
     return strftime(f"{date}%H:%M:%S UTC", gmtime(at))
@@ -153,7 +153,7 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def apart(whole: int, part: int) -> tuple[str, str]:
+def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
     """Format two sizes whose difference the reader sees as `human` formats it: with another digit if the rounded sizes
     differ by another number.
     """
@@ -165,7 +165,7 @@ def apart(whole: int, part: int) -> tuple[str, str]:
     return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
 
 
-def rate(per_minute: float) -> str:
+def growth_rate_text(per_minute: float) -> str:
     """Format growth that is known roughly, with two digits in the unit that `human` uses: ``about 840 MiB/min``.
 
     The text is the same in the next seconds.

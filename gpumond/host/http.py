@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpumond import __version__
 from gpumond.facts.errors import ConfigError, HttpError
-from gpumond.host.files import unreadable
+from gpumond.host.files import read_error_text
 from gpumond.host.peer import listener_uid, peer_uid
 
 CONNECT_SECONDS = 30.0
@@ -212,7 +212,7 @@ def tls_context(authorities: str | Path | None = None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=authorities)
     except OSError as error:
-        raise ConfigError(unreadable(str(authorities), error, "a PEM file with CA certificates")) from None
+        raise ConfigError(read_error_text(str(authorities), error, "a PEM file with CA certificates")) from None
 
 
 def check_token(token: object, where: str) -> str:

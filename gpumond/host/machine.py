@@ -55,7 +55,7 @@ class ProcessStart(NamedTuple):
 def process_start(proc: str, pid: int) -> ProcessStart | None:
     """Return the process's data, or None if it does not exist."""
     try:
-        return start_of(stat_fields(read_head(f"{proc}/{pid}/stat")))
+        return parse_start(stat_fields(read_head(f"{proc}/{pid}/stat")))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -100,9 +100,9 @@ def is_descendant(pid: int, ancestors: Collection[int], proc: str = "/proc") -> 
     return False
 
 
-def is_pending(pid: int, number: int, proc: str = "/proc") -> bool:
+def is_signal_pending(pid: int, number: int, proc: str = "/proc") -> bool:
     """Return whether a signal waits for a process that blocks it."""
-    found = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", text_of(f"{proc}/{pid}/status"), re.MULTILINE)
+    found = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", read_or_empty(f"{proc}/{pid}/status"), re.MULTILINE)
     return any(int(pending, 16) >> (number - 1) & 1 for pending in found)
 
 
@@ -111,12 +111,12 @@ def stat_fields(stat: bytes) -> list[bytes]:
     return stat.rpartition(b")")[2].split(maxsplit=20)
 
 
-def start_of(fields: list[bytes]) -> ProcessStart:
+def parse_start(fields: list[bytes]) -> ProcessStart:
     """Parse the fields of a stat line. Raises ValueError or IndexError if it is incomplete."""
     return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
 
 
-def text_of(path: str) -> str:
+def read_or_empty(path: str) -> str:
     """Return a text file of the kernel, such as one of /proc; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -160,7 +160,7 @@ def reduce_garbage_collection() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-def raise_limit() -> None:
+def raise_descriptor_limit() -> None:
     """Raise RLIMIT_NOFILE to at most TARGET, within the hard limit; many systems start programs with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = TARGET if hard == resource.RLIM_INFINITY else min(TARGET, hard)
@@ -168,7 +168,7 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def http_connections(limit: int | None = None) -> int:
+def max_http_connections(limit: int | None = None) -> int:
     """Return the limit of HTTP connections: a quarter of what OTHERS leaves, at most MAX_CONNECTIONS."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     return MAX_CONNECTIONS if limit < 0 else max(8, min(MAX_CONNECTIONS, (limit - OTHERS) // 4))
@@ -176,7 +176,7 @@ def http_connections(limit: int | None = None) -> int:
 
 def reserved_descriptors() -> int:
     """Return the number of descriptors that are not available to agent connections."""
-    return OTHERS + http_connections() + RESERVED_CONNECTIONS
+    return OTHERS + max_http_connections() + RESERVED_CONNECTIONS
 
 
 def max_http_connections_per_user(connections: int) -> int:
@@ -186,10 +186,10 @@ def max_http_connections_per_user(connections: int) -> int:
 
 def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int | None:
     """Return the smallest of MemAvailable and the free bytes of each cgroup above the processes; None if unknown."""
-    stated = re.search(r"^MemAvailable:\s+(\d+)", text_of(f"{proc}/meminfo"), re.MULTILINE)
+    stated = re.search(r"^MemAvailable:\s+(\d+)", read_or_empty(f"{proc}/meminfo"), re.MULTILINE)
     sizes = [int(stated[1]) << 10] if stated else []
     for pid in pids:
-        sizes += _limits(text_of(f"{proc}/{pid}/cgroup"), cgroups)
+        sizes += _limits(read_or_empty(f"{proc}/{pid}/cgroup"), cgroups)
     return min(sizes, default=None)
 
 
@@ -204,7 +204,10 @@ def _limits(text: str, cgroups: str) -> Iterator[int]:
         else:
             continue
         while path.strip("/"):
-            most, used = text_of(f"{root}{path}/{limit}").strip(), text_of(f"{root}{path}/{current}").strip()
+            most, used = (
+                read_or_empty(f"{root}{path}/{limit}").strip(),
+                read_or_empty(f"{root}{path}/{current}").strip(),
+            )
             if most.isdigit() and used.isdigit():
                 yield max(0, int(most) - int(used) + _file_cache(f"{root}{path}/memory.stat"))
             path = path.rpartition("/")[0]
@@ -212,4 +215,4 @@ def _limits(text: str, cgroups: str) -> Iterator[int]:
 
 def _file_cache(path: str) -> int:
     """Return the bytes of files in memory, which the kernel drops before the limit applies."""
-    return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", text_of(path), re.MULTILINE))
+    return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", read_or_empty(path), re.MULTILINE))

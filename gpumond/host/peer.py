@@ -51,7 +51,7 @@ def identify(peer: socket.socket, pidfd: int | None) -> PeerIdentity | None:
     """Return the peer's identity, or None if its process has exited or is not visible in /proc."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     start = start_ticks(pid) if pid else None
-    if (pid and start is None) or (pidfd is not None and ended(pidfd)):
+    if (pid and start is None) or (pidfd is not None and has_ended(pidfd)):
         return None
     return PeerIdentity(pid or next(_connection_numbers), start, uid)
 
@@ -122,7 +122,7 @@ def peer_pidfd(peer: socket.socket) -> int | None:
     return pidfd
 
 
-def ended(pidfd: int) -> bool:
+def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

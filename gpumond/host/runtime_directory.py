@@ -56,7 +56,7 @@ def bind_agent_socket(path: Path, mode: int, own: Path | None = None) -> socket.
     a lock file can hold the lock.
     """
     directory = prepare_directory(path.parent)
-    if systemd.listens():
+    if systemd.owns_agent_socket():
         return systemd.inherited_socket(path)
     locks = directory if own is None else prepare_directory(own, OWN)
     return _bound(path, mode, locks, AGENTS)
@@ -85,7 +85,7 @@ class AgentSocket:
         if found == self._file:
             self.problem = ""
             return False
-        if found is not None or systemd.listens():
+        if found is not None or systemd.owns_agent_socket():
             self.problem = f"{self._path} was removed or replaced by another program"
             return False
         try:
@@ -101,7 +101,7 @@ class AgentSocket:
     def close(self) -> None:
         """Close the socket, and remove its file if it is still its own. One of systemd remains."""
         self.listener.close()
-        if _file(self._path) == self._file and not systemd.listens():
+        if _file(self._path) == self._file and not systemd.owns_agent_socket():
             self._path.unlink(missing_ok=True)
 
 

@@ -66,7 +66,7 @@ def status(frame: Frame | None) -> str:
     return f"{plural(len(snapshot.devices), 'device')}, {plural(agents, 'agent')}, {plural(firing, 'alert')} firing"
 
 
-def listens(environ: Mapping[str, str] = os.environ) -> bool:
+def owns_agent_socket(environ: Mapping[str, str] = os.environ) -> bool:
     """Return True if systemd owns the agent socket, which then outlives this process."""
     return environ.get("LISTEN_PID") == str(os.getpid()) and environ.get("LISTEN_FDS", "0") != "0"
 

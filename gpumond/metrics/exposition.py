@@ -100,7 +100,7 @@ class Exposition:
             self._telemetry.series_dropped.inc(limits.dropped)
         if _labels.cache_info().currsize > 2 * sum(len(rows) for _, rows in series):
             _labels.cache_clear()  # most are those of ended programs
-        return "".join([write(family, rows, form.openmetrics) for family, rows in series])
+        return "".join([family_text(family, rows, form.openmetrics) for family, rows in series])
 
     def _others(self, frame: Frame | None, form: Encoding) -> Iterator[Metric]:
         """Yield the families that the library writes: those of another exporter, and the daemon's counters."""
@@ -169,11 +169,11 @@ def divide_series_limit(families: Iterable[Family], frame: Frame, most: int) -> 
     for family in families:
         owner = owners[family.name] = _owner(family, pids, workloads)
         counts.update(owner(labels) for labels, value in family.rows(frame) if value is not None)
-    remaining = divided(counts, most)
+    remaining = max_min_fair_shares(counts, most)
     return SeriesLimits(owners, remaining, counts.total() - sum(remaining.values()))
 
 
-def divided(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:
+def max_min_fair_shares(counts: Mapping[int | None, int], most: int) -> dict[int | None, int]:
     """Divide ``most`` by max-min fairness; series without an owner are served first."""
     remaining: dict[int | None, int] = {None: min(counts.get(None, 0), most)}
     room = most - remaining[None]
@@ -195,7 +195,7 @@ def _owner(family: Family, pids: Mapping[str, int | None], workloads: Mapping[st
 LABEL_SETS = 16_384
 
 
-def write(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
+def family_text(family: Family, rows: Iterable[Row], openmetrics: bool) -> str:
     """Return the family's HELP and TYPE lines, followed by its samples, if any."""
     return _header(family, openmetrics) + _samples(family, rows)
 

@@ -72,7 +72,7 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     found: defaultdict[tuple[str, ...], OwnerUsage] = defaultdict(OwnerUsage)
     for (uuid, pid, start_ticks), shares in held.items():
         process = ProcessKey(pid, start_ticks)
-        labels = (*shown(owners.get(process, NOBODY), frame.owners), models[uuid])
+        labels = (*series_owner(owners.get(process, NOBODY), frame.owners), models[uuid])
         found[labels].add(process, shares, (uuid, process) in idle, process in reports)
     yield from found.items()
 
@@ -157,7 +157,7 @@ def _with_owners(frame: Frame, verdicts: Sequence[Verdict]) -> Iterator[tuple[Ow
     owners = frame.snapshot.owners if verdicts else {}
     for verdict in verdicts:
         owner = NOBODY if verdict.process is None else owners.get(verdict.process, NOBODY)
-        yield shown(owner, frame.owners), verdict
+        yield series_owner(owner, frame.owners), verdict
 
 
 MAX_OWNERS = 64
@@ -166,7 +166,7 @@ KEPT_SECONDS = 86_400.0
 """Time for which an owner without a program keeps its place, so a day has at most ``MAX_OWNERS`` of them."""
 
 
-def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, float]:
+def owners_with_series(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, float]:
     """Return the owners that have series, with the elapsed seconds at which each last had a program.
 
     ``before``: those of the previous frame. An owner beyond the limit is replaced by the same one without its workload.
@@ -186,7 +186,7 @@ def admitted(before: Mapping[Owner, float], snapshot: Snapshot) -> dict[Owner, f
     return kept
 
 
-def shown(owner: Owner, owners: Mapping[Owner, float] | None) -> Owner:
+def series_owner(owner: Owner, owners: Mapping[Owner, float] | None) -> Owner:
     """Return the owner whose series contain this one: itself, itself without its workload, or the one without labels.
 
     ``owners``: those with series; None if all have.

@@ -56,7 +56,7 @@ class Workloads:
         self._before = bytes_counter("before", "Sum of the pools' sizes before flushes, over receipts with both sizes.")
         self._after = bytes_counter("after", "Sum of the pools' sizes after flushes, over receipts with both sizes.")
 
-    def connected(self, workloads: Iterable[str]) -> None:
+    def set_connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
         self._connected = frozenset(workloads)
         for workload in sorted(self._connected - self._known.keys()):
@@ -195,7 +195,7 @@ class Telemetry:
             namespace="gpumond_collector", pid=lambda: driver_process_pid() or NO_PROCESS, registry=self.registry
         )
 
-    def configuration_loaded(self) -> None:
+    def set_configuration_loaded(self) -> None:
         self._reload_successful.set(1)
         self._reload_success_time.set_to_current_time()
 
@@ -206,7 +206,7 @@ class Telemetry:
             self._config_info.clear()
             self._config_info.labels(settings_hash, rules_hash).set(1)
 
-    def configuration_failed(self, loaded_at: float | None = None) -> None:
+    def set_configuration_failed(self, loaded_at: float | None = None) -> None:
         """``loaded_at``: when the settings in effect were loaded, unless by this process."""
         self._reload_successful.set(0)
         if loaded_at is not None:

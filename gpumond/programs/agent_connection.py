@@ -61,7 +61,7 @@ class AgentConnection:
         """Flushes that timed out; an agent answers each of them later."""
         self.requests: dict[str, asyncio.Future[AgentResponse]] = {}
 
-    def newest(self) -> Report | None:
+    def newest_report(self) -> Report | None:
         """Return its newest report, decoded lazily: only the last report before a tick is used.
 
         Raises ProtocolError.
@@ -248,7 +248,7 @@ class UserUsage:
         """Return the number of pending connections of a user, or of all."""
         return self._pending.total() if user is None else self._pending[user]
 
-    def no_longer_pending(self, user: int) -> None:
+    def remove_pending(self, user: int) -> None:
         self._pending[user] -= 1
         if not self._pending[user]:
             del self._pending[user]

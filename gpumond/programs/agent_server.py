@@ -148,13 +148,13 @@ class AgentServer:
             if peer.identity.process in resumed:
                 peer.resumed_at = self._clock()
 
-    def ends(self) -> tuple[ProcessEnd, ...]:
+    def take_ends(self) -> tuple[ProcessEnd, ...]:
         """Return the programs whose agent reported their ending since the last call."""
         ends = tuple(self._ends)
         self._ends.clear()
         return ends
 
-    def exited_reports(self) -> tuple[AgentReport, ...]:
+    def take_exited_reports(self) -> tuple[AgentReport, ...]:
         """Return the last report of each agent that left since the last call, if it contains out-of-memory errors."""
         exited_reports = tuple(self._exited_reports)
         self._exited_reports.clear()
@@ -256,7 +256,7 @@ class AgentServer:
     def _newest_of(self, peer: AgentConnection) -> Report | None:
         """Return its newest report; None if that is malformed or the agent has disconnected."""
         try:
-            report = peer.newest()
+            report = peer.newest_report()
         except ProtocolError as error:
             self._refuse(peer, error)
         return report if self._peers.get(peer.socket.fileno()) is peer else None
@@ -320,7 +320,7 @@ class AgentServer:
             self._drop(peer, "hello_timeout")
 
     def _no_longer_pending(self, user: int) -> None:
-        self._usage.no_longer_pending(user)
+        self._usage.remove_pending(user)
         if self._paused_for_hellos and self._usage.pending() <= self._limits.pending // 2:
             self._accept_again()
 

@@ -22,14 +22,14 @@ from gpumond.quantities.scope import (
     VERDICTS,
     RuleContext,
     ScopeSpec,
+    device_placeholders,
     increase,
-    named,
     ratio,
     size,
     values_of_verdicts,
     values_without_verdict,
 )
-from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, combined
+from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
 from gpumond.tick.claims import complete_lists, is_confirmed
 
 LOADED_RATIO = 0.5
@@ -266,7 +266,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     Quantity(
         "nvlink_errors_increase",
         f"errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-        lambda row: combined(tuple(value.read(row) for value in NVLINK_INCREASES)),
+        lambda row: sum_of_known(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
 
@@ -356,7 +356,7 @@ DEVICE = ScopeSpec(
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
-        **named(_device),
+        **device_placeholders(_device),
         "used": ("memory in use", lambda row: size(row.device.used_bytes)),
         "free": ("free memory", lambda row: size(row.device.free_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
-from gpumond.facts.units import duration
+from gpumond.facts.units import duration_text
 from gpumond.quantities.program_quantities import ENGINE as QUANTITIES, ENGINE_USED
 from gpumond.quantities.quantity import Quantity, readable
 from gpumond.quantities.scope import RuleContext, ScopeSpec, size
@@ -49,7 +49,7 @@ def _kv_cache(row: _Engine) -> str:
 
 def _idle(row: _Engine) -> str:
     seconds = row.engine.idle_seconds
-    return "an unknown time" if seconds is None else duration(seconds)
+    return "an unknown time" if seconds is None else duration_text(seconds)
 
 
 OF_ENGINE: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}

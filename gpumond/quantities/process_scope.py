@@ -39,8 +39,8 @@ from gpumond.quantities.scope import (
     VERDICTS,
     RuleContext,
     ScopeSpec,
+    device_placeholders,
     increase,
-    named,
     ratio,
     size,
     values_of_verdicts,
@@ -301,7 +301,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     },
     labels_of=_labels,
     placeholders={
-        **named(lambda row: row.device),
+        **device_placeholders(lambda row: row.device),
         "pid": ("the process's pid", lambda row: str(row.process.pid)),
         "comm": ("the process's command name", lambda row: row.process.comm or "unknown program"),
         "workload": ("the process's workload", lambda row: row.workload or ""),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
@@ -96,7 +96,7 @@ def readable(unit: Unit, value: float) -> str:
     if unit == "bytes/s":
         return f"{human(60 * value)}/min"
     if unit == "seconds":
-        return duration(value)
+        return duration_text(value)
     if unit == "ratio":
         return f"{round(100 * value, 1):g}%"
     if unit == "hertz":

@@ -14,7 +14,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Ledger, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot, owner_of
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.facts.verdicts import PROBLEMS, REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
@@ -95,7 +95,7 @@ def _summaries(row: RuleRow) -> str:
 
 def _time_to_full(row: RuleRow) -> str:
     seconds = row.verdict_values["time_to_full_seconds"]
-    return "never" if seconds is None or seconds == inf else duration(seconds)
+    return "never" if seconds is None or seconds == inf else duration_text(seconds)
 
 
 Row = TypeVar("Row")
@@ -208,7 +208,7 @@ IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
 FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
 
 
-def named(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
+def device_placeholders(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
     return {
         "gpu": (DEVICE_LABELS["gpu"], lambda row: str(device(row).index)),
         "uuid": (DEVICE_LABELS["uuid"], lambda row: device(row).uuid),

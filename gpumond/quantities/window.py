@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import fragmented_ratio, unreclaimable_bytes
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.events import program_place
+from gpumond.events import program_line_clause
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, ProcessKey, Program
@@ -231,7 +231,7 @@ def program_counts(program: Program) -> Counts:
 
 
 def _marked(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
-    return first(counts, elapsed) if history is None else history.marked(counts, elapsed)
+    return first_observation(counts, elapsed) if history is None else history.marked(counts, elapsed)
 
 
 def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snapshot: Snapshot) -> frozenset[ProcessKey]:
@@ -273,7 +273,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
             unreclaimable=unreclaimable,
             ooms=ooms,
             retries=retries,
-            counters=first(pool_counts(pool), elapsed),
+            counters=first_observation(pool_counts(pool), elapsed),
         )
     counters = before.counters
     ooms, retries = _counted(before.ooms, pool.ooms, elapsed), _counted(before.retries, pool.retries, elapsed)
@@ -319,7 +319,7 @@ def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None
 
 def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
     """Return what is known about an error. ``before``: what was known with the last snapshot, if it isn't new."""
-    place = program_place(oom.stack)
+    place = program_line_clause(oom.stack)
     if before is not None:
         return before._replace(place=place) if place else before
     return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached, place)
@@ -383,11 +383,11 @@ class CounterHistory(NamedTuple):
         return float(grown) if grown or elapsed - self.since >= WINDOW_SECONDS else None
 
 
-def first(counts: Counts, elapsed: float) -> CounterHistory:
+def first_observation(counts: Counts, elapsed: float) -> CounterHistory:
     return CounterHistory(elapsed, ((elapsed, counts),))
 
 
-def combined(increases: tuple[float | None, ...]) -> float | None:
+def sum_of_known(increases: tuple[float | None, ...]) -> float | None:
     """Return the sum of the known increases; None if none is known."""
     known = [increase for increase in increases if increase is not None]
     return sum(known) if known else None

@@ -29,7 +29,7 @@ def create_app(state: State, routers: Iterable[APIRouter] = ()) -> FastAPI:
     served = (*CORE, *routers)
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state = state
-    routes.install(app)
+    routes.install_error_handlers(app)
     app.openapi = cache(partial(openapi, served))  # type: ignore[method-assign]
     for router in served:
         app.include_router(router)

@@ -249,12 +249,12 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
         identity = state.get("identity")
         return found if found is None or identity is None else replace(found, name=f"proxy:{identity.name}")
     if caller := tokens.caller(token):
-        source = user(scope)  # several people may have the token
+        source = counted_user(scope)  # several people may have the token
         return caller if caller.name.startswith(f"{source}/") else replace(caller, name=f"{caller.name}@{source}")
     if tokens.reviews is not None and JWT.fullmatch(token):
-        caller = await _caller_of_account(tokens, tokens.reviews, token, user(scope))
+        caller = await _caller_of_account(tokens, tokens.reviews, token, counted_user(scope))
     if caller is None:
-        count_failure(tokens, user(scope))
+        count_failure(tokens, counted_user(scope))
         raise HTTPException(401, "the token is invalid or has been revoked", {"WWW-Authenticate": "Bearer"})
     return caller
 
@@ -297,7 +297,7 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in headers if key == name), "")
 
 
-def user(scope: Mapping[str, Any]) -> str:
+def counted_user(scope: Mapping[str, Any]) -> str:
     """Return the user that a request is counted for (``gpumond.serve.limits``). Not for authorization."""
     state, client = scope.get("state") or {}, scope.get("client")
     found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")

@@ -10,7 +10,16 @@ from starlette.requests import Request
 
 from gpumond.config.web_file import WebSettings
 from gpumond.host.peer import counted_name
-from gpumond.serve.authentication import SESSIONS, Caller, Passwords, Tokens, authenticate, count_failure, header, user
+from gpumond.serve.authentication import (
+    SESSIONS,
+    Caller,
+    Passwords,
+    Tokens,
+    authenticate,
+    count_failure,
+    counted_user,
+    header,
+)
 from gpumond.serve.identity import PARTS, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
 
@@ -43,9 +52,9 @@ class Readers:
             return  # the proxy has authenticated an identity
         basic = header(scope["headers"], b"authorization")
         if basic[:6].lower() == "basic " and web.users:
-            if await self._passwords.verify(web.users, basic[6:], user(scope)):
+            if await self._passwords.verify(web.users, basic[6:], counted_user(scope)):
                 return
-            count_failure(self._tokens, user(scope))
+            count_failure(self._tokens, counted_user(scope))
         elif await authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"

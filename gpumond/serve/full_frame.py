@@ -15,7 +15,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME, started_at
 from gpumond.tick.claims import unmapped_by_device
-from gpumond.tick.ledger import parts
+from gpumond.tick.ledger import overhead_parts
 from gpumond.tick.reading_conditions import conditions
 
 REVISION = revision() or None
@@ -95,7 +95,7 @@ def _holding(
         stranded_bytes=shares.get("stranded"),
         overhead_bytes=shares.get("overhead"),
         opaque_bytes=shares.get("opaque"),
-        overhead_parts=parts(snapshot.overheads_by_process.get((device_uuid, key)), shares.get("overhead")),
+        overhead_parts=overhead_parts(snapshot.overheads_by_process.get((device_uuid, key)), shares.get("overhead")),
         unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
         limit_bytes=snapshot.limits.get((device_uuid, key)),
         quota=snapshot.quotas_by_process.get(key),

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
-from gpumond.serve.authentication import Tokens, authenticate, header, user
+from gpumond.serve.authentication import Tokens, authenticate, counted_user, header
 from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
 from gpumond.serve.identity import IdentityHeaders
@@ -29,7 +29,7 @@ from gpumond.serve.limits import (
     MAX_BODY_BYTES,
     RequestSlots,
     TokenBucket,
-    limited,
+    limited_body,
     plain_address,
     too_large,
 )
@@ -106,7 +106,7 @@ class Guard:
 
         OPERATION.set(header(scope["headers"], OPERATION_HEADER))  # a request has a context of its own
         try:
-            await self._app(scope, limited(receive), send_and_release)
+            await self._app(scope, limited_body(receive), send_and_release)
         finally:
             release_slot()
 
@@ -140,8 +140,8 @@ class Guard:
         if scope["path"] in ALWAYS_OPEN:
             return _nothing
         if scope["method"] in SAFE_METHODS:
-            return await self._slots.take((user(scope), scope["path"] in RESERVED))
-        who, now = user(scope), asyncio.get_running_loop().time()
+            return await self._slots.take((counted_user(scope), scope["path"] in RESERVED))
+        who, now = counted_user(scope), asyncio.get_running_loop().time()
         wait = self._changes.wait(who, now)
         self._changes.count(who, now)
         if wait:

@@ -15,7 +15,7 @@ from starlette.types import Message, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
-from gpumond.serve.authentication import user
+from gpumond.serve.authentication import counted_user
 from gpumond.serve.limits import UserAmounts
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
@@ -296,7 +296,7 @@ def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
             await send(message)
             return
         view, more = memoryview(body), message.get("more_body", False)
-        sending = unsent.begin(user(scope), body, drop)
+        sending = unsent.begin(counted_user(scope), body, drop)
         try:
             end = 0
             while end < len(body):

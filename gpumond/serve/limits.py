@@ -55,7 +55,7 @@ def too_large() -> HTTPException:
     return HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes", {"Connection": "close"})
 
 
-def limited(receive: Receive) -> Receive:
+def limited_body(receive: Receive) -> Receive:
     """Limit the body to ``MAX_BODY_BYTES``, whatever length its headers state."""
     received = 0
 

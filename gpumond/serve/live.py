@@ -25,7 +25,7 @@ from gpumond.facts.units import accepts
 from gpumond.host.tasks import Signal
 from gpumond.kernel import Kernel
 from gpumond.serve import examples
-from gpumond.serve.authentication import user
+from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserAmounts
@@ -54,7 +54,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
         self._streams: UserAmounts[EventStream] = state.event_streams
-        self._user, self._slow_seconds = user(scope), state.slow_seconds
+        self._user, self._slow_seconds = counted_user(scope), state.slow_seconds
         self._ended = False
 
     def end(self) -> None:
@@ -162,7 +162,7 @@ class FrameStream:
             if self._first is None and self._whole is not None:
                 newest = self._kernel.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = encoded(self.number, "frame", WHOLE.dump_json(self._whole), events)
+                self._first = encode_message(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
 
     async def _advance(self) -> None:
@@ -174,7 +174,7 @@ class FrameStream:
             events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
             found = changes(before, self._whole)
             body = to_json(found, inf_nan_mode="null")
-            work = encoded(self.number + 1, "changes", body, EVENTS.dump_json(events))
+            work = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
             self._publish(work)
 
     def _start_from(self, frame: Frame | None) -> None:
@@ -188,7 +188,7 @@ class FrameStream:
         self._published.send()
 
 
-def encoded(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
+def encode_message(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
     """Return a message: an object's JSON with ``events`` added."""
     plain = b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n"))
     return _packed(number, plain, WHOLE_LEVEL if kind == "frame" else GZIP_LEVEL)
@@ -366,7 +366,7 @@ async def own_frames(kernel: Kernel, tenant: Tenant, compressed: bool) -> AsyncG
             shown = kernel.frame
             if name not in kernel.answers:
                 whole = live_frame(full_frame(own_part(shown, tenant)))
-                message = encoded(0, "frame", WHOLE.dump_json(whole), b"[]")
+                message = encode_message(0, "frame", WHOLE.dump_json(whole), b"[]")
                 kernel.answers[name] = message.packed if compressed else message.plain
             yield kernel.answers[name]
         elif not await kernel.await_frame(HEARTBEAT_SECONDS):

@@ -59,7 +59,7 @@ def reference(openapi: Schema) -> str:
     return "\n".join(
         (
             _head(f"API {info['version']}"),
-            f'<p>{words(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
+            f'<p>{inline_html(info["description"])} Machine-readable: <a href="openapi.json">openapi.json</a>.</p>',
             *_operations(openapi["paths"]),
             "<h2>Types</h2>",
             *(_type(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())),
@@ -80,7 +80,7 @@ def _operations(paths: Schema) -> Iterator[str]:
 
 def _operation(method: str, path: str, operation: Schema) -> str:
     token = ' <span class="quiet">requires a token</span>' if operation.get("security") else ""
-    head = f"<code><b>{method}</b> {escape(path)}</code> {words(operation['summary'])}{token}"
+    head = f"<code><b>{method}</b> {escape(path)}</code> {inline_html(operation['summary'])}{token}"
     parts = [
         *_paragraphs(operation.get("description", "")),
         *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
@@ -108,9 +108,9 @@ def _answers(answers: Schema) -> Iterator[str]:
     for status, answer in answers.items():
         contents = answer.get("content", {})
         if contents.keys() == {"application/problem+json"}:
-            problems.append(f"{escape(status)} {words(answer['description'])}")
+            problems.append(f"{escape(status)} {inline_html(answer['description'])}")
             continue
-        yield f"<h3>{escape(status)}</h3><p>{words(answer['description'])}</p>"
+        yield f"<h3>{escape(status)}</h3><p>{inline_html(answer['description'])}</p>"
         for media_type, content in contents.items():
             yield f"<p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
             yield from _example(content)
@@ -156,7 +156,8 @@ def type_of(schema: Schema) -> str:
 def _table(head: str, rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """Yield a table of name, type (HTML) and meaning; nothing if there are no rows."""
     lines = [
-        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{words(meaning)}" for name, kind, meaning in rows
+        f"<tr><th scope=row><code>{escape(name)}</code><td>{kind}<td>{inline_html(meaning)}"
+        for name, kind, meaning in rows
     ]
     if lines:
         yield f"<table><thead><tr><th>{head}<th>Type<th>Meaning</thead><tbody>{''.join(lines)}</tbody></table>"
@@ -168,10 +169,10 @@ def _details(anchor: str, head: str, parts: Iterable[str]) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    return (f"<p>{words(part)}</p>" for part in text.split("\n\n") if part.strip())
+    return (f"<p>{inline_html(part)}</p>" for part in text.split("\n\n") if part.strip())
 
 
-def words(text: str) -> str:
+def inline_html(text: str) -> str:
     """Escape plain text; backticks mark code."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))
 
@@ -206,7 +207,7 @@ def paragraphs(text: str) -> Iterator[str]:
             yield f"<pre tabindex=0>{escape(part)}</pre>"
             continue
         for block in filter(str.strip, part.split("\n\n")):
-            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", words(block.strip()))
+            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", inline_html(block.strip()))
             yield _block(LINK.sub(_link, bold))
 
 

@@ -38,7 +38,7 @@ from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame,
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, existing_frame, json_response, kernel_of
-from gpumond.store.table import adapter
+from gpumond.store.table import type_adapter
 from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
 router = Router("facts")
@@ -120,7 +120,7 @@ EXAMPLE_FRAME = FullFrame(
 
 def compressed_json(request: Request, kind: Any, value: Any) -> Response:
     """Return ``value`` as JSON, without copies or validation. It is compressed if the reader accepts that."""
-    return _json(request, adapter(kind).dump_json(value), {})
+    return _json(request, type_adapter(kind).dump_json(value), {})
 
 
 def streamed_json(request: Request, kind: Any, values: Sequence[Any]) -> Response:
@@ -130,7 +130,7 @@ def streamed_json(request: Request, kind: Any, values: Sequence[Any]) -> Respons
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(values), ENTRIES_AT_ONCE):
-            text = adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
+            text = type_adapter(list[kind]).dump_json(list(values[start : start + ENTRIES_AT_ONCE]))
             yield (b"," if start else b"[") + text[1:-1]
             await asyncio.sleep(0)
         yield b"]"
@@ -142,7 +142,7 @@ def cached_json(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Re
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
     answers, name = kernel_of(request).answers, _name(request)
     if name not in answers:
-        answers[name] = adapter(kind).dump_json(make(current_frame(request)))
+        answers[name] = type_adapter(kind).dump_json(make(current_frame(request)))
     return _json(request, answers[name], answers)
 
 
@@ -535,7 +535,7 @@ async def past_moment(
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
             name=series.name,
-            ended_at=known.unix(series.ended) if isfinite(series.ended) else None,
+            ended_at=known.to_unix(series.ended) if isfinite(series.ended) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
         for (device, process), series, point in known.moment(at, fitting)

@@ -38,7 +38,7 @@ from gpumond.facts.errors import (
 from gpumond.facts.frame import Frame
 from gpumond.kernel import Kernel
 from gpumond.serve.responses import INTERNAL_ERROR, problem
-from gpumond.store.table import adapter
+from gpumond.store.table import type_adapter
 
 
 def kernel_of(request: Request) -> Kernel:
@@ -118,7 +118,7 @@ def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dic
 
 
 def json_response(kind: Any, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(adapter(kind).dump_json(value), status, headers, media_type="application/json")
+    return Response(type_adapter(kind).dump_json(value), status, headers, media_type="application/json")
 
 
 def etag_of(if_match: str | None) -> str | None:
@@ -184,7 +184,7 @@ def _known_keys(request: Request, error: Mapping[str, Any]) -> str:
     return did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})

@@ -19,7 +19,7 @@ from gpumond.serve.authentication import (
     admit,
     bearer_token,
     count_failure,
-    user,
+    counted_user,
 )
 from gpumond.serve.authorization import caller_with
 from gpumond.serve.routes import Router, described, json_response
@@ -96,7 +96,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     401: the code doesn't exist, has expired, or was used before. 429: ten wrong codes or tokens within a minute.
     """
     tokens: Tokens = request.app.state.tokens
-    who, now = user(request.scope), tokens.clock()
+    who, now = counted_user(request.scope), tokens.clock()
     admit(tokens.failures, who, now, "too many wrong codes")
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:

@@ -42,7 +42,7 @@ class OutOfMemory(MemoryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class DeviceSpec:
     """The properties of a device. ``context_bytes``: the cost of every process before it allocates anything.
 
     The idle values are those of an unused device; the values that processes publish are added to them.
@@ -60,7 +60,7 @@ class Spec:
     can_suspend: bool = False
 
 
-class Damaged(GpumondError):
+class DamagedDevice(GpumondError):
     """The device's directory is missing, or contains invalid data."""
 
 
@@ -70,11 +70,11 @@ class SimDevice:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
 
-    def spec(self) -> Spec:
+    def spec(self) -> DeviceSpec:
         try:
-            return from_json(Spec, (self.directory / "card.json").read_bytes())
+            return from_json(DeviceSpec, (self.directory / "card.json").read_bytes())
         except (OSError, ProtocolError) as error:
-            raise Damaged(f"{self.directory / 'card.json'}: {error}") from error
+            raise DamagedDevice(f"{self.directory / 'card.json'}: {error}") from error
 
     def attach(self) -> Context:
         """Return this process's context on the device, the same one until it is closed. Raises OutOfMemory."""
@@ -92,7 +92,7 @@ class SimDevice:
             with self._open() as lock:
                 records = self._recount(lock)
         except (OSError, ValueError, TypeError) as error:
-            raise Damaged(f"{self.directory}: {error}") from error
+            raise DamagedDevice(f"{self.directory}: {error}") from error
         used = sum(record.used_bytes for record in records) + self._orphaned()
         return DeviceReading(
             uuid=spec.uuid,
@@ -312,7 +312,7 @@ class Context:
         self._lock = self._file = -1
 
 
-def create(directory: str | os.PathLike[str], spec: Spec) -> SimDevice:
+def create(directory: str | os.PathLike[str], spec: DeviceSpec) -> SimDevice:
     """Create an empty device in a directory that does not exist yet."""
     device = SimDevice(directory)
     (device.directory / "processes").mkdir(parents=True)
@@ -335,7 +335,7 @@ FULL_SECONDS = 0.1
 
 
 class SimDriver:
-    """The driver of simulated devices for the helper of `gpumond suspend`: the states of cuCheckpointProcess*.
+    """The driver of simulated devices, for checkpoint processes: the states of cuCheckpointProcess*.
 
     The copy takes no time, and its bytes exist only as numbers. A program that uses several devices is suspended on all
     of them. ``devices``: those below ``root`` that the process uses, and whose programs can be suspended.
@@ -399,7 +399,7 @@ class _Record:
     """Utilization ratio, degrees Celsius, watts."""
 
 
-def _sensors(spec: Spec, published: list[list[float | None]]) -> Sensors:
+def _sensors(spec: DeviceSpec, published: list[list[float | None]]) -> Sensors:
     idle = [None, spec.idle_celsius, spec.idle_watts]
     columns = ([value for value in column if value is not None] for column in zip(idle, *published, strict=True))
     utilization, celsius, watts = (sum(values) if values else None for values in columns)

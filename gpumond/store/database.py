@@ -133,7 +133,7 @@ class Database:
             self._logged = audit.log_entries(db, self._logged)
         return done, changed
 
-    def set_aside(self) -> tuple[str, ...]:
+    def corrupt_files(self) -> tuple[str, ...]:
         """Return the names of corrupt files in the directory."""
         found = self.path.parent.glob(f"{self.path.name}.corrupt-*")
         return tuple(sorted(path.name for path in found if not path.name.endswith(FILES[:-1])))

@@ -32,7 +32,7 @@ from gpumond.host.peer import counted_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import ADMINISTRATORS, AuditEntry, canonical
 from gpumond.store.database import Database, Worker
-from gpumond.store.table import RowDecoder, coarse_text, from_text, stored_notification, text, to_text
+from gpumond.store.table import RowDecoder, checked_text, coarse_text, from_text, stored_notification, to_text
 from gpumond.tick.history import CoarseSeries, History
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class Store:
         """Return the newest receipts, oldest first."""
         return (await self._values("receipts", Receipt, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
-    def keep(
+    def keep_alerts(
         self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], over: Sequence[Alert] = ()
     ) -> Awaitable[None]:
         """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
@@ -243,7 +243,7 @@ class Store:
 
         return self._settle(self._submit(keep))
 
-    async def kept(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
+    async def kept_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
         return await self._values("alerts", StoredAlert), self._database.before
 
@@ -311,7 +311,7 @@ class Store:
         notices, known = await self.run(load)
         return (
             self.rows.read("notices", notices, stored_notification),
-            self.rows.read("told", known, lambda receiver, body: (text(receiver), from_text(Alert, body))),
+            self.rows.read("told", known, lambda receiver, body: (checked_text(receiver), from_text(Alert, body))),
         )
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -343,7 +343,7 @@ class Store:
     async def _write_heartbeat(self) -> None:
         def beat(db: sqlite3.Connection) -> tuple[str, ...]:
             self._live(db)
-            return self._database.set_aside()
+            return self._database.corrupt_files()
 
         with suppress(StoreUnavailable):  # the store has logged it
             self._set_aside = await self.run(beat)

@@ -69,7 +69,7 @@ class RowDecoder:
         ]
 
 
-def text(value: object) -> str:
+def checked_text(value: object) -> str:
     """Return the text. Raises TypeError or ValueError for a value that isn't UTF-8 text."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} isn't text")
@@ -78,7 +78,7 @@ def text(value: object) -> str:
 
 
 def stored_notification(receiver: object, seq: object, kind: object, body: object) -> Notification:
-    key = adapter(tuple[str, int, NotificationKind]).validate_python((receiver, seq, kind))
+    key = type_adapter(tuple[str, int, NotificationKind]).validate_python((receiver, seq, kind))
     return Notification(key[0], key[1], key[2], from_text(Alert, body))
 
 
@@ -86,12 +86,12 @@ def from_text(kind: type[T], body: object) -> T:
     """Decode JSON in UTF-8. Raises ValueError if it is not a value of this type; keys that this version does not know
     are left out, since a newer one may have written them.
     """
-    value: T = adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
+    value: T = type_adapter(kind).validate_json(body)  # type: ignore[arg-type]  # it raises ValueError for other values
     return value
 
 
 @cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
+def type_adapter(kind: Any) -> TypeAdapter[Any]:
     """Return the decoder of a type, made at the first use: most stores contain few kinds of rows at the start."""
     return TypeAdapter(kind)
 
@@ -123,7 +123,7 @@ class Transactions(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Actions:
+class AuditActions:
     """Actions of a table's changes in the audit. Changes with an empty one are not recorded."""
 
     create: str = ""
@@ -164,7 +164,7 @@ class Table(Generic[V]):
         part: tuple[str, str] | None = None,
         etag: bool = False,
         valid: Callable[[V], bool] = lambda value: True,
-        actions: Actions = Actions(),
+        actions: AuditActions = AuditActions(),
     ) -> None:
         self._store, self._name, self._kind, self._key = store, name, kind, key
         self._valid, self._actions, self._etag = valid, actions, etag
@@ -265,7 +265,7 @@ class Table(Generic[V]):
             raise ValueError("its name differs from the name in its body")
         if not self._valid(value):
             raise ValueError("a part of it is missing or invalid")
-        return Row(text(name), value, text(etag))
+        return Row(checked_text(name), value, checked_text(etag))
 
 
 def _plain_value(value: Any) -> Any:

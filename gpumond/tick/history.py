@@ -111,7 +111,7 @@ class History:
         self._born = 0
         self._samples = MAX_SAMPLES if pace == 1 else int(MAX_SAMPLES * pace / ACCELERATED_SECONDS)
 
-    def unix(self, at: float) -> float:
+    def to_unix(self, at: float) -> float:
         """Convert a time of this clock to Unix time."""
         return self.taken_at - (self.now - at) / self.pace
 
@@ -189,13 +189,13 @@ class History:
         if fitting:
             length, times = TIERS[fitting[-1]].seconds / self.pace, found.times(fitting[-1])
             columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
-            if until > self.unix(found.open_since(fitting[-1])):
+            if until > self.to_unix(found.open_since(fitting[-1])):
                 running = found.open_row(fitting[-1])
         near = self._within(times, since - length, until)
         rows: Iterable[tuple[float, ...]] = zip(times[near], *(column[near] for column in columns), strict=True)
         if running is not None:
             rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
-        points = (Point(self.unix(at), low, median, high) for at, low, median, high in rows if median == median)
+        points = (Point(self.to_unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if since <= point.at + length and point.at < until)
 
     def shares(
@@ -249,7 +249,7 @@ class History:
         samples = resolution is None or resolution < TIERS[0].seconds
         for key, each in series:
             oldest = at - GAP_RATIO * each.sample_interval / self.pace if samples else at
-            points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.unix(each.ended) else ()
+            points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.to_unix(each.ended) else ()
             if points:
                 yield key, each, points[-1]
 
@@ -313,13 +313,13 @@ class History:
             )
             for place in range(len(TIERS))
         )
-        blocks = tuple((self.unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER].each())
+        blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER].each())
         uuid, process = key
         return CoarseSeries(
             device_uuid=uuid,
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
-            born_at=self.unix(series.born),
+            born_at=self.to_unix(series.born),
             records=records,
             blocks=blocks,
         )

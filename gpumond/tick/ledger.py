@@ -329,7 +329,7 @@ def _next(known: Overhead, report: AgentReport, count: int, elapsed: float) -> O
     return replace(known, parts=(*known.parts, part), rest_bytes=size, unsettled=())
 
 
-def parts(overhead: Overhead | None, size: int | None) -> tuple[tuple[str, int], ...] | None:
+def overhead_parts(overhead: Overhead | None, size: int | None) -> tuple[tuple[str, int], ...] | None:
     """Return names and bytes of the parts of an overhead of ``size`` bytes, which are their sum; None if unknown."""
     if overhead is None or size is None or not overhead.parts:
         return None

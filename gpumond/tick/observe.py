@@ -76,7 +76,7 @@ def detect_suspensions(
         suspensions += own
         if report.suspended or own:
             returned = {each.device_uuid for each in own if _has_returned(each, devices)}
-            pools = unmapped(report.pools, {each.device_uuid for each in own} - returned)
+            pools = as_unmapped(report.pools, {each.device_uuid for each in own} - returned)
             report = replace(report, pools=pools, suspended=any(each.confirmed for each in own))
         if own or report.key in reporting:
             checked.append(report)
@@ -138,7 +138,7 @@ def _unattributed(device: DeviceReading) -> int | None:
     return device.used_bytes - sum(count for count in device.counts.values() if count is not None)
 
 
-def unmapped(pools: Sequence[PoolUsage], uuids: Collection[str]) -> tuple[PoolUsage, ...]:
+def as_unmapped(pools: Sequence[PoolUsage], uuids: Collection[str]) -> tuple[PoolUsage, ...]:
     """Return the pools, with all bytes of those on these devices as unmapped ones."""
     return tuple(
         replace(

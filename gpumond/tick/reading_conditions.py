@@ -30,7 +30,7 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     if without_pid:
         yield Condition(None, "agent_pid_unknown", _names(without_pid))
     for device in snapshot.devices:
-        for kind in of_device(device):
+        for kind in device_conditions(device):
             part = device.partition_bytes if kind == "memory_partition" else None
             yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {human(part)}")
     own = {each.key for each in snapshot.suspended_programs}
@@ -103,7 +103,7 @@ def _of_excess(excess: ExcessClaim) -> Condition:
     return Condition(excess.device_uuid, "unmapped_estimated", detail)
 
 
-def of_device(device: DeviceReading) -> Iterator[str]:
+def device_conditions(device: DeviceReading) -> Iterator[str]:
     if device.missed_readings >= MISSED_LIMIT:
         return  # all values are unknown
     if device.unified:

@@ -13,7 +13,7 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, names
+from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, short_names
 from gpumond.top.dialogs import (
     ColumnDialog,
     FlushDialog,
@@ -29,15 +29,15 @@ from gpumond.top.screen import (
     HistoryChart,
     Panel,
     Screen,
-    described,
-    drawn,
+    all_notices,
+    chart_lines,
+    detail_lines,
     edited,
     extended,
     help_lines,
+    notices_in_full,
     read_history,
     read_utilization,
-    remarks,
-    remarks_in_full,
 )
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import (
@@ -72,7 +72,7 @@ class Top:
         columns: Sequence[str] = (),
     ) -> None:
         urls = [daemon.url for daemon in daemons]
-        self.connections = [DaemonConnection(*each) for each in zip(daemons, names(urls), strict=True)]
+        self.connections = [DaemonConnection(*each) for each in zip(daemons, short_names(urls), strict=True)]
         self.terminal, self.colors, self.device = Terminal(), colors_of(os.environ), device
         self.monochrome = self.colors == "none"
         self.requests = Requests(self.terminal.wake)
@@ -220,7 +220,7 @@ class Top:
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        return drawn(self.past, subject[1] if named else "", width, rows, self.screen.monochrome)
+        return chart_lines(self.past, subject[1] if named else "", width, rows, self.screen.monochrome)
 
     def _draw(self) -> None:
         self._refresh()
@@ -253,7 +253,7 @@ class Top:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
         concerned = self.shown and view_of_device(self.shown, self.device)
-        return remarks_in_full(remarks(concerned, self._notices()), width, completed)
+        return notices_in_full(all_notices(concerned, self._notices()), width, completed)
 
     # keys and mouse
 
@@ -391,11 +391,11 @@ class Top:
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a GPU")]]
         row = replace(rows[0], host=self.vitals.read([key[1]]).get(key[1]))
-        free = self.terminal.size()[1] - 4 - len(described(row, (), width))
+        free = self.terminal.size()[1] - 4 - len(detail_lines(row, (), width))
         chart = (
             self._chart(width, max(DETAIL_CHART_ROWS, free), named=False) if self.past and self.past.of == key else []
         )
-        return described(row, chart, width)
+        return detail_lines(row, chart, width)
 
     def _targets(self) -> list[ProcessRow]:
         """Return the marked processes, else those of the row under the cursor; one row for each process."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from gpumond.facts.errors import DaemonError, GpumondError
-from gpumond.facts.units import clock, duration
+from gpumond.facts.units import clock_text, duration_text
 from gpumond.host.http import LOCAL_HOSTS
 from gpumond.view.frame import CheckedFrame, View, merged, view
 from gpumond.view.notices import FrameNotice
@@ -100,8 +100,8 @@ class ConnectionState:
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
             known = self.seq is not None
-            title = f"no response since {clock(wall - silence)}" if known else "the daemon doesn't respond"
-            detail = self.error or f"no response for {duration(silence)}"
+            title = f"no response since {clock_text(wall - silence)}" if known else "the daemon doesn't respond"
+            detail = self.error or f"no response for {duration_text(silence)}"
             values = " These are the last values." if known and not several else ""
             text = f"{detail}.{values} Retrying every second."
             return FrameNotice("bad", title, text, full_in=0.0)
@@ -112,7 +112,7 @@ class ConnectionState:
         stale = now - self.fresh_at
         if stale > max(STALE_SECONDS, STALE_INTERVALS * self.interval_seconds):
             return FrameNotice(
-                "bad", f"no update for {duration(stale)}", "the daemon responds, but has stopped taking readings"
+                "bad", f"no update for {duration_text(stale)}", "the daemon responds, but has stopped taking readings"
             )
         return None
 
@@ -152,7 +152,7 @@ class DaemonConnection:
         return replace(notice, title=f"{self.name}: {notice.title}") if notice and named else notice
 
 
-def names(urls: Sequence[str]) -> list[str]:
+def short_names(urls: Sequence[str]) -> list[str]:
     """Return a short name for each daemon: its host, with the port if another daemon has the same host."""
     parts = [urlsplit(url) for url in urls]
     hosts = [each.hostname or url for each, url in zip(parts, urls, strict=True)]

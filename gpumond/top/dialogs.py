@@ -13,9 +13,9 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import duration, human, plural
+from gpumond.facts.units import duration_text, human, plural
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, refusal, send
+from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, send_signal, signal_refusal
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
@@ -378,7 +378,7 @@ class SilenceDialog:
                 return
             id = plain(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
-            self.result = f"silence {id} of {subject} for {duration(SILENCE_SECONDS)}; {ends}"
+            self.result = f"silence {id} of {subject} for {duration_text(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post(SILENCES, body, TIMEOUT_SECONDS), receive)
@@ -395,7 +395,7 @@ class SilenceDialog:
         return [
             *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
             [],
-            *wrapped_line([Span(f"Silence {self._subject()} for {duration(SILENCE_SECONDS)}?", "bold")], width),
+            *wrapped_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "required"),
             *wrapped_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
         ]
@@ -412,7 +412,7 @@ class SignalDialog:
         self.panel = Panel(self._lines, ("n",), {**selection_keys(self._select), "y": self._confirm}, self._hints)
         self.rows = rows
         self.signal = 0
-        self.results = [refusal(row, local) for row, local in rows]
+        self.results = [signal_refusal(row, local) for row, local in rows]
         self.ready = not all(self.results)
 
     def _hints(self) -> Hints:
@@ -424,7 +424,7 @@ class SignalDialog:
     def _confirm(self) -> None:
         if self.ready:
             self.ready = False
-            self.results = [send(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+            self.results = [send_signal(row, local, SIGNALS[self.signal]) for row, local in self.rows]
 
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = []

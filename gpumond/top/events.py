@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.units import clock
+from gpumond.facts.units import clock_text
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.dialogs import selection_keys
 from gpumond.top.screen import Hints, Panel
@@ -46,7 +46,7 @@ class EventsDialog:
         self.requests, self.daemon, self.uuid, self.gpus = requests, daemon, uuid, gpus
         label = gpus.get(uuid or "")
         of = f" of GPU {label}" if label else f" of {name}" if name else ""
-        self.title = f"events{of} until {clock(time.time())}, newest first"
+        self.title = f"events{of} until {clock_text(time.time())}, newest first"
         self.groups: list[list[Mapping[str, Any]]] = []
         self.remedies: list[str] = []
         self.chosen = 0
@@ -130,7 +130,7 @@ class EventsDialog:
         group, now = self.groups[at], time.time()
         chosen = at == self.chosen
         alike = [each for each in group if repeat_key(each) == repeat_key(group[0])]
-        text = entry(group if chosen else alike, lambda at: clock(at, now).removesuffix(" UTC"))
+        text = entry(group if chosen else alike, lambda at: clock_text(at, now).removesuffix(" UTC"))
         if chosen:
             yield from ([Span(line, "chosen")] for line in wrapped_text(text, width).split("\n"))
         else:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
 from gpumond.host.files import replace_file
-from gpumond.host.machine import TICKS_PER_SECOND, find_process, process_start, read_head, start_of, stat_fields
+from gpumond.host.machine import TICKS_PER_SECOND, find_process, parse_start, process_start, read_head, stat_fields
 from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
 from gpumond.view.tables import share_cells
 from gpumond.view.text import Line, Span, bar, cut, padded, size, width_of
@@ -36,7 +36,7 @@ EXACT = ("gpu", "pid")
 TERM = re.compile(r"(\w+):(.*)")
 
 
-def matching(rows: Iterable[ProcessRow], words: str) -> list[ProcessRow]:
+def matching_rows(rows: Iterable[ProcessRow], words: str) -> list[ProcessRow]:
     """Return the rows that match all words: ``train`` in any text, ``user:root`` in one field, ``-train`` in none."""
     tests = [_test(word) for word in words.lower().split()]
     return [row for row in rows if all(test(row) for test in tests)]
@@ -197,7 +197,7 @@ class SortOrder:
         return SortOrder(column, column == self.column and not self.reverse)
 
 
-def empty(rows: Sequence[ProcessRow]) -> set[str]:
+def empty_columns(rows: Sequence[ProcessRow]) -> set[str]:
     """Return the names of the columns of `HIDEABLE` that say nothing; none without a row."""
     if not rows:
         return set()
@@ -226,7 +226,7 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
 
 def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
     """Return the sorted rows that match the filter. Equal rows are ordered by pid."""
-    found = matching(rows, words)
+    found = matching_rows(rows, words)
     column = next(column for column in COLUMNS if column.name == order.column)
     found.sort(key=lambda row: (row.pid, row.key[0]))
     found.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
@@ -243,7 +243,7 @@ def laid_out(
     shown = [*rows]
     longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
-    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty(shown) - {*filled}
+    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty_columns(shown) - {*filled}
     columns = fitting(width - 1 - more, without)
     spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
@@ -367,7 +367,7 @@ class ProcessList:
         """Replace the rows."""
         self.rows = [*table_rows(rows, self.order, self.words, self.by, self.opened, lineage)]
         if self.rows:
-            self._filled |= {*HIDEABLE} - empty([row.process for row in self.rows])
+            self._filled |= {*HIDEABLE} - empty_columns([row.process for row in self.rows])
         keys = [row.key for row in self.rows]
         if self._key in keys:
             self._cursor = keys.index(self._key)
@@ -474,7 +474,7 @@ def grouped(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
 def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     """Return one row for several processes. The sum of values that are all unknown is unknown."""
     first = members[0]
-    notable = [row for row in members if row.notable]
+    notable = [row for row in members if row.is_notable]
     verdict = _common_value(
         {row.status for row in notable or members if row.status}, f"{len(notable)} affected" if notable else ""
     )
@@ -609,7 +609,7 @@ def _vitals(
 ) -> tuple[float, int, HostFacts] | None:
     try:
         fields = stat_fields(read_head(f"{PROC}/{key.pid}/stat"))
-        if start_of(fields).start_ticks != key.start_ticks:
+        if parse_start(fields).start_ticks != key.start_ticks:
             return None
         uptime = float(read_head(f"{PROC}/uptime").split()[0])
         command = before[2].command if before else _command(key.pid)
@@ -618,7 +618,7 @@ def _vitals(
     except (OSError, ValueError, IndexError):
         return None
     cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
-    age = uptime - start_of(fields).start_ticks / TICKS_PER_SECOND
+    age = uptime - parse_start(fields).start_ticks / TICKS_PER_SECOND
     return now, spent, HostFacts(command, max(0.0, age), resident, cpu)
 
 
@@ -646,7 +646,7 @@ def _name(pid: int) -> str:
         return "?"
 
 
-def refusal(row: ProcessRow, local: bool) -> str:
+def signal_refusal(row: ProcessRow, local: bool) -> str:
     """Return why a process receives no signal from here; empty if it may.
 
     ``local``: its daemon may be on this machine.
@@ -657,14 +657,14 @@ def refusal(row: ProcessRow, local: bool) -> str:
     return "" if found[1] == os.geteuid() else "the program isn't yours"
 
 
-def send(row: ProcessRow, local: bool, name: str) -> str:
+def send_signal(row: ProcessRow, local: bool, name: str) -> str:
     """Send a signal to a process and return the result. No other process receives it, even if the pid is reused."""
     try:
         process = os.pidfd_open(row.pid)
     except OSError as error:
         return f"not sent: {error.strerror}"
     try:
-        if reason := refusal(row, local):  # of the process that the descriptor refers to
+        if reason := signal_refusal(row, local):  # of the process that the descriptor refers to
             return f"not sent: {reason}"
         signal.pidfd_send_signal(process, signal.Signals[name])
     except OSError as error:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import clock, duration, human, plural
+from gpumond.facts.units import clock_text, duration_text, human, plural
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View, view_of_device
@@ -23,10 +23,10 @@ from gpumond.view.text import (
     Line,
     Span,
     StackCell,
-    block,
-    cells,
+    block_character,
     clipped,
-    stack,
+    display_width,
+    stacked_chart,
     width_of,
     wrapped_line,
 )
@@ -83,7 +83,7 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
     return replace(past, until=view.taken_at, points=(*kept, point))
 
 
-def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
+def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
     """Return a line of text and ``rows`` lines of a chart with the largest value, and with its times if it is large.
 
     The chart begins at the first point.
@@ -93,7 +93,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
     start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
-    length = duration(past.until - start)
+    length = duration_text(past.until - start)
     head = [Span(f"{name}used in the last {length}: {limits}")]
     head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
@@ -102,7 +102,7 @@ def drawn(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
-    chart = stack(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
+    chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
     labels = [human(max(sums)), *[""] * (len(chart) - 2), "0"]
     scaled = (
         [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
@@ -118,15 +118,15 @@ TIMED_ROWS = 4
 
 
 def _times(start: float, until: float, width: int) -> Line:
-    begin, end = clock(start), clock(until)
-    gap = " " * max(1, width - LABEL - cells(begin + end))
+    begin, end = clock_text(start), clock_text(until)
+    gap = " " * max(1, width - LABEL - display_width(begin + end))
     return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
 
 
 def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
-        return [Span("".join(map(block, row)))]
+        return [Span("".join(map(block_character, row)))]
     return [_piece(cell, len([*same])) for cell, same in groupby(row)]
 
 
@@ -185,10 +185,15 @@ class SensorHistory:
         if not curves:
             return []
         start, until = min(own[0][0] for _, own, _ in curves), points[-1][0]
-        line = [Span(f"last {duration(round(until - start, -1) or until - start)}: ", "dim")]
+        line = [Span(f"last {duration_text(round(until - start, -1) or until - start)}: ", "dim")]
         each = (width - width_of(line)) // len(curves)
         for title, own, top in curves:
-            curve = "".join(map(block, stack(own, start, until, max(1, each - cells(title) - 2), 1, top)[0]))
+            curve = "".join(
+                map(
+                    block_character,
+                    stacked_chart(own, start, until, max(1, each - display_width(title) - 2), 1, top)[0],
+                )
+            )
             line += [Span(title, "dim"), Span(f"{curve}  ")]
         return [line]
 
@@ -287,7 +292,7 @@ WITHOUT_AGENT = (
 TERM = 11
 
 
-def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
+def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
     lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
@@ -301,7 +306,7 @@ def described(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line
     terms += [("user", row.user)] if row.user else []
     if row.host:
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
-        terms.append(("runs", f"{row.host.command} (for {duration(row.host.age_seconds)}{cpu})"))
+        terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", human(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
         lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
@@ -382,12 +387,12 @@ class Screen:
         concerned = shown and view_of_device(shown, device)
         estimate = estimate_line(concerned, width)
         entry = filter_line(table.words, filtering)
-        about = [*remarks(None if silent else concerned, notices)]
+        about = [*all_notices(None if silent else concerned, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
             "filter": len(entry),
-            "remarks": remark_rows(height + 2),
+            "remarks": notice_rows(height + 2),
         }
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
@@ -405,7 +410,7 @@ class Screen:
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
         blank: list[Line] = [[]] * (room["table"] - len(rows))
-        lowest = remark_lines(about, width, room["remarks"])
+        lowest = notice_lines(about, width, room["remarks"])
         none: list[Line] = [[]] * (room["remarks"] - len(lowest))
         facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
         facts = [*map(dimmed, facts)] if silent else facts
@@ -430,7 +435,7 @@ def dimmed(line: Line) -> Line:
 def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
     """Return the whole screen: head, body, and the message or else the keys."""
     last = [Span(message, "bold")] if message else hint_line(hints, width)
-    return [padded(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)][:height]
+    return [padded_line(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)][:height]
 
 
 def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
@@ -464,7 +469,7 @@ def chart_rows(rows: int, free: int) -> int:
     return 2 if rows < LARGE_ROWS else max(int(rows * CHART_RATIO), min(free, int(rows * FREE_CHART_RATIO)))
 
 
-def remark_rows(rows: int) -> int:
+def notice_rows(rows: int) -> int:
     """Return the lines of the notices on a screen of that many rows."""
     return max(2, int(rows * REMARKS_RATIO))
 
@@ -485,7 +490,7 @@ def head_line(
     address = ", ".join(each.name for each in connections) if several else url
     line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
-    at = [Span(f"  {clock(view.taken_at)}")] if view else []
+    at = [Span(f"  {clock_text(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
     begin = Span("gpumond")
     room = max(MIN_ADDRESS, width - width_of([begin, *line, *at]) - 1)
@@ -535,7 +540,7 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
     text = flush_estimate(view)
     first = text.partition(";")[0]
     versions = (text, first, re.sub(" of .* would", " would", first))
-    return [[Span(next((each for each in versions if cells(each) <= width), versions[-1]))]]
+    return [[Span(next((each for each in versions if display_width(each) <= width), versions[-1]))]]
 
 
 def filter_line(words: str, active: bool) -> list[Line]:
@@ -575,9 +580,9 @@ def text_window(lines: Sequence[Line], height: int, first: int) -> tuple[list[Li
     return [*lines[first : first + height]], first
 
 
-def padded(line: Line, width: int, style: str) -> Line:
+def padded_line(line: Line, width: int, style: str) -> Line:
     """Return the line in one style over the whole width."""
-    rest = width - sum(cells(piece.text) for piece in line)
+    rest = width - sum(display_width(piece.text) for piece in line)
     return [
         *(piece if piece.style else piece._replace(style=style) for piece in line),
         Span(" " * max(0, rest), style),
@@ -587,7 +592,7 @@ def padded(line: Line, width: int, style: str) -> Line:
 STYLES = {"bad": "bad", "warn": "warn", "note": ""}
 
 
-def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
+def all_notices(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
     """Yield all notices, those about the connections first."""
     yield from connections
     if view is None:
@@ -606,7 +611,7 @@ def remarks(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[F
         yield FrameNotice("note", f"{plural(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
 
 
-def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
+def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
     """Return the notices in at most ``rows`` lines, the most severe first, then that of the GPU that is full soonest.
 
     Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
@@ -625,7 +630,7 @@ def remark_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
             spare -= len(full) - 1
             lines += full
         else:
-            line = _styled(first, *in_one_line(*first.split_subject, first.advice, width - cells(more)))
+            line = _styled(first, *in_one_line(*first.split_subject, first.advice, width - display_width(more)))
             lines.append([*line, Span(more)] if more else line)
     return lines
 
@@ -635,7 +640,7 @@ def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
     of_kind = f"  {kind}: {others} more" if others else ""
     more = of_kind + (f"  {hidden} more: press a" if hidden else "")
-    return more if 2 * cells(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
+    return more if 2 * display_width(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
 
 
 def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
@@ -665,25 +670,27 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     step = LEFT_OUT.sub("", steps[0] if steps else "")
     command = COMMAND.search(step)
     fact, last = "".join(shorter[:1]), command[0] if command else ""
-    clause, room = _first_clause(fact), width - cells(name)
+    clause, room = _first_clause(fact), width - display_width(name)
     versions += [(name, [*shorter[:count], last]) for count in range(len(shorter), 1, -1) if last]
     if full := FULL.search(text):
-        words = _words_of(clause, room - cells(full[0]) - 2)
+        words = _words_of(clause, room - display_width(full[0]) - 2)
         least = [words, full[0]] if words else [f": {full[0]}"]
         ends = [clause, full[0], last], [clause, full[0]], least
         versions = [each for each in versions if full[0] in "; ".join(each[1])] + [(name, end) for end in ends]
     versions.append((name, [fact, step]))
     if last:
         versions += [(name, [fact, last]), (name, [clause, last])]
-        words = _words_of(fact, room - cells(last) - 2)
+        words = _words_of(fact, room - display_width(last) - 2)
         versions += [(name, [words, last])] if words else []
     versions += [] if last else [(name, [clause, step])]
-    longest = max((each for each in (_words_of(fact, room), clause) if cells(each) <= room), key=cells, default="")
+    longest = max(
+        (each for each in (_words_of(fact, room), clause) if display_width(each) <= room), key=display_width, default=""
+    )
     versions += [(subject, facts[:1]), (name, shorter[:1]), (name, [longest])]
     lines = [
         (each, f"{'' if facts else ': '}{'; '.join(filter(None, parts))}") for each, parts in versions if any(parts)
     ]
-    return next((line for line in lines if cells("".join(line)) <= width), (lines or [(subject, "")])[-1])
+    return next((line for line in lines if display_width("".join(line)) <= width), (lines or [(subject, "")])[-1])
 
 
 def _first_clause(text: str) -> str:
@@ -694,12 +701,12 @@ def _first_clause(text: str) -> str:
 def _words_of(text: str, width: int) -> str:
     """Return the words of a text that fit, with an ellipsis after them."""
     words = text.split(" ")
-    while words and (cells(" ".join(words)) + 1 > width or not words[-1].rstrip(",").isalpha()):
+    while words and (display_width(" ".join(words)) + 1 > width or not words[-1].rstrip(",").isalpha()):
         words.pop()  # no number without its unit
     return f"{' '.join(words).rstrip(',')}…" if words else ""
 
 
-def remarks_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
+def notices_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
     """Return all notices by kind, the worst first, with their texts. ``completed`` completes the commands of a text."""
     lines: list[Line] = []
     for group in grouped(sorted(notices, key=_rank)):

@@ -17,8 +17,8 @@ from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
-from gpumond.facts.units import duration, human
-from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck, verdicts
+from gpumond.facts.units import duration_text, human
+from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck_processes, verdicts
 from gpumond.view.rows import (
     DeviceRow,
     Key,
@@ -27,11 +27,11 @@ from gpumond.view.rows import (
     devices,
     earlier_requests,
     grant_sentences,
-    held_by,
+    held_by_sentence,
     plain,
     process_of,
     processes,
-    reclaimable,
+    reclaimable_bytes,
     request_advice,
     requester,
     requests_ahead,
@@ -58,7 +58,7 @@ class CheckedFrame(dict[str, Any]):
     """The JSON object of a frame. Keys that this version does not know are absent."""
 
 
-def decoded(status: int, body: bytes) -> Any:
+def decode_response(status: int, body: bytes) -> Any:
     """Return the JSON of a 2xx, or None. Raises DaemonError, with the problem document of other statuses."""
     accepted = 200 <= status < 300
     try:
@@ -217,10 +217,10 @@ def view(answer: object) -> View:
         verdicts=tuple(verdicts(frame)),
         stuck=tuple(
             FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400), e.device_uuid)
-            for e in stuck(frame["processes"])
+            for e in stuck_processes(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
-        reclaimable_bytes=reclaimable(lines, refusing),
+        reclaimable_bytes=reclaimable_bytes(lines, refusing),
         refused_bytes=sum(line["used_bytes"] for line in cached_lines(lines) if process_of(line) in refusing),
     )
 
@@ -245,11 +245,11 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
     for request in frame["queue"]:
         who = requester(request)
         before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
-        lasted = duration(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
+        lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
             f"{who} has been waiting {lasted} for {human(request['need_bytes'])} on {device}{before}{_missing(request)}"
-        ) + (f"; {holders}" if (holders := held_by(request, device)) else "")
+        ) + (f"; {holders}" if (holders := held_by_sentence(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.view.text import safe
 
 WIDTH, HEIGHT = 860.0, 200.0
@@ -126,8 +126,8 @@ def curve(
         drawn = part if len(part) > 1 else part * 2  # a single point is a dot
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
         shapes.append(f'<polyline class="curve" points="{path}"/>')
-    shapes += _dates(begin, end, x) if span else _ends("0 s", duration(end - begin))
-    return _svg(HEIGHT, f"memory over {duration(end - begin)}, at most {human(highest)}", shapes)
+    shapes += _dates(begin, end, x) if span else _ends("0 s", duration_text(end - begin))
+    return _svg(HEIGHT, f"memory over {duration_text(end - begin)}, at most {human(highest)}", shapes)
 
 
 COLORS = ("#1f6feb", "#d1751f", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#1b7c83", "#cf222e")
@@ -157,7 +157,7 @@ def areas(times: Sequence[float], curves: Sequence[tuple[str, Sequence[float | N
         row = HEIGHT + 14 * number
         shapes.append(f'<rect x="{LEFT:g}" y="{row:g}" width="10" height="10" fill="{color}"/>')
         shapes.append(f'<text x="{LEFT + 16:g}" y="{row + 9:g}">{text(name)}</text>')
-    seconds = duration(end - begin)
+    seconds = duration_text(end - begin)
     shapes.append(f'<text x="{LEFT:g}" y="{HEIGHT - 5:g}">{text(seconds)} before</text>')
     shapes.append(f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 5:g}" text-anchor="end">the error</text>')
     return _svg(HEIGHT + 14 * len(stacked) + 4, f"memory by program over {seconds}", shapes)

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import apart, human
+from gpumond.facts.units import distinct_size_texts, human
 from gpumond.view.text import fitting_table, moment, size
 
 NOT_FOUND = 404
@@ -108,7 +108,7 @@ def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str,
 
 
 def _used(before: int | None, after: int | None) -> tuple[str, str]:
-    return (size(before), size(after)) if before is None or after is None else apart(before, after)
+    return (size(before), size(after)) if before is None or after is None else distinct_size_texts(before, after)
 
 
 def _key(entry: Entry) -> tuple[str, int | None, int | None]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.alerts import AGAIN, OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
-from gpumond.facts.units import duration, human, listed
+from gpumond.facts.units import duration_text, human, listed
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
 from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
 
@@ -111,7 +111,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         if not firing and severity(alert) == INFO:
             continue
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
-        age = f"for {duration(max(0.0, frame['snapshot']['taken_at'] - since))}"
+        age = f"for {duration_text(max(0.0, frame['snapshot']['taken_at'] - since))}"
         silenced = ", silenced" if alert.get("silenced_by") else ""
         rule = plain(alert["rule"], 60)
         texts = dict(alert["annotations"])
@@ -198,7 +198,7 @@ class StuckProcess(NamedTuple):
     device_uuid: str | None
 
 
-def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
+def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
     """Yield the stuck ones of the API's processes. A process on several devices is yielded once, without a device."""
     named: set[ProcessKey] = set()
     each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
@@ -215,7 +215,7 @@ def stuck(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckProcess]:
         if kind == "holder" and process.get("orphaned"):
             states.append(_WORDS["orphaned"])
         if _is_idle(process):
-            states.append(f"has been idle for {duration(process['idle_seconds'])}")
+            states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
             states.append(f"uses {human(used)}")
         what = f"pid {process['pid']} ({program}{where}) {listed(states)}"

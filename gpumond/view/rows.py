@@ -9,11 +9,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import SHOWN_EARLIER, only_free
+from gpumond.facts.quota import SHOWN_EARLIER, only_free_clause
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder, largest_programs
-from gpumond.facts.units import duration, human, listed, plural
+from gpumond.facts.units import duration_text, human, listed, plural
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.text import cut
 
@@ -34,7 +34,7 @@ def kv_cache_bytes(engine: Engine, of_bytes: int | None) -> int | None:
     return stated if stated and not engine["sleeping"] and stated <= (of_bytes or 0) else None
 
 
-def holder(process: Mapping[str, Any]) -> str:
+def kv_cache_share(process: Mapping[str, Any]) -> str:
     """Return the share that contains the KV cache: without an agent all memory of a process is opaque."""
     return "opaque" if process["live_bytes"] is None else "live"
 
@@ -52,7 +52,7 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
         engine = engines.get(key)
         if engine is None or engine["sleeping"] or engine["kv_cache_used_ratio"] is None:
             continue
-        alone, share = parts[engine["name"]] == 1, process[f"{holder(process)}_bytes"]
+        alone, share = parts[engine["name"]] == 1, process[f"{kv_cache_share(process)}_bytes"]
         stated = kv_cache_bytes(engine, share) if alone else None
         size = "" if stated is None else f"{human(stated)}, "
         found[process["device_uuid"], key] = f"KV cache: {size}{engine['kv_cache_used_ratio']:.0%} in use"
@@ -176,7 +176,7 @@ class ProcessRow:
         return cut(self.status, width - len(end)) + end
 
     @property
-    def notable(self) -> bool:
+    def is_notable(self) -> bool:
         return bool(self.level)
 
     @property
@@ -237,7 +237,7 @@ def _subject(alert: Mapping[str, Any]) -> Key:
     return dict(alert["labels"]).get("uuid", ""), process_of(alert)
 
 
-def reclaimable(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
+def reclaimable_bytes(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
     held = cached_lines(lines)
     return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
@@ -274,7 +274,7 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
             overcount_bytes=overcounts.get(device["uuid"], 0),
             shares=_sums(lines),
             unmapped_bytes=unmapped[device["uuid"]],
-            reclaimable_bytes=reclaimable(lines, refusing),
+            reclaimable_bytes=reclaimable_bytes(lines, refusing),
             state=_device_state(device, frame["snapshot"]["source"]["reason"]),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
@@ -374,7 +374,7 @@ def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
     return {name: size for name, size in unused.items() if size > 0}
 
 
-def held_by(request: Mapping[str, Any], device: str) -> str:
+def held_by_sentence(request: Mapping[str, Any], device: str) -> str:
     """Return who holds or is granted most of the device that a request waits for; empty if nobody does."""
     holders = [
         plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
@@ -422,7 +422,7 @@ def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield, for each request that waits, a sentence about the largest programs on its device."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        if holders := held_by(request, index.get(request["device_uuid"], "its GPU")):
+        if holders := held_by_sentence(request, index.get(request["device_uuid"], "its GPU")):
             yield f"{requester(request)} is waiting; {holders}"
 
 
@@ -436,19 +436,22 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         used = grant["need_bytes"] - unused
         so_far = f"uses {human(used)} of it so far" if used else "isn't using it yet"
         granted = f"{human(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
-        yield f"{granted}, which {so_far}{only_free(unused, free)}"
+        yield f"{granted}, which {so_far}{only_free_clause(unused, free)}"
 
 
 def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
     """Return the state of a program that gpumond has suspended, such as ``suspended for 2 h; 60.0 GiB on the host;
     needs 61.2 GiB to resume (overhead included)``.
     """
-    suspended = duration(max(0.0, now - program["since"]))
+    suspended = duration_text(max(0.0, now - program["since"]))
     since = program.get("resume_since")
     if since is None:
         parts = [f"{_suspension_state(program)} for {suspended}"]
     else:
-        parts = [f"{_suspension_state(program)} for {duration(max(0.0, now - since))}", f"suspended for {suspended}"]
+        parts = [
+            f"{_suspension_state(program)} for {duration_text(max(0.0, now - since))}",
+            f"suspended for {suspended}",
+        ]
     if program["host_bytes"] is not None:
         parts.append(f"{human(program['host_bytes'])} on the host")
     parts.append(f"needs {human(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)")
@@ -459,7 +462,7 @@ def _suspension_state(program: Mapping[str, Any]) -> str:
     return "waiting to resume" if program["state"] == "waiting" else str(program["state"])
 
 
-def suspensions(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
+def suspension_sentences(frame: Mapping[str, Any]) -> dict[ProcessKey | None, str]:
     """Return the sentences of all programs that gpumond has suspended."""
     snapshot = frame["snapshot"]
     programs = snapshot.get("suspended_programs") or ()
@@ -487,7 +490,7 @@ def _firing(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, int]]:
 
 def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
-    suspended = suspensions(frame)
+    suspended = suspension_sentences(frame)
     moved = {process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()}
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
@@ -528,7 +531,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             unmapped_bytes=process.get("unmapped_bytes"),
             limit_bytes=process.get("limit_bytes"),
             overhead_parts=overhead_sentence(process),
-            kv_cache=(holder(process), kv_caches[key]) if key in kv_caches else None,
+            kv_cache=(kv_cache_share(process), kv_caches[key]) if key in kv_caches else None,
             verdict=plain(verdict, 20),
             alert="" if trouble else plain(alert, 20),
             status=plain(trouble or alert or verdict or state.partition(",")[0], 20),
@@ -576,7 +579,7 @@ def _facts(
     yield "quota", quota_sentence(process, report)
     shortage = process.get("reserve_shortage_bytes")
     yield "reserve", f"{human(shortage)} not available" if shortage else None
-    yield "idle for", duration(process["idle_seconds"]) if process["idle_seconds"] else None
+    yield "idle for", duration_text(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:
         yield "frameworks", ", ".join(report["frameworks"])
         yield (

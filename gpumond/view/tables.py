@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, duration, human, plural
+from gpumond.facts.units import GIB, duration_text, human, plural
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -17,9 +17,9 @@ from gpumond.view.text import (
     Span,
     ansi,
     bar,
-    cells,
     colors_of,
     cut,
+    display_width,
     fitting_table,
     output_width,
     padded,
@@ -60,8 +60,8 @@ def device_block(
     rows_each = ROWS_EACH * max(1.0, (2 + _legend_rows(width)) / 4)
     if len(view.devices) > 1 and len(view.devices) * rows_each > height:
         known = [device for device in view.devices if device.used_bytes is not None]
-        column = max(cells(device.label) for device in view.devices)
-        longest = max(cells(_short(device.name or device.uuid)) for device in view.devices)
+        column = max(display_width(device.label) for device in view.devices)
+        longest = max(display_width(_short(device.name or device.uuid)) for device in view.devices)
         columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
         lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
@@ -329,7 +329,7 @@ def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str
     )
 
 
-def overheads(content: View) -> str:
+def overhead_text(content: View) -> str:
     """Return the parts of each overhead that are known, one process on a line."""
     return "\n".join(
         f"overhead of {process.program} (pid {process.pid}) on GPU {process.gpu}: {process.overhead_parts}"
@@ -379,15 +379,14 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     yield size(total)
     yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {human(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
-    yield "-" if idle is None else duration(idle)
+    yield "-" if idle is None else duration_text(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"
 
 
 def _service(engine: Mapping[str, Any]) -> str:
     if engine.get("out_of_service_seconds") is not None:
-        return (
-            f"out of service for {duration(engine['out_of_service_seconds'])}: {safe(engine['out_of_service_reason'])}"
-        )
+        passed = duration_text(engine["out_of_service_seconds"])
+        return f"out of service for {passed}: {safe(engine['out_of_service_reason'])}"
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 

@@ -87,7 +87,7 @@ class StackCell(NamedTuple):
 EMPTY = StackCell("", "", 0)
 
 
-def stack(
+def stacked_chart(
     points: Sequence[tuple[float, Mapping[str, int]]], start: float, end: float, width: int, rows: int, top: int = 0
 ) -> list[list[StackCell]]:
     """Return the rows of a stacked chart from the top. Each point is a time and the parts from the bottom.
@@ -138,14 +138,14 @@ def _cell(spans: Iterable[tuple[str, int, int]], floor: int) -> StackCell:
     return StackCell(lower[1], upper[1], round(8 * lower[0] / (lower[0] + upper[0])))
 
 
-def block(cell: StackCell) -> str:
+def block_character(cell: StackCell) -> str:
     """Return the character of a cell that shows the height of the stack without its parts."""
     if not cell.lower:
         return BLOCKS[0]
     return BLOCKS[8 if cell.upper else cell.eighths]
 
 
-def rows_of(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> Iterator[str]:
+def curve_rows(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) -> Iterator[str]:
     """Yield the rows of a curve from the top. Each level is a number of eighths of a row; None is blank."""
     for row in reversed(range(rows)):
         yield "".join(" " if level is None else blocks[max(0, min(8, level - 8 * row))] for level in levels)
@@ -198,7 +198,7 @@ class Span(NamedTuple):
 Line = list[Span]
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """Return the number of columns that the text takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
@@ -212,7 +212,7 @@ def _cells_of(character: str) -> int:
 
 def cut(text: str, width: int) -> str:
     """Return the text, shortened to ``width`` columns with an ellipsis at its end."""
-    if cells(text) <= width:
+    if display_width(text) <= width:
         return text
     kept, room = "", width - 1
     for character in text:
@@ -226,12 +226,12 @@ def cut(text: str, width: int) -> str:
 def padded(text: str, width: int, right: bool = False) -> str:
     """Return the text in exactly ``width`` columns."""
     short = cut(text, width)
-    space = " " * (width - cells(short))
+    space = " " * (width - display_width(short))
     return space + short if right else short + space
 
 
 def width_of(line: Iterable[Span]) -> int:
-    return sum(cells(piece.text) for piece in line)
+    return sum(display_width(piece.text) for piece in line)
 
 
 def clipped(line: Line, width: int) -> Line:
@@ -241,7 +241,7 @@ def clipped(line: Line, width: int) -> Line:
     kept: Line = []
     room = max(1, width)
     for piece in line:
-        own = cells(piece.text)
+        own = display_width(piece.text)
         if own >= room:  # the ellipsis takes one column
             kept.append(piece._replace(text=cut(piece.text + " ", room)))
             break
@@ -256,14 +256,14 @@ def wrapped_line(line: Line, width: int) -> list[Line]:
     used = 0
     for piece in line:
         for word in _words(piece.text, width):
-            if used and used + cells(word.rstrip(" ")) > width:
+            if used and used + display_width(word.rstrip(" ")) > width:
                 lines[-1][-1] = lines[-1][-1]._replace(text=lines[-1][-1].text.rstrip(" "))  # or the line is too long
                 lines.append([])
                 used = 0
                 word = word.lstrip(" ")
             if word:
                 lines[-1].append(piece._replace(text=word))
-                used += cells(word)
+                used += display_width(word)
     return lines
 
 
@@ -330,7 +330,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
     """
     lines = [[name.lstrip(">") for name in header], *rows]
     right = [name.startswith(">") for name in header]
-    widths = [max(cells(line[column]) for line in lines) for column in range(len(header))]
+    widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
     if width is not None:
         widths = _narrowed(widths, _least_widths(header, widths), width - len(GAP) * (len(header) - 1))
     return [
@@ -342,7 +342,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
 def _least_widths(header: Sequence[str], widths: Sequence[int]) -> list[int]:
     """Return the smallest width of each column: its own for numbers, that of its header or ``LEAST`` for text."""
     return [
-        width if name.startswith(">") else min(width, max(LEAST, cells(name)))
+        width if name.startswith(">") else min(width, max(LEAST, display_width(name)))
         for name, width in zip(header, widths, strict=True)
     ]
 
@@ -381,7 +381,7 @@ def fitting_columns(
 
 def _least_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     lines = [[name.lstrip(">") for name in header], *rows]
-    widths = [max(cells(line[column]) for line in lines) for column in range(len(header))]
+    widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
     return sum(_least_widths(header, widths)) + len(GAP) * (len(header) - 1)
 
 
@@ -410,7 +410,10 @@ def narrowed_table(
     width, names, known = output_width(), list(header), [list(map(safe, row)) for row in rows]
     hidden = []
     for name in filter(header.__contains__, hideable):
-        if width is None or cells(table_lines(names, known)[0]) + max(0, room - cells(names[-1])) <= width:
+        if (
+            width is None
+            or display_width(table_lines(names, known)[0]) + max(0, room - display_width(names[-1])) <= width
+        ):
             break
         at = names.index(name)
         known = [row[:at] + row[at + 1 :] for row in known]
@@ -425,7 +428,7 @@ LEAST_HANGING = 40
 
 def _hanging(line: str, last: str, width: int, room: int) -> str:
     """Return a row of a table whose last cell is broken into lines."""
-    if cells(line) <= width or not last:
+    if display_width(line) <= width or not last:
         return line
     begin, indent = line.removesuffix(last.rstrip()), width - room
     if room < LEAST_HANGING:
@@ -550,7 +553,7 @@ def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), bloc
     labels = [human(scale), *[""] * (ROWS - 2), "0"]
     lines = [
         f"{label:>{LABEL - 1}} {cells}".rstrip()
-        for label, cells in zip(labels, rows_of(levels, ROWS, blocks), strict=True)
+        for label, cells in zip(labels, curve_rows(levels, ROWS, blocks), strict=True)
     ]
     places = {curve.column(at) for at in marks}
     if places:

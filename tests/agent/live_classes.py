@@ -36,7 +36,7 @@ Sizes = dict[str, int | None]
 def measured(search_seconds: float = LONG) -> Sizes:
     if search_seconds:
         gc.collect()
-    found = torch_classes.measure(torch, "cpu", search_seconds)
+    found = torch_classes.measure_classes(torch, "cpu", search_seconds)
     return dict(zip(CLASSES, found.get(0, found[NO_DEVICE]), strict=True))
 
 
@@ -208,7 +208,7 @@ def test_wrapper_counts_with_the_bytes_of_its_parts():
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(Wrapped(torch.zeros(10)))
     assert (measured(0.0)["parameters"] or 0) - (before["parameters"] or 0) == 80
-    wrapper = [size for tensor, size, _ in torch_classes.tracked(torch, "cpu") if tensor is module.weight]
+    wrapper = [size for tensor, size, _ in torch_classes.tracked_tensors(torch, "cpu") if tensor is module.weight]
     assert wrapper == [0], "its parts are listed, too"
 
 
@@ -337,7 +337,7 @@ def test_class_that_is_not_finished_in_time_is_unknown():
     visit = torch_classes._Visit("cpu")
     visit.add_registered(time.thread_time())
     assert visit.devices()[NO_DEVICE] == [None] * 5
-    assert torch_classes.search(torch, time.thread_time()) is None
+    assert torch_classes.search_heap(torch, time.thread_time()) is None
     assert kept
 
 

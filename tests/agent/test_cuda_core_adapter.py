@@ -21,7 +21,7 @@ from gpumond.agent.loaded_allocators import LOADED
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
-    print(cuda.contexts(), driver.fake_retained())
+    print(cuda.devices_with_context(), driver.fake_retained())
 fake(16, 90, 50), fake(17, 30, 20), fake(18, 8, 8)
 """
 

@@ -17,7 +17,7 @@ pool = cupy.get_default_memory_pool()
 
 
 def test_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> None:
-    ask = "print(cuda.device_count(), cuda.has_context(0), cuda.device_uuid(0), cuda.contexts())"
+    ask = "print(cuda.device_count(), cuda.has_context(0), cuda.device_uuid(0), cuda.devices_with_context())"
     code = f"import ctypes; from gpumond.agent.allocators import cuda; {ask}; ctypes.CDLL('libcuda.so.1'); {ask}"
     uuid = "GPU-abababab-abab-abab-abab-ababababab00"
     assert run(code, library, "-c") == ["None None None []", f"2 False {uuid} [1]"]
@@ -25,7 +25,7 @@ def test_driver_is_queried_only_if_the_program_has_loaded_it(library: Path) -> N
 
 def test_uninitialized_driver_reports_nothing(library: Path) -> None:
     code = "import ctypes; from gpumond.agent.allocators import cuda; ctypes.CDLL('libcuda.so.1'); "
-    assert run(code + "print(cuda.device_count(), cuda.contexts(), cuda.device_uuid(0))", library, "") == [
+    assert run(code + "print(cuda.device_count(), cuda.devices_with_context(), cuda.device_uuid(0))", library, "") == [
         "None [] None"
     ]
 
@@ -44,7 +44,7 @@ pool.chunks = {{1: {chunks}, 0: [1, 1, 1]}}
 (usage,) = gpumond.agent.report()
 print(usage.device_uuid[-1], usage.live_bytes, usage.held_bytes, usage.stranded_bytes)
 print(usage.reclaimable)
-print(cupy.cuda.runtime.getDevice(), cuda.contexts())
+print(cupy.cuda.runtime.getDevice(), cuda.devices_with_context())
 """
     used, whole, split = chunks
     low = whole + split if not used else 0
@@ -70,13 +70,13 @@ def test_context_is_not_created_on_the_unused_current_device_of_a_thread(library
 pool.chunks = {{2: [5, 30, 7]}}
 (receipt,) = gpumond.agent.flush()
 print(receipt.outcome, receipt.released_bytes, receipt.steps[0].step)
-print(cupy.cuda.runtime.getDevice(), cuda.contexts())
+print(cupy.cuda.runtime.getDevice(), cuda.devices_with_context())
 """
     assert run(code, library, "--c") == ["freed 30 cache", "0 [2]"]
 
 
 def test_devices_without_a_context_have_no_pools_and_get_no_context(library: Path) -> None:
-    code = f"{PROGRAM}\nprint(gpumond.agent.report(), gpumond.agent.flush()[0].reason, cuda.contexts())"
+    code = f"{PROGRAM}\nprint(gpumond.agent.report(), gpumond.agent.flush()[0].reason, cuda.devices_with_context())"
     assert run(code, library, "--") == ["() no device has a live CUDA context []"]
 
 
@@ -114,7 +114,7 @@ cupy.cuda.set_allocator(managed.malloc)
 print([(p.allocator, p.live_bytes, p.held_bytes, p.managed) for p in report()])
 print([(r.allocator, r.outcome, r.released_bytes) for r in flush()])
 managed.chunks = {{0: [0, 0, 0]}}
-print([p.allocator for p in report()], gpumond.agent.allocators.cuda.contexts())
+print([p.allocator for p in report()], gpumond.agent.allocators.cuda.devices_with_context())
 """
     assert run(code, library, "c-") == [
         "[('cupy', 5, 5, False)]",

@@ -44,7 +44,7 @@ def test_policy_step_flushes_in_the_programs_own_step(daemon: FakeDaemon) -> Non
         daemon.wait_message(Report)
         run_in_program(process, "gpumond.agent.step()")
         daemon.wait_peer().send(flush_command())
-        run_in_program(process, "while not gpumond.agent._thread.waiting: pass")
+        run_in_program(process, "while not gpumond.agent._thread.has_waiting_commands: pass")
         assert not daemon.received(FlushResult)
         run_in_program(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "freed"
@@ -89,9 +89,9 @@ def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:
     with host(program("step"), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         daemon.wait_peer().send(flush_command())
-        run_in_program(process, "while not gpumond.agent._thread.waiting: pass")
+        run_in_program(process, "while not gpumond.agent._thread.has_waiting_commands: pass")
         daemon.wait_peer().send(Cancel("f1"))
-        run_in_program(process, "while gpumond.agent._thread.waiting: pass")
+        run_in_program(process, "while gpumond.agent._thread.has_waiting_commands: pass")
         run_in_program(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "deferred"
         assert finished(process) == "[]\n"

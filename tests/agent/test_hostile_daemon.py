@@ -108,13 +108,13 @@ def test_invalid_data_never_breaks_the_transport(tmp_path: Path) -> None:
         link = Transport()
         for _ in range(10_000):
             now += 100.0
-            if not link.connected:
+            if not link.is_connected:
                 assert link.connect(path, now)
                 server, _ = listener.accept()
             server.sendall(invalid_message(rng))
             messages = link.receive(now)
             assert all(isinstance(message, (FlushCommand, Cancel, Report)) for message in messages)
-            if not link.connected:
+            if not link.is_connected:
                 refused += 1
                 server.close()
         assert link.refusals == refused > 1000
@@ -172,7 +172,7 @@ def test_repeated_connections_leak_nothing(tmp_path: Path) -> None:
             for _ in range(3):
                 link.send_pending(float(attempt))
                 link.receive(float(attempt))
-            assert not link.connected
+            assert not link.is_connected
     assert len(os.listdir("/proc/self/fd")) == before
 
 

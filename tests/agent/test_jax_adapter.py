@@ -35,7 +35,7 @@ print(pool.allocator, pool.device_uuid[-1], pool.reclaimable.exactness, pool.ins
 print(pool.live_bytes, pool.held_bytes, pool.held_known, pool.stranded_bytes, pool.peak_live_bytes)
 (receipt,) = flush()
 print(receipt.outcome, receipt.expected.high, receipt.steps[0].detail)
-print(cuda.contexts())
+print(cuda.devices_with_context())
 """
     assert run(code, library, "-c") == [
         "jax 1 not_releasable None",
@@ -53,7 +53,7 @@ class Silent(Device):
         raise AssertionError
 if {backend!r}:
     xla_bridge._backends[{backend!r}] = Client(Silent(0, None))
-print(adapter().read(), cuda.contexts())
+print(adapter().read(), cuda.devices_with_context())
 """
     assert run(code, library, "-") == ["() []"]
 

@@ -25,7 +25,7 @@ fake(0, 90, 90), fake(1, 64, 40, 8), fake(2, 0, 0)
 (pool,) = report()
 print(pool.allocator, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, pool.stranded_bytes)
 print(pool.reclaimable)
-print(cuda.contexts(), driver.fake_retained())
+print(cuda.devices_with_context(), driver.fake_retained())
 """
     assert run(code, library, "-cc") == [
         "mempool 1 48 64 0",
@@ -44,7 +44,7 @@ fake(1, 64, 40, 8)
 (plan,) = flush(dry_run=True)
 (receipt,) = flush()
 print(plan.outcome, plan.expected.likely, receipt.outcome, receipt.released_bytes)
-print([(step.step, step.released_bytes) for step in receipt.steps], cuda.contexts(), driver.fake_retained())
+print([(step.step, step.released_bytes) for step in receipt.steps], cuda.devices_with_context(), driver.fake_retained())
 """
     assert run(code, library, "-c") == ["planned 16 freed 24", "[('trim', 24)] [1] 0"]
 
@@ -61,8 +61,8 @@ print(driver.fake_spoiled() > 0)
 
 def test_device_without_a_context_is_never_made_current(library: Path) -> None:
     code = f"""{PROGRAM}
-with cuda.current(0) as ready:
-    print(ready, cuda.synchronize(0), cuda.trim(0, 1), cuda.contexts(), driver.fake_retained())
+with cuda.current_context(0) as ready:
+    print(ready, cuda.synchronize(0), cuda.trim(0, 1), cuda.devices_with_context(), driver.fake_retained())
 """
     assert run(code, library, "-c") == ["False False False [1] 0"]
 

@@ -50,7 +50,7 @@ show()
 print()
 print(plan.expected.low // MIB, plan.expected.exactness, receipt.outcome, receipt.released_bytes // MIB, receipt.raced)
 show()
-print(cuda.contexts(), driver.fake_retained(), LOADED.known()[0].framework())
+print(cuda.devices_with_context(), driver.fake_retained(), LOADED.known()[0].framework())
 """
     assert run(code, library, "-c") == [
         "initialized 3",

@@ -54,7 +54,7 @@ def test_a_pytorch_without_such_pools_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
     fake = SimpleNamespace(cuda=SimpleNamespace(current_device=lambda: 0, MemPool=pool))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    monkeypatch.setattr(cuda, "contexts", lambda: [0])
+    monkeypatch.setattr(cuda, "devices_with_context", lambda: [0])
     assert agent.oom_pool(1 << 20) == "this PyTorch has no MemPool(use_on_oom=True)"
 
 

@@ -22,7 +22,7 @@ def test_counters_of_devices_with_a_context_are_read(library: Path) -> None:
 core.COUNTERS[0] = {{"Allocated": 7, "Reserved": 7}}
 for pool in report():
     print(pool.allocator, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, pool.reclaimable)
-print(cuda.contexts(), [each.framework() for each in LOADED.known()])
+print(cuda.devices_with_context(), [each.framework() for each in LOADED.known()])
 """
     assert run(code, library, "-c") == [
         "paddle 1 40 64 Reclaimable(low=0, likely=24, high=24, exactness='interval')",
@@ -31,7 +31,7 @@ print(cuda.contexts(), [each.framework() for each in LOADED.known()])
 
 
 def test_flush_that_would_create_a_context_is_refused(library: Path) -> None:
-    code = f"{PROGRAM}\nprint(flush()[0].outcome, flush()[0].reason, cuda.contexts(), core.emptied)"
+    code = f"{PROGRAM}\nprint(flush()[0].outcome, flush()[0].reason, cuda.devices_with_context(), core.emptied)"
     assert run(code, library, "-c") == [
         "refused Paddle would create a context on each visible device, but at least one has none yet [1] []"
     ]

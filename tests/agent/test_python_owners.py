@@ -93,7 +93,7 @@ def test_owners_are_not_kept_alive(library: Path) -> None:
 gone = weakref.ref(kept[0])
 plan()
 gc.disable(), kept.clear()
-print(gone(), cuda.contexts(), driver.fake_retained())
+print(gone(), cuda.devices_with_context(), driver.fake_retained())
 """
     assert run(code, library, "c") == ["0 96 172", "None [0] 0"]
 

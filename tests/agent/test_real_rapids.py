@@ -25,7 +25,7 @@ from gpumond.agent.allocators.rmm import read_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
     stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
-    print(stack.live, stack.direct, stack.peak_bytes, stack.count and stack.count.allocations)
+    print(stack.live, stack.is_direct, stack.peak_bytes, stack.count and stack.count.allocations)
 print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.PinnedHostMemoryResource()))
 print(read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())).managed)
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)

@@ -149,7 +149,7 @@ def test_flush_learns_the_handle_of_a_hidden_pool_and_trims_it(library: Path) ->
     flush = in_another_thread("""
 (plan,), (receipt,) = flush(dry_run=True), flush()
 print(plan.before.held_bytes, plan.expected.high, receipt.outcome, receipt.released_bytes, receipt.after.held_bytes)
-print(mr.allocation_counts.total_count, cuda.contexts(), driver.fake_retained())
+print(mr.allocation_counts.total_count, cuda.devices_with_context(), driver.fake_retained())
 """)
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}{SHOW}{flush}"""
     # Device 0 has no context, and gets none.
@@ -178,7 +178,7 @@ def use(resource):
     rmm.mr.get_per_device_resource(1).allocate(10)
 use(RecordedResource())
 {flush}
-print("flushed", cuda.contexts(), driver.fake_retained(), flush=True)
+print("flushed", cuda.devices_with_context(), driver.fake_retained(), flush=True)
 use(RecordedResource())
 {in_another_thread("flush(dry_run=True)")}
 {in_another_thread("use(CudaMemoryResource())")}

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, loaded
+from gpumond.agent.allocators.adapters import ADAPTERS, AllocatorAdapter, FlushRefused, adapter_if_imported
 from gpumond.agent.allocators.sim import SimAdapter, adapter
 from gpumond.agent.retainers import RetentionSearch
 from gpumond.facts.pools import Reclaimable, StepResult
@@ -35,7 +35,7 @@ def allocator(device: SimDevice) -> Iterator[CachingAllocator]:
 
 
 def test_simulated_allocator_is_found_in_its_program() -> None:
-    found: list[AllocatorAdapter] = [adapter for adapter in map(loaded, ADAPTERS) if adapter]
+    found: list[AllocatorAdapter] = [adapter for adapter in map(adapter_if_imported, ADAPTERS) if adapter]
     assert "sim" in [adapter.name for adapter in found]
 
 

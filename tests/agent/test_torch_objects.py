@@ -27,7 +27,7 @@ def model():
 def measured(search=0.0):
     import torch
     from gpumond.agent.allocators import torch_classes
-    found = torch_classes.measure(torch, "cpu", search)
+    found = torch_classes.measure_classes(torch, "cpu", search)
     return list(found.get(0, found[torch_classes.NO_DEVICE]))
 """
 SIZE = 8 * (64 * 64 + 64) * 4
@@ -80,9 +80,9 @@ if not os.fork():
     newer = model()
     print(measured())
     from gpumond.agent.allocators import torch_classes
-    torch_classes.search(torch, 0.0)
+    torch_classes.search_heap(torch, 0.0)
     print(measured())
-    torch_classes.search(torch)
+    torch_classes.search_heap(torch)
     print(measured())
     del newer
     gc.collect()

@@ -98,8 +98,9 @@ def test_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):
 def test_build_of_torch_has_one_of_the_two_adapters(has_xpu: bool, present: str):
     program = (
         f"import torch; torch._C._has_xpu = {has_xpu}\n"
-        "from gpumond.agent.allocators.adapters import ADAPTERS, loaded\n"
-        "print(*(type(adapter).__name__ for adapter in map(loaded, ADAPTERS) if adapter and adapter.name == 'torch'))"
+        "from gpumond.agent.allocators.adapters import ADAPTERS, adapter_if_imported\n"
+        "present = filter(None, map(adapter_if_imported, ADAPTERS))\n"
+        "print(*(type(adapter).__name__ for adapter in present if adapter.name == 'torch'))"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(Path(__file__).with_name("fakes")), *sys.path))}
     command = [sys.executable, "-c", program]

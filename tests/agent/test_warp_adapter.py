@@ -21,7 +21,7 @@ from gpumond.agent.loaded_allocators import LOADED
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
-    print(cuda.contexts(), [each.framework() for each in LOADED.known()])
+    print(cuda.devices_with_context(), [each.framework() for each in LOADED.known()])
 """
 
 

@@ -109,7 +109,7 @@ class Delivery(RuleBasedStateMachine):
     def tick(self) -> None:
         async def tick() -> None:
             notices = self.outbox.put([make_alert(name) for name in sorted(self.firing)])
-            await self.store.keep([], notices)
+            await self.store.keep_alerts([], notices)
 
         self.loop.run_until_complete(tick())
 

@@ -21,8 +21,8 @@ from gpumond.features.baselines.statistics import (
     Measured,
     WorkloadMeasures,
     compare,
+    parse_threshold,
     shift,
-    threshold,
 )
 from tests.helpers.agents import GIB
 from tests.helpers.training import frame, training
@@ -144,9 +144,9 @@ def make_difference(name: str, before: float, after: float) -> Difference:
     ],
 )
 def test_threshold_decides_on_a_difference(text: str, before: float, after: float, exceeded: bool):
-    limit = threshold(text)
-    assert limit.exceeded(make_difference(limit.name, before, after)) is exceeded
-    assert limit.exceeded(make_difference("overhead_peak", 0, 1e12)) is False
+    limit = parse_threshold(text)
+    assert limit.is_exceeded_by(make_difference(limit.name, before, after)) is exceeded
+    assert limit.is_exceeded_by(make_difference("overhead_peak", 0, 1e12)) is False
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_threshold_decides_on_a_difference(text: str, before: float, after: floa
 )
 def test_invalid_threshold_is_refused(text: str):
     with pytest.raises(ValueError, match="expected"):
-        threshold(text)
+        parse_threshold(text)
 
 
 def measured(measuring: BaselineRecorder) -> dict[str, Distribution]:

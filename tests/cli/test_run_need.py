@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.features.quotas.admission_client import NO_ROOM
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until
 
@@ -40,7 +40,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def daemon(serve: Callable[..., RunningDaemon], tmp_path: Path) -> RunningDaemon:
-    create(tmp_path / "cards" / "card0", Spec(UUID, 0, "sim", 1024 * MIB))
+    create(tmp_path / "cards" / "card0", DeviceSpec(UUID, 0, "sim", 1024 * MIB))
     environ = {"GPUMOND_SIM_DIR": os.fspath(tmp_path / "cards")}
     daemon = serve("--source", "sim", "--interval", "0.1s", environ=environ)
     until(lambda: daemon.request("/-/ready")[0] == 200)

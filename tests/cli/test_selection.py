@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.arguments import add_target
-from gpumond.cli.client import COMMANDS, DEFAULT_URL, command, program, with_commands
+from gpumond.cli.client import COMMANDS, DEFAULT_URL, command_line, program_command, with_commands
 from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, clock, rough_duration, size_argument
+from gpumond.facts.units import GIB, clock_text, rough_duration_text, size_argument
 from gpumond.features.alerts.command import _next_steps, _runbook
-from gpumond.features.quotas.admission_client import WaitStatusLine, size
-from gpumond.features.quotas.command import no_request, queue_table, queue_text
+from gpumond.features.quotas.admission_client import WaitStatusLine, parse_size
+from gpumond.features.quotas.command import no_request_text, queue_table, queue_text
 from gpumond.view.frame import view
 from gpumond.view.rows import quota_sentence, requests_ahead, reserve_sentences
 from gpumond.view.text import moment
@@ -55,7 +55,7 @@ def test_two_selections_are_refused():
 
 def test_size_without_a_unit_is_refused():
     with pytest.raises(ConfigError, match="expected a unit, as in 40GiB"):
-        size("40")
+        parse_size("40")
     with pytest.raises(ValueError, match="expected a unit"):
         size_argument("1.5")
     assert [size_argument(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
@@ -72,7 +72,7 @@ def test_size_without_a_unit_is_refused():
     ],
 )
 def test_time_that_is_known_roughly_is_round(seconds: float, text: str):
-    assert rough_duration(seconds) == text
+    assert rough_duration_text(seconds) == text
 
 
 QUEUED = QueuedRequest(
@@ -186,7 +186,7 @@ def test_grant_is_shown_until_its_memory_is_used():
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
     assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
-    assert queue_text(frame) == "\n".join((f"{no_request(frame)}\n", *sentences))
+    assert queue_text(frame) == "\n".join((f"{no_request_text(frame)}\n", *sentences))
 
 
 def test_the_advice_to_wait_names_a_device_if_there_are_several():
@@ -289,24 +289,24 @@ def test_commands_in_a_text_rely_on_the_variables_of_the_shell(monkeypatch: pyte
 def test_commands_for_another_shell_name_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("GPUMOND_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("GPUMOND_URL", raising=False)
-    assert command("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == f"GPUMOND_RUNTIME_DIR={tmp_path} gpumond queue"
     monkeypatch.setenv("GPUMOND_URL", "http://node:1")
     given = f"GPUMOND_RUNTIME_DIR={tmp_path} GPUMOND_URL=http://127.0.0.1:1"
-    assert command("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == f"{given} gpumond queue"
     monkeypatch.delenv("GPUMOND_RUNTIME_DIR")
     monkeypatch.delenv("GPUMOND_SOCKET", raising=False)
-    assert command("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
+    assert command_line("queue", "http://127.0.0.1:1") == "GPUMOND_URL=http://127.0.0.1:1 gpumond queue"
 
 
 def test_commands_are_named_as_the_shell_finds_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     script = tmp_path / "gpumond"
     script.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [f"{script}-python", "demo"])
-    assert program() == str(script)
+    assert program_command() == str(script)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert program() == "gpumond"
+    assert program_command() == "gpumond"
     monkeypatch.setattr(sys, "argv", ["/lib/gpumond/__main__.py"])
-    assert program() == f"{sys.executable} -m gpumond"
+    assert program_command() == f"{sys.executable} -m gpumond"
 
 
 def test_runbook_without_an_address_is_in_the_web_ui():
@@ -365,7 +365,7 @@ def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")
         time.tzset()
-        assert moment(1e6) == f"1970-01-12 {clock(1e6).replace(' UTC', 'Z')}"
+        assert moment(1e6) == f"1970-01-12 {clock_text(1e6).replace(' UTC', 'Z')}"
     time.tzset()
 
 

@@ -117,7 +117,7 @@ def test_secrets_are_not_shown(tmp_path: Path):
 
 def test_engines_are_reloaded_without_a_restart(tmp_path: Path):
     engine = {"name": "e", "kind": "ollama", "url": "http://127.0.0.1:1"}
-    assert settings(tmp_path, engine).differs(settings(tmp_path)) == []
+    assert settings(tmp_path, engine).changes_requiring_restart(settings(tmp_path)) == []
 
 
 @pytest.mark.parametrize(

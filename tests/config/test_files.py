@@ -16,7 +16,7 @@ from gpumond.config.loading import EXAMPLE
 from gpumond.config.tokens import read_tokens
 from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
-from gpumond.features.alerts.receivers.base import Retry, secret
+from gpumond.features.alerts.receivers.base import Retry, read_receiver_secret
 from tests.helpers.running import RunningDaemon, gpumond_here, until
 
 pytestmark = pytest.mark.slow
@@ -80,14 +80,14 @@ def test_fifo_is_refused_without_delay(tmp_path: Path):
         with pytest.raises(ConfigError, match="not a regular file"):
             read(fifo)
     with pytest.raises(Retry, match="can't be read"):
-        secret(str(fifo))
+        read_receiver_secret(str(fifo))
 
 
 @pytest.mark.parametrize("text", ["gpm_a", "gpm_a\n", "gpm_a\r\n"])
 def test_secret_may_end_with_one_line_end(tmp_path: Path, text: str):
     file = tmp_path / "secret"
     file.write_bytes(text.encode())
-    assert secret(str(file)) == "gpm_a"
+    assert read_receiver_secret(str(file)) == "gpm_a"
 
 
 @pytest.mark.parametrize("text", ["a\r\nX-Other: 1", "a\nb\n", "a\n\n", "a\x00b", "a\x7f"])
@@ -95,7 +95,7 @@ def test_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path:
     file = tmp_path / "secret"
     file.write_bytes(text.encode())
     with pytest.raises(Retry, match="expected one line"):
-        secret(str(file))
+        read_receiver_secret(str(file))
 
 
 def test_symbolic_link_as_lock_is_a_configuration_error(tmp_path: Path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.process.metadata import place
+from gpumond.devices.process.metadata import parse_placement
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.host.machine import in_private_pid_namespace
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
@@ -152,7 +152,7 @@ def test_orphan_is_named_with_its_remedy(serve: Serve, driver: FakeDriver, tmp_p
         daemon = serve("--source", "nvml", "--interval", "0.2s", environ=driver.env)
         until(lambda: daemon.value("gpumond_process_memory_used_bytes", pid=str(pid)))
         (process,) = daemon.get("processes")
-        unit = place(Path("/proc/self/cgroup").read_text()).unit
+        unit = parse_placement(Path("/proc/self/cgroup").read_text()).unit
         adopted = unit is not None and not unit.startswith("session-")  # the service that runs the tests adopts it
         assert process["orphaned"] is not adopted
         for command in ("status", "doctor"):

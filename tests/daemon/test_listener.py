@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.machine import OTHERS, http_connections
+from gpumond.host.machine import OTHERS, max_http_connections
 from gpumond.host.peer import listener_uid, loopback_uid
 from gpumond.serve.listener import HttpListener, HttpPeer, first_to_close
 
@@ -43,7 +43,7 @@ def test_eviction_prefers_waiting_connections_and_never_served_ones():
     ("limit", "connections"), [(64, 8), (256, 48), (1024, 240), (4160, 1024), (16384, 1024), (-1, 1024)]
 )
 def test_connection_limit_follows_the_descriptor_limit(limit: int, connections: int):
-    assert http_connections(limit) == connections
+    assert max_http_connections(limit) == connections
     assert limit < 256 or connections + OTHERS < limit
 
 

@@ -34,7 +34,7 @@ from gpumond.facts.messages import Hello, Report, from_json
 from gpumond.agent.transport import Transport
 pools, transport = (), Transport()
 while True:
-    if not transport.connected and transport.connect(SOCKET, time.monotonic()):
+    if not transport.is_connected and transport.connect(SOCKET, time.monotonic()):
         transport.enqueue(Hello("managed"))
     if select.select([sys.stdin], [], [], 0.1)[0]:
         pools = tuple(from_json(PoolUsage, json.dumps(each).encode()) for each in json.loads(sys.stdin.readline()))

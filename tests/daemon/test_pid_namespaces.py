@@ -26,9 +26,9 @@ PROGRAM = """
 import sys, time
 import gpumond.agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 directory, uuid, name, live = sys.argv[1:]
-allocator = CachingAllocator(create(directory, Spec(uuid, 0, "sim", 1 << 30, context_bytes=0)))
+allocator = CachingAllocator(create(directory, DeviceSpec(uuid, 0, "sim", 1 << 30, context_bytes=0)))
 kept, freed = allocator.malloc(int(live) << 20), allocator.malloc(20 << 20)
 allocator.free(freed)
 gpumond.agent.start(workload=name)

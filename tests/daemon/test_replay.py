@@ -19,7 +19,7 @@ from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 from gpumond.tick.history import Point
 from tests.helpers.agents import GIB
 from tests.helpers.simulated_snapshots import snapshots
@@ -45,7 +45,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Directory of a simulated device that a program with an agent uses."""
     monkeypatch.setenv("GPUMOND_SIM_DIR", str(tmp_path / "cards"))
     card = tmp_path / "cards" / "card0"
-    create(card, Spec(UUID, 0, "Simulated", 24 * GIB, GIB))
+    create(card, DeviceSpec(UUID, 0, "Simulated", 24 * GIB, GIB))
     command = [sys.executable, "-m", "gpumond.sim.programs", "training", "--card", str(card), "--speed", "60"]
     running = subprocess.Popen(command, env=os.environ | {"GPUMOND_SOCKET": str(tmp_path / "agent.sock")})
     yield tmp_path

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 from tests.helpers.agent_daemon import environment, host
 from tests.helpers.running import RunningDaemon, until
 
@@ -39,7 +39,7 @@ WRONG = ("memory-freed", "crash", "crash-loop", "leak", "orphan")
 
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
-    return create(tmp_path / "devices" / "card", Spec(UUID, 0, "sim", 4096 * MIB, context_bytes=CONTEXT))
+    return create(tmp_path / "devices" / "card", DeviceSpec(UUID, 0, "sim", 4096 * MIB, context_bytes=CONTEXT))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, memory, usages
+from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, usages, valid_memory
 from gpumond.devices.nvml.sensors import METRICS
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
@@ -128,7 +128,7 @@ def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]
 def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
     tally = FaultCounter()
     counts = MemoryCounts(size, used, free, reserved)
-    checked = memory(tally, "GPU-0", counts)
+    checked = valid_memory(tally, "GPU-0", counts)
     assert checked == counts or tally or size == 0
     known = [value for value in checked if value is not None]
     assert not known or max(known) == checked.size_bytes < 2**63

@@ -10,7 +10,7 @@ import pytest
 from gpumond.diagnosis.leak import _interval
 from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import rough_duration
+from gpumond.facts.units import rough_duration_text
 from tests.helpers.agents import GIB
 from tests.helpers.curves import (
     HOUR,
@@ -272,7 +272,7 @@ def test_leak_of_ranks_is_one_verdict_with_their_number():
     assert (fit.device_uuid, fit.pid) == ("GPU-0", 10), "the first device that is full"
     assert leaks[0].pid != 10
     assert "(pid 10) is leaking" in leaks[0].summary
-    assert leaks[0].summary.endswith(f"; at this rate, GPU 0 will be full in {rough_duration(left)}")
+    assert leaks[0].summary.endswith(f"; at this rate, GPU 0 will be full in {rough_duration_text(left)}")
     assert 0 <= 1e9 + 45 * MINUTE + left - fit.full_at <= MINUTE
 
 

@@ -12,7 +12,7 @@ from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.features.engines.flush_step import EngineFlusher, Timing
+from gpumond.features.engines.flush_step import EngineFlusher, ReleaseTiming
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.flush.flusher import Flusher
@@ -20,7 +20,7 @@ from gpumond.host.peer import PeerIdentity
 from gpumond.sim.device import SimDevice
 from tests.helpers.engines import FakeEngine, reading
 
-FAST = Timing(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
+FAST = ReleaseTiming(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
 BRIEF = replace(FAST, settle_seconds=0.5)
 """For a release that has no effect: its memory is awaited in vain."""
 
@@ -46,7 +46,7 @@ class World:
     """The daemon's parts that flush one engine."""
 
     def __init__(
-        self, card: SimDevice, *declarations: EngineConfig, timing: Timing = FAST, use: float | None = 0.0
+        self, card: SimDevice, *declarations: EngineConfig, timing: ReleaseTiming = FAST, use: float | None = 0.0
     ) -> None:
         """``use``: the driver's utilization of the device by each process."""
         self.card, self.use = card, use

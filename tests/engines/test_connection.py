@@ -143,7 +143,7 @@ def test_rejection_names_what_resolves_it():
     with answering(b"Unauthorized", 401) as url:
         config = EngineConfig.model_validate({"name": "e", "kind": "ollama", "url": url})
         with pytest.raises(EngineError, match="HTTP status 401: Unauthorized; set the engine's key with auth:"):
-            asyncio.run(send(config, get("/x"), 10.0)).accepted()
+            asyncio.run(send(config, get("/x"), 10.0)).raise_for_status()
 
 
 def test_server_without_tls_is_named(server: Server):

@@ -16,7 +16,7 @@ from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.pools import Expected
 from gpumond.features.engines.engine_kinds import KINDS
-from gpumond.features.engines.flush_step import EngineFlusher, Timing
+from gpumond.features.engines.flush_step import EngineFlusher, ReleaseTiming
 from tests.engines.flushing import ALLOWED, BRIEF, FAST, Short, World, allowed, flush
 from tests.helpers.agents import GIB
 from tests.helpers.engines import device, fake_engine, used_bytes
@@ -117,7 +117,7 @@ def test_request_during_the_check_is_not_lost(kind: str, tmp_path: Path):
         before = used_bytes(card)
 
         async def scenario() -> Any:
-            world = World(card, allowed(engine), timing=Timing(idle_seconds=2.0))
+            world = World(card, allowed(engine), timing=ReleaseTiming(idle_seconds=2.0))
             flushing = asyncio.create_task(world.flush())
             while not (await asyncio.to_thread(engine.record))["calls"]:
                 await asyncio.sleep(0.01)
@@ -410,7 +410,7 @@ def test_targets_select_engines(tmp_path: Path):
 
         async def scenario() -> Any:
             world = World(card, allowed(engine))
-            await world.engines.owned("e", card.read().processes_by_key)
+            await world.engines.find_processes("e", card.read().processes_by_key)
             (pid,) = (key.pid for key in card.read().processes_by_key)
             found = []
             for target in (
@@ -435,7 +435,7 @@ def test_idle_check_takes_its_time(tmp_path: Path):
     card = device(tmp_path)
     with fake_engine("comfyui", card) as engine:
         began = time.monotonic()
-        asyncio.run(World(card, allowed(engine), timing=Timing(idle_seconds=1.0, settle_seconds=3.0)).flush())
+        asyncio.run(World(card, allowed(engine), timing=ReleaseTiming(idle_seconds=1.0, settle_seconds=3.0)).flush())
         assert time.monotonic() - began >= 1.0
         reads = [call for call in engine.record()["calls"] if call == "GET /prompt"]
         assert len(reads) == FAST.reads

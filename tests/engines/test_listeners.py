@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.engines.ownership import owned
+from gpumond.features.engines.ownership import find_processes
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.spec import Address
 from tests.helpers.engines import candidates, device, fake_engine
@@ -75,7 +75,7 @@ def both_listening(
 
 
 def found(host: str, port: int) -> set[int]:
-    return {key.pid for key in owned(Address("http", host, port), []).listeners}
+    return {key.pid for key in find_processes(Address("http", host, port), []).listeners}
 
 
 def test_socket_of_ipv4_is_no_listener_of_an_ipv6_address():
@@ -115,7 +115,7 @@ def interpreter() -> str:
 def test_another_users_socket_of_the_other_family_does_not_become_the_engine(interpreter: str):
     """It would make that user the owner, who may then release the engine over the daemon's Unix socket."""
     with both_listening("::1", "0.0.0.0", uid=ATTACKER, interpreter=interpreter) as (server, port):
-        engine = owned(Address("http", "::1", port), [])
+        engine = find_processes(Address("http", "::1", port), [])
         assert ({key.pid for key in engine.listeners}, engine.uid) == ({server}, os.getuid())
 
 
@@ -132,7 +132,7 @@ def test_sockets_of_several_users_are_no_engine(interpreter: str, tmp_path: Path
         for other, one in ports.items():  # the kernel lets no two users listen at one address; another may
             table = table.replace(other, one)
         (tables / "tcp").write_text(table)
-        engine = owned(Address("http", "127.0.0.1", port), [], str(tmp_path))
+        engine = find_processes(Address("http", "127.0.0.1", port), [], str(tmp_path))
     assert engine.uid is None
     assert engine.problem.startswith(f"sockets of several users listen at http://127.0.0.1:{port}: uid ")
 

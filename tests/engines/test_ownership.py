@@ -14,9 +14,9 @@ from tests.helpers.users import VICTIM, obstacle, python, python_path
 
 PROGRAM = """
 import json, sys
-from gpumond.features.engines.ownership import owned
+from gpumond.features.engines.ownership import find_processes
 from gpumond.features.engines.spec import Address
-found = owned(Address("http", "127.0.0.1", int(sys.argv[1])), [])
+found = find_processes(Address("http", "127.0.0.1", int(sys.argv[1])), [])
 print(json.dumps([[key.pid for key in found.listeners], found.uid, found.problem]))
 """
 KERNEL = tuple(map(int, os.uname().release.split(".")[:2]))

@@ -24,7 +24,7 @@ def test_samples_of_a_name_are_summed():
     page = Metrics(b'# HELP a x\na{x="1"} 2\na{x="2"} 3.5 1700000000\nab 7\na_total 1\n')
     assert (page.total("a"), page.count("a"), page.mean("missing", "a")) == (5.5, 5, 2.75)
     assert [sample.labels for sample in page.samples("a")] == [{"x": "1"}, {"x": "2"}]
-    assert (page.total("missing"), page.sum_of("missing", "ab", "a_total")) == (None, 8)
+    assert (page.total("missing"), page.count("missing", "ab", "a_total")) == (None, 8)
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"1e999", b"1e300", b"-1e19", b"x", b"1.2.3", b""])
@@ -35,7 +35,7 @@ def test_value_that_is_no_usable_number_is_absent(value: bytes):
 
 def test_counters_are_unknown_only_if_all_are_absent():
     page = Metrics(b"a 1\n")
-    assert (page.counters("a", "b"), page.counters("b", "c")) == ((1.0, 0.0), None)
+    assert (page.totals("a", "b"), page.totals("b", "c")) == ((1.0, 0.0), None)
 
 
 def test_page_of_too_many_lines_is_an_error():

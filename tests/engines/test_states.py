@@ -201,7 +201,7 @@ def test_engine_on_a_unix_socket_is_read_and_owned(tmp_path: Path):
         engines = Engines()
         engines.configure([engine.declaration()])
         assert asyncio.run(engines.read("e")).models[0].name == "llama3:8b"
-        found = asyncio.run(engines.owned("e", candidates(card)))
+        found = asyncio.run(engines.find_processes("e", candidates(card)))
         assert {key.pid for key in found.listeners} == {engine.process.pid}
         assert len(found.processes) == 1
 

@@ -7,7 +7,7 @@ import pytest
 from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.program import MAX_PID
 from gpumond.facts.snapshot import MISSED_LIMIT, Sensors
-from gpumond.tick.reading_conditions import conditions, of_device
+from gpumond.tick.reading_conditions import conditions, device_conditions
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -35,7 +35,7 @@ from tests.helpers.values import make_device, make_pool, make_process, make_repo
 )
 def test_conditions_of_a_device(fields: dict[str, Any], kinds: list[str]):
     device = make_device(**{"vendor": "nvidia", "used_bytes": GIB, "reserved_bytes": 0} | fields)
-    assert list(of_device(device)) == kinds
+    assert list(device_conditions(device)) == kinds
     assert set(kinds) <= CONDITIONS.keys()
 
 

@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.facts.units import GIB, MIB, accepts, apart, caller_text, human, plural, rate, seconds, seconds_argument
+from gpumond.facts.units import (
+    GIB,
+    MIB,
+    accepts,
+    caller_text,
+    distinct_size_texts,
+    growth_rate_text,
+    human,
+    parse_seconds,
+    plural,
+    seconds_argument,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +36,7 @@ def test_typed_duration_has_a_unit(text: str, value: float):
 
 
 def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
-    assert seconds("1") == 1.0
+    assert parse_seconds("1") == 1.0
     with pytest.raises(ValueError, match="expected a unit, as in 1s, 1m or 1h"):
         seconds_argument("1")
 
@@ -60,7 +71,7 @@ def test_sizes_have_the_largest_unit_that_they_reach(size: int, text: str):
 def test_sizes_whose_difference_is_stated_have_the_digits_that_it_needs(
     whole: float, part: float, texts: tuple[str, str]
 ):
-    assert apart(int(whole), int(part)) == texts
+    assert distinct_size_texts(int(whole), int(part)) == texts
 
 
 @pytest.mark.parametrize(
@@ -98,7 +109,7 @@ def test_name_is_accepted_if_it_is_listed_with_a_weight(header: str, accepted: b
     ],
 )
 def test_rate_is_rounded_so_that_it_stays(per_minute: float, text: str) -> None:
-    assert rate(per_minute) == text
+    assert growth_rate_text(per_minute) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.fit.command import split
+from gpumond.features.fit.command import split_interpreter
 from tests.fakenvml import Device, FakeDriver
 from tests.helpers.running import gpumond, gpumond_here
 
@@ -23,7 +23,7 @@ from tests.helpers.running import gpumond, gpumond_here
     ],
 )
 def test_options_of_the_interpreter_are_no_program(command: str, program: str):
-    interpreter, rest = split(command.split())
+    interpreter, rest = split_interpreter(command.split())
     assert rest == program.split()
     assert [*interpreter, *rest] == command.split()
 

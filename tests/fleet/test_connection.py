@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Access, Client, Machine, Machines, access, machine, run_each
+from gpumond.features.fleet.connection import Access, Client, Machine, Machines, make_access, parse_machine, run_each
 from gpumond.features.fleet.discovery import Prometheus
 from gpumond.host.http import may_receive_token
 from gpumond.view.frame import frame_of
@@ -28,7 +28,9 @@ def client(trust: ssl.SSLContext = TRUST, seconds: float = 10.0) -> Client:
 
 
 def get(address: str, own: Client | None = None, name: str = "a", scheme: str = "http") -> Any:
-    return asyncio.run((own or client()).get(machine(address, {"instance": name}, scheme=scheme), "/api/v1/frame"))
+    return asyncio.run(
+        (own or client()).get(parse_machine(address, {"instance": name}, scheme=scheme), "/api/v1/frame")
+    )
 
 
 @pytest.mark.needs("openssl")
@@ -45,7 +47,7 @@ def test_token_is_sent_to_a_loopback_address_and_over_tls_only(tmp_path: Path):
 
 def test_change_is_not_sent_where_the_token_must_not_be_sent():
     with stub(lambda path, body: (200, {})) as served:
-        to = machine(served.address.replace("127.0.0.1", "0.0.0.0"), {})
+        to = parse_machine(served.address.replace("127.0.0.1", "0.0.0.0"), {})
         with pytest.raises(DaemonError, match="isn't sent without TLS"):
             asyncio.run(client().post(to, "/api/v1/flushes", {}, 10.0))
         assert served.requests == []
@@ -114,7 +116,7 @@ def test_frame_of_more_than_its_limit_is_refused():
         stub(lambda path, body: (200, [[]] * (1 << 22))) as served,
         pytest.raises(DaemonError, match="more than 8 MiB"),
     ):
-        asyncio.run(client().frame(machine(served.address, {}), frame_of))
+        asyncio.run(client().frame(parse_machine(served.address, {}), frame_of))
 
 
 @pytest.mark.needs("openssl")
@@ -178,7 +180,7 @@ def test_answer_that_is_not_http_or_not_json_has_a_reason():
                         connection.sendall(sent)
 
             task = asyncio.get_running_loop().run_in_executor(None, work)
-            to = machine(f"127.0.0.1:{server.getsockname()[1]}", {})
+            to = parse_machine(f"127.0.0.1:{server.getsockname()[1]}", {})
             with pytest.raises(DaemonError, match="no response: BadStatusLine"):
                 await client().get(to, "/")
             with pytest.raises(DaemonError, match="the response isn't JSON"):
@@ -230,11 +232,11 @@ def test_client_certificate_is_presented(tmp_path: Path):
     files = {"certificate": place / "client.crt", "key": place / "client.key"}
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
     with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
-        assert get(served.address, Client(access(**files, environ=environ), 10.0), scheme="https") == {}
+        assert get(served.address, Client(make_access(**files, environ=environ), 10.0), scheme="https") == {}
         with pytest.raises(DaemonError):
-            get(served.address, Client(access(environ=environ), 10.0), scheme="https")
+            get(served.address, Client(make_access(environ=environ), 10.0), scheme="https")
     with pytest.raises(ConfigError, match=r"client\.key"):
-        access(certificate=place / "client.key", environ=environ)
+        make_access(certificate=place / "client.key", environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_client_certificate_is_presented(tmp_path: Path):
     ],
 )
 def test_address_of_service_discovery(address: str, labels: dict[str, str], expected: Machine):
-    assert machine(address, labels) == expected
+    assert parse_machine(address, labels) == expected
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_address_of_service_discovery(address: str, labels: dict[str, str], expe
 )
 def test_text_that_is_no_address_is_refused(address: str, labels: dict[str, str]):
     with pytest.raises(DiscoveryError):
-        machine(address, labels)
+        parse_machine(address, labels)
 
 
 @pytest.mark.parametrize(
@@ -285,9 +287,9 @@ def test_text_that_is_no_address_is_refused(address: str, labels: dict[str, str]
 def test_instance_has_one_address(instance: str, url: str):
     found = Machines(
         (
-            machine("gpu-1:9917", {}),
-            machine("10.0.0.2:9917", {"instance": "node-2", "__scheme__": "https"}),
-            machine("gpu-3", {}),
+            parse_machine("gpu-1:9917", {}),
+            parse_machine("10.0.0.2:9917", {"instance": "node-2", "__scheme__": "https"}),
+            parse_machine("gpu-3", {}),
         )
     )
     assert found.address_of(instance).url == url
@@ -296,12 +298,16 @@ def test_instance_has_one_address(instance: str, url: str):
 @pytest.mark.parametrize("instance", ["gpu-9", "gpu-1:9100", "two"])
 def test_instance_without_one_address_is_refused(instance: str):
     found = Machines(
-        (machine("gpu-1:9917", {}), machine("a:9917", {"instance": "two"}), machine("b:9917", {"instance": "two"}))
+        (
+            parse_machine("gpu-1:9917", {}),
+            parse_machine("a:9917", {"instance": "two"}),
+            parse_machine("b:9917", {"instance": "two"}),
+        )
     )
     with pytest.raises(DiscoveryError):
         found.address_of(instance)
 
 
 def test_machine_that_two_jobs_scrape_is_listed_once():
-    plain, dcgm = machine("gpu-1:9917", {"job": "gpumond"}), machine("gpu-1:9917", {"job": "dcgm"})
+    plain, dcgm = parse_machine("gpu-1:9917", {"job": "gpumond"}), parse_machine("gpu-1:9917", {"job": "dcgm"})
     assert len(Machines((plain, dcgm)).all) == 1

@@ -11,19 +11,19 @@ import pytest
 import yaml
 
 from gpumond.facts.errors import ConfigError, DiscoveryError
-from gpumond.features.fleet.connection import Machine, Machines, machine
+from gpumond.features.fleet.connection import Machine, Machines, parse_machine
 from gpumond.features.fleet.discovery import (
     DAEMONS,
     LOOKBACK_SECONDS,
     QueriedProcess,
     SeriesSample,
-    data_seconds,
     from_file,
     from_groups,
     from_nodes,
     from_prometheus,
     from_slices,
-    named,
+    lookback_seconds,
+    processes_by_instance,
     to_groups,
 )
 from gpumond.features.fleet.flush import by_machine
@@ -44,7 +44,7 @@ def test_printed_list_is_read_again():
 def test_yaml_and_json_files_are_equal(tmp_path: Path):
     (tmp_path / "targets.yaml").write_text("- targets: [gpu-1, 'gpu-2:80']\n  labels: {rack: 7}\n")
     (tmp_path / "targets.json").write_text('[{"targets": ["gpu-1", "gpu-2:80"], "labels": {"rack": "7"}}]')
-    expected = [machine(address, {"rack": "7"}, scheme="https") for address in ("gpu-1", "gpu-2:80")]
+    expected = [parse_machine(address, {"rack": "7"}, scheme="https") for address in ("gpu-1", "gpu-2:80")]
     for name in ("targets.yaml", "targets.json"):
         assert [*from_file(tmp_path / name, "https")] == expected
 
@@ -172,13 +172,13 @@ def test_node_in_several_partitions_is_listed_once():
     ],
 )
 def test_age_of_the_data_is_bounded(expression: str, seconds: float):
-    assert data_seconds(expression) == seconds
+    assert lookback_seconds(expression) == seconds
 
 
 @pytest.mark.parametrize("expression", ["x @ 1790000000", "x offset -5m", "x[5m + 1m]", "x offset (1h)"])
 def test_query_whose_age_is_unknown_is_refused(expression: str):
     with pytest.raises(ConfigError):
-        data_seconds(expression)
+        lookback_seconds(expression)
 
 
 def sample(instance: str, pid: str, at: float = 1000.0, **labels: str) -> SeriesSample:
@@ -196,7 +196,7 @@ def test_series_of_one_process_are_combined():
         SeriesSample({"instance": "a"}, 1000.0, 990.0),
         SeriesSample({"instance": "a", "job": "dcgm"}, 1000.0, 985.0),
     ]
-    assert named(samples, scrapes, 60.0) == {
+    assert processes_by_instance(samples, scrapes, 60.0) == {
         ("", "a"): {10: QueriedProcess(10, 985.0 - 60.0, frozenset(("GPU-0", "GPU-1")), frozenset(("train",)))},
         ("", "b"): {10: QueriedProcess(10, 1000.0 - LOOKBACK_SECONDS - 60.0)},
     }
@@ -208,14 +208,14 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
         SeriesSample({"instance": "a", "cluster": "x"}, 1000.0, 990.0),
         SeriesSample({"instance": "a", "cluster": "y"}, 1000.0, 980.0),
     ]
-    processes = named(samples, scrapes, 0.0)
+    processes = processes_by_instance(samples, scrapes, 0.0)
     assert processes == {("x", "a"): {10: QueriedProcess(10, 990.0)}, ("y", "a"): {10: QueriedProcess(10, 980.0)}}
     in_x, in_y = (Machine("a", f"http://a.{name}:9917", (("cluster", name),)) for name in ("x", "y"))
     found, missing = by_machine(Machines([in_x, in_y]), processes)
     assert (dict(found), missing) == ({in_x: processes["x", "a"], in_y: processes["y", "a"]}, [])
     found, missing = by_machine(Machines([in_x]), processes)
     assert (dict(found), [each.machine for each in missing]) == ({in_x: processes["x", "a"]}, ["y/a"])
-    found, missing = by_machine(Machines([in_x, in_y]), named([sample("a", "10")], scrapes, 0.0))
+    found, missing = by_machine(Machines([in_x, in_y]), processes_by_instance([sample("a", "10")], scrapes, 0.0))
     assert (found, len(missing)) == ([], 1)
     assert "keep it in the query" in missing[0].problem
     found, missing = by_machine(Machines([Machine("a", "http://a:9917")]), processes)
@@ -228,4 +228,4 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
 @pytest.mark.parametrize("labels", [{}, {"instance": "a"}, {"pid": "10"}])
 def test_series_without_a_process_are_refused(labels: dict[str, str]):
     with pytest.raises(ConfigError, match=r"by \(instance, pid\)"):
-        named([SeriesSample(labels, 1000.0, 1.0)], [], 0.0)
+        processes_by_instance([SeriesSample(labels, 1000.0, 1.0)], [], 0.0)

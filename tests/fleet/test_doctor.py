@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumond.facts.errors import remedy
 from gpumond.facts.frame import StatedCondition, StatedFault
-from gpumond.features.fleet.connection import Access, Client, Machine, machine
+from gpumond.features.fleet.connection import Access, Client, Machine, parse_machine
 from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
 from gpumond.view.frame import MALFORMED
 from tests.helpers.agents import GIB
@@ -38,7 +38,7 @@ def examined(*frames: Any) -> list[FleetFinding]:
                 address = f"127.0.0.1:{free_port()}"
             else:
                 address = stack.enter_context(stub(lambda path, body, own=each: (200, own))).address
-            machines.append(machine(address, {"instance": f"node-{number}"}))
+            machines.append(parse_machine(address, {"instance": f"node-{number}"}))
         client = Client(Access(trust=ssl.create_default_context()), 10.0)
         return asyncio.run(examine(client, machines, 8))
 

@@ -12,9 +12,17 @@ import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.features.fleet.connection import Access, Client, Machine, machine
+from gpumond.features.fleet.connection import Access, Client, Machine, parse_machine
 from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan, result_of
-from gpumond.features.fleet.plan import Criteria, FleetLimits, MachineFlush, Replicas, limited, parse_unavailable, waves
+from gpumond.features.fleet.plan import (
+    Criteria,
+    FleetLimits,
+    MachineFlush,
+    Replicas,
+    parse_max_unavailable,
+    refuse_beyond_limits,
+    waves,
+)
 from gpumond.view.frame import receipts_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -31,8 +39,8 @@ def frame() -> dict[str, Any]:
 
 def test_machine_that_does_not_answer_does_not_delay_the_others():
     with stub(lambda path, body: None) as silent, stub(lambda path, body: (200, frame())) as present:
-        machines = [machine(silent.address, {"instance": "slow"})]
-        machines += [machine(present.address, {"instance": f"node-{number}"}) for number in range(3)]
+        machines = [parse_machine(silent.address, {"instance": "slow"})]
+        machines += [parse_machine(present.address, {"instance": f"node-{number}"}) for number in range(3)]
         read: list[None] = []
 
         def done() -> None:
@@ -275,11 +283,11 @@ def refused(found: list[MachineFlush]) -> dict[int, str]:
 
 def test_flushes_beyond_the_limit_of_machines_are_refused_by_job():
     programs = [planned(10, "node-1"), rank(1), rank(2), rank(3), planned(11, "node-9"), planned(12, "node-1")]
-    assert refused(limited(programs, FleetLimits(max_machines=2))) == dict.fromkeys(
+    assert refused(refuse_beyond_limits(programs, FleetLimits(max_machines=2))) == dict.fromkeys(
         (1, 2, 3), "beyond the limit of machines (--max-machines 2)"
     )
-    assert refused(limited(programs, FleetLimits(max_machines=4))) == {}
-    assert refused(limited(programs, FleetLimits())) == {}
+    assert refused(refuse_beyond_limits(programs, FleetLimits(max_machines=4))) == {}
+    assert refused(refuse_beyond_limits(programs, FleetLimits())) == {}
 
 
 def engine(pid: int, name: str = "chat", **fields: Any) -> MachineFlush:
@@ -289,13 +297,15 @@ def engine(pid: int, name: str = "chat", **fields: Any) -> MachineFlush:
 def test_engines_of_a_service_that_must_stay_awake_are_refused():
     engines = [engine(1), engine(2, refusal="it is busy"), engine(3), engine(4, "embed")]
     services = {"chat": Replicas(4, 3), "embed": Replicas(1, 1)}
-    assert refused(limited(engines, FleetLimits(keep=2), services)) == {
+    assert refused(refuse_beyond_limits(engines, FleetLimits(keep=2), services)) == {
         2: "it is busy",
         3: "the engine is one of the last 2 replicas awake (--keep 2)",
         4: "the engine is the last replica awake (--keep 2)",
     }
-    assert set(refused(limited(engines, FleetLimits(keep=0), services))) == {2}
-    assert refused(limited(engines, FleetLimits(max_unavailable=parse_unavailable("50%")), services)) == {
+    assert set(refused(refuse_beyond_limits(engines, FleetLimits(keep=0), services))) == {2}
+    assert refused(
+        refuse_beyond_limits(engines, FleetLimits(max_unavailable=parse_max_unavailable("50%")), services)
+    ) == {
         2: "it is busy",
         3: "3 of 4 replicas would be unavailable (--max-unavailable 50%)",
         4: "1 of 1 replicas would be unavailable (--max-unavailable 50%)",

@@ -13,7 +13,7 @@ from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import QueriedProcess
 from gpumond.features.fleet.plan import Criteria, MachineFlush, select
-from gpumond.features.fleet.status import of_frame
+from gpumond.features.fleet.status import status_of_frame
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report
@@ -113,14 +113,14 @@ def test_answer_of_another_service_is_refused(answer: Any):
     with pytest.raises(DaemonError, match="the server isn't gpumond"):
         select(MACHINE, answer, Criteria(), None)
     with pytest.raises(DaemonError, match="the server isn't gpumond"):
-        of_frame(MACHINE, answer)
+        status_of_frame(MACHINE, answer)
 
 
 def test_state_counts_the_programs_with_an_agent():
-    state = of_frame(MACHINE, frame())
+    state = status_of_frame(MACHINE, frame())
     assert (state.programs, state.agents, state.devices, state.devices_up) == (3, 2, 1, 1)
     assert (state.used_bytes, state.reclaimable_bytes) == (60 * GIB, 13 * GIB)
-    assert of_frame(MACHINE, frame(flush_policy="never")).reclaimable_bytes == 12 * GIB
+    assert status_of_frame(MACHINE, frame(flush_policy="never")).reclaimable_bytes == 12 * GIB
 
 
 def engine(name: str, *pids: int, **fields: Any) -> EngineReading:

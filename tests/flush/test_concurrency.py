@@ -9,9 +9,9 @@ import pytest
 from gpumond.facts.errors import CooldownActive, FlushInProgress
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
-from gpumond.facts.pools import Outcome, on_command_line
+from gpumond.facts.pools import Outcome, with_option_names
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.flush.flusher import Flusher, Locks
+from gpumond.features.flush.flusher import Flusher, FlushLocks
 from gpumond.host.peer import PeerIdentity
 from tests.helpers import virtual_time
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
@@ -113,7 +113,7 @@ def test_cooldown_is_5_seconds_for_users_and_30_for_rules(by_rule: bool, cooldow
         with pytest.raises(CooldownActive, match="try again in 1 s") as refused:
             await flusher.flush(request, "test")
         assert str(refused.value).endswith(', or now with "force": true')
-        assert on_command_line(str(refused.value)).endswith(", or now with --force")
+        assert with_option_names(str(refused.value)).endswith(", or now with --force")
         assert refused.value.retry_after_seconds == 1
         now[0] += 1.5
         scripted.refill()
@@ -153,7 +153,7 @@ def test_neighbors_delay_the_flushes_of_a_user_once_in_total():
     reports = [train(10), train(11)]
 
     async def flush() -> None:
-        locks, over = Locks(neighbor_seconds=5.0), asyncio.Event()
+        locks, over = FlushLocks(neighbor_seconds=5.0), asyncio.Event()
 
         async def silent() -> None:
             async with locks.hold(train(20, uid=7)):

@@ -94,7 +94,7 @@ kept = [allocate() for _ in range(3)]
 for _ in range(20_000):
     torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 began = time.perf_counter()
-found = handler.finished_recording(now + 2.0)
+found = handler.finish_due_recording(now + 2.0)
 duration = time.perf_counter() - began
 show(refusal=refusal, recording=bool(torch._C._cuda_isHistoryEnabled()), duration=duration,
      sites=[dataclasses.asdict(one) for one in found.sites], unrecorded=found.unrecorded_bytes,

@@ -18,13 +18,13 @@ from typing import Any
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Reading
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.sim.device import SimDevice, Spec, create
+from gpumond.sim.device import DeviceSpec, SimDevice, create
 from tests.helpers.agents import GIB
 from tests.helpers.forks import Fork
 
 
 def device(directory: Path, size_gib: int = 16) -> SimDevice:
-    return create(directory / "SIM-0", Spec("SIM-0", 0, "Simulated", size_gib * GIB, context_bytes=0))
+    return create(directory / "SIM-0", DeviceSpec("SIM-0", 0, "Simulated", size_gib * GIB, context_bytes=0))
 
 
 def candidates(card: SimDevice) -> list[ProcessKey]:

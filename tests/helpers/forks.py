@@ -35,7 +35,7 @@ IMPORTED = (
     "gpumond.features.flush.alertmanager_hook",
     "gpumond.features.oom.case",
     "gpumond.features.quotas.borrow",
-    "gpumond.features.suspend.helper",
+    "gpumond.features.suspend.checkpoint_process",
     "gpumond.serve.app",
     "gpumond.view.html_report",
     *sorted(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 
 HOLD = """
 import sys
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 def small_device(directory: Path, uuid: str = "SIM-test", size_mib: int = 1024, index: int = 0) -> SimDevice:
     """Create a device whose contexts cost 16 MiB, and of which the driver keeps 24 MiB."""
-    spec = Spec(uuid, index, "Simulated", size_mib * MIB, reserved_bytes=24 * MIB, context_bytes=16 * MIB)
+    spec = DeviceSpec(uuid, index, "Simulated", size_mib * MIB, reserved_bytes=24 * MIB, context_bytes=16 * MIB)
     return create(directory / uuid, spec)
 
 

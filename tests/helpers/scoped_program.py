@@ -15,9 +15,9 @@ PROGRAM = """
 import sys
 import gpumond.agent as agent
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import MIB, OutOfMemory, Spec, create
+from gpumond.sim.device import MIB, OutOfMemory, DeviceSpec, create
 allocators = [
-    CachingAllocator(create(f"DIRECTORY/card{n}", Spec(f"GPU-simulated{n or ''}", n, "sim", 1024 * MIB)))
+    CachingAllocator(create(f"DIRECTORY/card{n}", DeviceSpec(f"GPU-simulated{n or ''}", n, "sim", 1024 * MIB)))
     for n in range(DEVICES)
 ]
 for allocator in allocators:

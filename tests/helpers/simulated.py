@@ -11,7 +11,7 @@ from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.scopes import SCOPE_TOTALS
 from gpumond.agent.measure.steps import STEPS
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 
 UUID = "GPU-simulated"
 
@@ -21,7 +21,9 @@ def allocator(tmp_path: Path) -> Iterator[CachingAllocator]:
     """Allocator in use: its context has 24 MiB, and 1000 MiB are free."""
     for state in (SCOPE_TOTALS, STEPS, OOMS):
         state._forget()
-    allocator = CachingAllocator(create(tmp_path / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=24 * MIB)))
+    allocator = CachingAllocator(
+        create(tmp_path / "card", DeviceSpec(UUID, 0, "sim", 1024 * MIB, context_bytes=24 * MIB))
+    )
     allocator.free(allocator.malloc(20 * MIB))
     allocator.empty_cache()
     yield allocator

@@ -101,13 +101,13 @@ class SimulatedAgents:
     def set_suspended(self, suspended: Collection[ProcessKey]) -> None:
         pass
 
-    def ends(self) -> tuple[ProcessEnd, ...]:
+    def take_ends(self) -> tuple[ProcessEnd, ...]:
         return ()
 
     def on_borrow(self, borrow: object) -> None:
         pass
 
-    def exited_reports(self) -> tuple[AgentReport, ...]:
+    def take_exited_reports(self) -> tuple[AgentReport, ...]:
         return ()
 
     async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:

@@ -8,7 +8,7 @@ from itertools import count
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ProgramScript
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import Context, OutOfMemory, SimDevice, Spec
+from gpumond.sim.device import Context, DeviceSpec, OutOfMemory, SimDevice
 
 REPORT_AGE_SECONDS = 0.5
 UID = 1000
@@ -32,9 +32,9 @@ class _Device(SimDevice):
 
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory = memory
-        self._spec = Spec(f"virtual-{next(_numbers)}", 0, "", memory.size_bytes, context_bytes=CONTEXT_BYTES)
+        self._spec = DeviceSpec(f"virtual-{next(_numbers)}", 0, "", memory.size_bytes, context_bytes=CONTEXT_BYTES)
 
-    def spec(self) -> Spec:
+    def spec(self) -> DeviceSpec:
         return self._spec
 
     def attach(self) -> Context:

@@ -290,7 +290,7 @@ def test_callers_of_the_chart_are_valid_for_gpumond(tmp_path: Path):
     settings = settings_of(found, places, tmp_path)
     tokens = parse_tokens(only(found, "Secret")["stringData"]["tokens"], "tokens")
     assert [token.name for token in tokens] == ["runner", "argo"]
-    check_subjects(tokens, settings.web().client_certificates, settings.token_review_audience is not None)
+    check_subjects(tokens, settings.web().accepts_client_certificates, settings.token_review_audience is not None)
     assert settings.tokens_file == tmp_path / "tokens"
     assert str(settings.token_review_directory) == places["service-account"]
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "tls"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, needs_chromium, open_page
 from tests.helpers.running import RunningDaemon
@@ -24,7 +24,7 @@ pytestmark = [needs_chromium, pytest.mark.timeout(180)]
 def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """Daemon on a simulated device whose name is hostile, as are those of the program that uses it."""
     directory = tmp_path_factory.mktemp("hostile")
-    create(directory / "cards" / "card0", Spec("GPU-hostile", 0, NAME, 24 * GIB))
+    create(directory / "cards" / "card0", DeviceSpec("GPU-hostile", 0, NAME, 24 * GIB))
     environ = {"GPUMOND_SIM_DIR": str(directory / "cards")}
     daemon = RunningDaemon(directory / "daemon", "--source", "sim", environ=environ)
     with daemon, holding(directory / "cards" / "card0"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 from tests.helpers import forks
 
 SIZE = 8192 * MIB
@@ -22,7 +22,7 @@ CONTEXT = 64 * MIB
 
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
-    return create(tmp_path / "cards" / "card0", Spec("SIM-load", 0, "Simulated", SIZE, context_bytes=CONTEXT))
+    return create(tmp_path / "cards" / "card0", DeviceSpec("SIM-load", 0, "Simulated", SIZE, context_bytes=CONTEXT))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pytest
 from gpumond.facts.units import GIB
 from gpumond.features.loadgen.plan import SCENARIOS
 from gpumond.features.loadgen.runner import regressions
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 from tests.helpers.holding import holder
 from tests.helpers.running import gpumond_here, until
 from tests.loadgen.loads import CONTEXT, SIZE, load, running
@@ -216,7 +216,7 @@ LOAD = ("stress", "--fill", "50%", "--duration", "1s", "--speed", "3000", "--no-
 
 
 def card(directory: Path, size: int = SIZE) -> SimDevice:
-    return create(directory, Spec("SIM-load", 0, "Simulated", size, context_bytes=CONTEXT))
+    return create(directory, DeviceSpec("SIM-load", 0, "Simulated", size, context_bytes=CONTEXT))
 
 
 def results(file: Path) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def test_results_are_appended_and_compared_with_the_last_complete_one(tmp_path: 
     file.write_text('{"outcome": "do')  # the machine stopped
     status, out, err = load(device, *LOAD, "--report", str(file))
     assert (status, "first result of this load on this device: no regression" in out) == (0, True), err
-    empty = create(tmp_path / "missing", Spec("SIM-load", 0, "Simulated", SIZE))
+    empty = create(tmp_path / "missing", DeviceSpec("SIM-load", 0, "Simulated", SIZE))
     (empty.directory / "card.json").unlink()
     status, _, err = load(empty, *LOAD, "--report", str(file))
     assert status == 1

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumond.facts.pools import Expected, PoolBytes, Receipt
 from gpumond.metrics.catalog import Family, Row
-from gpumond.metrics.exposition import FrameCollector, write
+from gpumond.metrics.exposition import FrameCollector, family_text
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.agents import GIB
@@ -47,7 +47,7 @@ def by_library(family: Family, rows: Sequence[Row], newer: bool) -> str:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.kind)
 @given(rows=ROWS)
 def test_exposition_equals_the_library(rows: list[Row], family: Family, newer: bool):
-    ours, theirs = write(family, rows, newer), by_library(family, rows, newer)
+    ours, theirs = family_text(family, rows, newer), by_library(family, rows, newer)
     assert [line.rpartition(" ")[0] for line in ours.split("\n") if line[:1] != "#"] == [
         line.rpartition(" ")[0] for line in theirs.split("\n") if line[:1] != "#"
     ]
@@ -64,7 +64,7 @@ def test_exposition_equals_the_library(rows: list[Row], family: Family, newer: b
 def test_non_finite_values_are_formatted_per_specification():
     family = FAMILIES[0]
     for value, text in ((nan, "NaN"), (inf, "+Inf"), (-inf, "-Inf")):
-        line = write(family, [(("a", "0"), value)], False).splitlines()[-1]
+        line = family_text(family, [(("a", "0"), value)], False).splitlines()[-1]
         assert line == f'gpumond_test_bytes{{gpu="0",workload="a"}} {text}'
         (read,) = (s.value for f in parse_text(line + "\n") for s in f.samples)
         assert read == value or (isnan(read) and isnan(value))
@@ -72,7 +72,7 @@ def test_non_finite_values_are_formatted_per_specification():
 
 def test_family_without_labels_has_no_braces():
     family = Family("gpumond_test_agents", "Agents.", (), lambda frame: ())
-    assert write(family, [((), 3)], True).splitlines()[-1] == "gpumond_test_agents 3"
+    assert family_text(family, [((), 3)], True).splitlines()[-1] == "gpumond_test_agents 3"
 
 
 BEFORE, AFTER = PoolBytes(9 * GIB, 3 * GIB, 6 * GIB, None), PoolBytes(4 * GIB, 3 * GIB, GIB, None)
@@ -103,7 +103,7 @@ def count(registry: CollectorRegistry, outcome: str, workload: str = "train") ->
 
 def test_connected_workload_begins_at_zero():
     registry = CollectorRegistry()
-    Workloads(registry).connected(["train"])
+    Workloads(registry).set_connected(["train"])
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert [count(registry, outcome) for outcome in OUTCOMES] == [0] * len(OUTCOMES)
 
@@ -134,12 +134,12 @@ def test_released_bytes_are_never_counted_below_zero():
 def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
     registry = CollectorRegistry()
     workloads = Workloads(registry, most=2)
-    workloads.connected(["a", "b"])
-    workloads.connected(["b"])
-    workloads.connected(["b", "c"])
+    workloads.set_connected(["a", "b"])
+    workloads.set_connected(["b"])
+    workloads.set_connected(["b", "c"])
     assert [count(registry, "freed", name) for name in "abc"] == [None, 0, 0]
     assert bytes_of(registry, "a") == [None] * 4
-    workloads.connected(["b", "c", "d"])
+    workloads.set_connected(["b", "c", "d"])
     workloads.add_receipt(make_receipt(workload="d"))
     assert [count(registry, "freed", name) for name in "bcd"] == [0, 0, None]
 

@@ -12,7 +12,7 @@ from bench.series_of_a_day import BOUNDED, frame as frame_of_a_day, series_of_a_
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.snapshot import Owner
 from gpumond.metrics.exposition import Encoding, Exposition, Group
-from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, admitted
+from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
@@ -156,7 +156,7 @@ def programs(*workloads: str, at: float, user: str = "ada") -> Frame:
 
 
 def with_owners(frame: Frame, before: Mapping[Owner, float] | None = None) -> Frame:
-    return replace(frame, owners=admitted(before or {}, frame.snapshot))
+    return replace(frame, owners=owners_with_series(before or {}, frame.snapshot))
 
 
 def test_owners_beyond_the_limit_are_summed_without_their_workload():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.helpers.agent_daemon import environment, host
 from tests.helpers.running import RunningDaemon, until
 
@@ -34,7 +34,7 @@ for line in sys.stdin:
 def card(daemon: RunningDaemon) -> Path:
     """Create the device that the daemon reads."""
     directory = Path(daemon.environ["GPUMOND_SIM_DIR"]) / "card"
-    create(directory, Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=16 * MIB))
+    create(directory, DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=16 * MIB))
     return directory
 
 

@@ -23,7 +23,7 @@ from gpumond.facts.program import (
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.oom.case import OomCase, Remedy, document, plain, remedy_rows, sections
+from gpumond.features.oom.case import OomCase, Remedy, html_document, remedy_rows, sections, terminal_text
 from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
@@ -157,12 +157,12 @@ def test_the_peak_of_a_device_is_that_of_the_last_minute():
     assert recent_peaks(Frame(snapshot, attribute(snapshot)), history) == {"GPU-a": 40 * GIB}
 
 
-@pytest.mark.parametrize("show", [plain, document])
+@pytest.mark.parametrize("show", [terminal_text, html_document])
 def test_text_of_a_program_has_no_control_characters_and_no_markup(show):
     case = replace(CASE, workload="<script>\x1b[31m", summary="<script>\x1b[31m")
     shown = show(case, ())
     assert "\x1b" not in shown
-    if show is document:
+    if show is html_document:
         assert "<script>" not in shown
 
 
@@ -360,10 +360,10 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
         "GPU memory 0.2 s before the error (this program's rows: at the error)",
         "GPU memory 0.2 s before the error (the program's report: 0.9 s before)",
     ]
-    assert moment(9.0) in document(case, ())
+    assert moment(9.0) in html_document(case, ())
 
 
-@pytest.mark.parametrize("show", [plain, document])
+@pytest.mark.parametrize("show", [terminal_text, html_document])
 def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(show: Callable[..., str]):
     pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
     for allocator, offered in (("torch", True), ("sim", False)):
@@ -635,10 +635,10 @@ def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
     assert series is not None
     for held in (1, 2, 3):
         series.add((history.now + held - 3, 9.0 * GIB, 0.5 * GIB, held * GIB, 0.0, float("nan")))
-    case = limited(int(history.unix(history.now)), history=history)
+    case = limited(int(history.to_unix(history.now)), history=history)
     (curve,) = case.timeline.curves
     assert (curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) == (10, 2 * GIB, 3 * GIB)
-    shown = document(case, ())
+    shown = html_document(case, ())
     assert "The program&#x27;s memory in the ten minutes before the error, and its limit of 2.0 GiB" in shown
     assert '<line class="top"' in shown
     assert "The GPU in the ten minutes before" not in shown
@@ -706,7 +706,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))
     assert [each.enough for each in again.remedies] == [True, False], "3.0 GiB was missing once"
-    assert ", the last of 3 errors at this limit; up to 3.0 GiB was missing\n" in plain(newest, ())
+    assert ", the last of 3 errors at this limit; up to 3.0 GiB was missing\n" in terminal_text(newest, ())
     assert known.merged_with_earlier(limited(9)).errors == 9, "also those without a record in a report"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.units import MIB
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 from tests.agent.driver import build
 from tests.helpers.agent_daemon import FAKES, environment, finished, run_in_program
 from tests.helpers.running import RunningDaemon, until
@@ -47,7 +47,7 @@ def test_use_of_an_oom_pool_is_an_alert_while_the_program_runs(tmp_path: Path):
     devices, script = tmp_path / "cards", tmp_path / "train.py"
     script.write_text(TRAIN)
     devices.mkdir()
-    create(devices / "card", Spec(UUID, 0, "sim", 1024 * MIB, context_bytes=16 * MIB))
+    create(devices / "card", DeviceSpec(UUID, 0, "sim", 1024 * MIB, context_bytes=16 * MIB))
     environ = {"GPUMOND_SIM_DIR": os.fspath(devices)}
     with RunningDaemon(tmp_path / "daemon", "--source", "sim", "--interval", "0.2s", environ=environ) as daemon:
         own = environment(daemon.socket, FAKES, LD_LIBRARY_PATH=str(build(tmp_path)), FAKE_CUDA="c")

@@ -14,7 +14,7 @@ import yaml
 from gpumond.config.loading import load
 from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
-from gpumond.facts.units import seconds
+from gpumond.facts.units import parse_seconds
 from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN, TEXTS, daemon_texts
 from gpumond.features.rules.command import run_file
@@ -80,10 +80,10 @@ def test_both_sets_have_the_same_thresholds(rule: Rule):
     sign, threshold = (">", rule.above) if rule.above is not None else ("<", rule.below)
     thresholds = [float(number) for number in re.findall(rf" {sign} (\d+(?:\.\d+)?)", other["expr"])]
     assert threshold in thresholds
-    assert seconds(other.get("for", 0)) == rule.for_seconds
+    assert parse_seconds(other.get("for", 0)) == rule.for_seconds
     windows = re.findall(r"max_over_time\(.*\[(\w+)(?::\w+)?\]\)", other["expr"]) if rule.scope != "device" else []
     kept = windows[0] if rule.keep_firing_for_seconds and windows else other.get("keep_firing_for", 0)
-    assert seconds(kept) == rule.keep_firing_for_seconds or seconds(kept) == MISSED_SCRAPE_SECONDS
+    assert parse_seconds(kept) == rule.keep_firing_for_seconds or parse_seconds(kept) == MISSED_SCRAPE_SECONDS
     assert other["labels"] == {**dict(rule.labels), "rule": rule.name}
 
 

@@ -148,13 +148,13 @@ async def test_stale_report_is_not_returned(tmp_path: Path):
     [
         (
             encode(Goodbye("out-of-memory")),
-            AgentServer.ends,
+            AgentServer.take_ends,
             (ProcessEnd(OWN.pid, OWN.start_ticks, "out-of-memory"),),
         ),
         (
             encode(Report(program=Program(ooms=(Oom(number=1, at=2.0, seen="scope"),)))) + encode(Goodbye()),
             lambda server: tuple(
-                (each.pid, each.workload, each.program.ooms[0].number) for each in server.exited_reports()
+                (each.pid, each.workload, each.program.ooms[0].number) for each in server.take_exited_reports()
             ),
             ((OWN.pid, "train", 1),),
         ),
@@ -187,7 +187,7 @@ def newest(report: Report) -> Report:
     with ours, theirs:
         connection = AgentConnection(ours, PeerIdentity(1, 2, 3), None, 3, ReadBudget(SocketLimits(), 0.0), 0.0)
         connection.unread = encode(report).strip()
-        decoded = connection.newest()
+        decoded = connection.newest_report()
         assert decoded is not None
         return decoded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.reader import moment
+from gpumond.features.recordings.reader import parse_time
 from gpumond.features.recordings.snapshots import NAMELESS
 from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
@@ -83,7 +83,7 @@ def test_log_of_an_allocator_alone_is_the_memory_of_its_device():
     ],
 )
 def test_times_are_read_in_the_notations_of_logs(text: str, at: float):
-    assert moment(text) == at
+    assert parse_time(text) == at
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_times_are_read_in_the_notations_of_logs(text: str, at: float):
 )
 def test_invalid_time_is_rejected(text: str):
     with pytest.raises(ValueError, match="isn't a time; expected"):
-        moment(text)
+        parse_time(text)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.reader import moment
+from gpumond.features.recordings.reader import parse_time
 from tests.recordings.reading import read, used
 from tests.recordings.samples import HEADER, ROWS
 
@@ -16,7 +16,9 @@ MIB = 1024**2
 def test_log_has_one_device_with_dedicated_memory_in_mib(encoding: str):
     snapshots = read((HEADER + ROWS).encode(encoding))
     assert used(snapshots, "gpu") == [3543 * MIB, 3600 * MIB]
-    assert [snapshot.taken_at for snapshot in snapshots] == [moment(f"2024-01-14 18:41:0{second}") for second in (7, 8)]
+    assert [snapshot.taken_at for snapshot in snapshots] == [
+        parse_time(f"2024-01-14 18:41:0{second}") for second in (7, 8)
+    ]
     assert [snapshot.devices[0].sensors.gpu_utilization_ratio for snapshot in snapshots] == [0.21, None]
 
 

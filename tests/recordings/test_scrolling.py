@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.recordings.reader import moment
+from gpumond.features.recordings.reader import parse_time
 from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 from tests.recordings.samples import DMON
@@ -38,7 +38,7 @@ def processes(read_snapshot: object) -> list[tuple[int, int | None, str | None]]
 
 def test_dmon_has_memory_in_mib_and_the_utilization_of_the_device():
     snapshots = read(DMON)
-    assert [snapshot.taken_at for snapshot in snapshots] == [moment(f"2024-01-04 13:54:3{s}") for s in (5, 6)]
+    assert [snapshot.taken_at for snapshot in snapshots] == [parse_time(f"2024-01-04 13:54:3{s}") for s in (5, 6)]
     assert (used(snapshots, "gpu0"), used(snapshots, "gpu1")) == ([239 * MIB, 240 * MIB], [None, 17 * MIB])
     assert [device.sensors.gpu_utilization_ratio for device in snapshots[0].devices] == [0.06, None]
     assert [(device.index, device.processes, device.size_bytes) for device in snapshots[0].devices] == [

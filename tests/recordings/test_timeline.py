@@ -14,7 +14,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
-from gpumond.features.recordings.diagnose import Changes
+from gpumond.features.recordings.diagnose import VerdictChanges
 from gpumond.features.recordings.snapshots import NAMELESS
 from tests.helpers.simulated_snapshots import snapshots as virtual
 from tests.recordings.reading import elapsed, read, read_with_notices, used
@@ -95,12 +95,12 @@ def make_verdict(kind: str = "leak", pid: int | None = 7, summary: str = "") -> 
     )
 
 
-def transitions(changes: Changes, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:
+def transitions(changes: VerdictChanges, at: float, *verdicts: Verdict) -> list[tuple[float, bool, str, int | None]]:
     return [(c.at, c.onset, c.verdict.kind, c.verdict.pid) for c in changes.update(verdicts, at)]
 
 
 def test_verdict_has_one_beginning_and_one_end():
-    changes = Changes()
+    changes = VerdictChanges()
     assert transitions(changes, 1, make_verdict()) == [(1, True, "leak", 7)]
     assert transitions(changes, 2, make_verdict(summary="goes on")) == []
     assert transitions(changes, 3, make_verdict("pressure")) == [(3, False, "leak", 7), (3, True, "pressure", 7)]
@@ -108,7 +108,7 @@ def test_verdict_has_one_beginning_and_one_end():
 
 
 def test_verdicts_of_processes_and_devices_are_distinct():
-    changes = Changes()
+    changes = VerdictChanges()
     assert transitions(changes, 1, make_verdict(pid=7), make_verdict(pid=8), make_verdict(pid=None)) == [
         (1, True, "leak", 7),
         (1, True, "leak", 8),
@@ -117,7 +117,7 @@ def test_verdicts_of_processes_and_devices_are_distinct():
 
 
 def test_verdict_of_an_allocator_without_a_pid_is_its_devices_and_occurs_once():
-    changes = Changes()
+    changes = VerdictChanges()
     own = make_verdict(pid=NAMELESS, summary=f"a program (pid {NAMELESS}) keeps more")
     (change,) = changes.update((own, make_verdict(pid=None)), 1)
     assert (change.verdict.pid, change.verdict.summary) == (None, "a program keeps more")
@@ -127,7 +127,7 @@ Transitions = list[tuple[float, bool, str, int | None]]
 
 
 def verdicts(snapshots: Iterable[Snapshot]) -> Transitions:
-    diagnosis, changes, transitions = Diagnosis(), Changes(), []
+    diagnosis, changes, transitions = Diagnosis(), VerdictChanges(), []
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
         for change in changes.update(diagnosis.verdicts, snapshot.taken_at):

@@ -18,7 +18,7 @@ from gpumond.features.alerts.action_decisions import (
     annotate,
     decide,
     forget,
-    remembered,
+    restored_tracks,
     tracks_after_flush,
 )
 from tests.helpers.agents import GIB
@@ -216,7 +216,7 @@ def test_receipt_is_in_the_annotation_of_the_alert():
 
 def test_flushes_of_the_last_hour_survive_a_restart():
     key = (ALERT.rule, ALERT.labels, 1000)
-    tracks = remembered([(key, 900.0), (key, 4950.0)], now=5000.0)
+    tracks = restored_tracks([(key, 900.0), (key, 4950.0)], now=5000.0)
     rule = make_rule()
     assert decide([rule], [ALERT], [wasting()], tracks, 0.0)[0] == []
     assert len(decide([rule], [ALERT], [wasting()], tracks, 50.0)[0]) == 1

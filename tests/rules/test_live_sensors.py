@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.agents import GIB
 from tests.helpers.alert_listener import Listener
@@ -71,7 +71,7 @@ def test_faults_of_the_hardware_fire_built_in_rules(daemon: RunningDaemon, drive
 
 
 Serve = Callable[..., RunningDaemon]
-CARD = Spec("GPU-51300000-0000-4000-8000-000000000001", 0, "Simulated", 24 * GIB, GIB)
+CARD = DeviceSpec("GPU-51300000-0000-4000-8000-000000000001", 0, "Simulated", 24 * GIB, GIB)
 NO_AGENTS = {"name": "no-agents", "scope": "daemon", "value": "agents", "below": 1}
 
 

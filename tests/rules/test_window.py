@@ -21,9 +21,9 @@ from gpumond.quantities.window import (
     CounterHistory,
     OomNote,
     RuleWindow,
-    combined,
-    first,
+    first_observation,
     remember,
+    sum_of_known,
 )
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
@@ -322,7 +322,7 @@ def increases(observations: Sequence[Observation]) -> list[float | None]:
     found = []
     for elapsed, count in observations:
         if history is None:
-            history = first((count,), elapsed)
+            history = first_observation((count,), elapsed)
         elif history.due(elapsed):
             history = history.marked((count,), elapsed)
         found.append(history.increase(0, count, elapsed))
@@ -360,7 +360,7 @@ def test_gap_does_not_lose_an_increase():
 
 
 def test_counts_that_do_not_change_need_two_marks():
-    history = first((7.0, None), 0.0)
+    history = first_observation((7.0, None), 0.0)
     for at in range(30, 3600, 30):
         history = history.marked((7.0, None), float(at))
     assert len(history.marks) == 2
@@ -372,14 +372,14 @@ def test_increase_after_a_long_time_without_change_is_known():
 
 
 def test_marks_are_bounded():
-    history = first((0.0,), 0.0)
+    history = first_observation((0.0,), 0.0)
     for at in range(30, 36_000, 30):
         history = history.marked((float(at),), float(at))
     assert len(history.marks) <= WINDOW_SECONDS / BUCKET_SECONDS + 1
 
 
 def test_sum_of_increases_ignores_unknown_ones():
-    assert (combined((None, 2.0, 3.0)), combined((None, None))) == (5.0, None)
+    assert (sum_of_known((None, 2.0, 3.0)), sum_of_known((None, None))) == (5.0, None)
 
 
 def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the_stack():

@@ -13,7 +13,7 @@ from starlette.datastructures import State
 
 from gpumond.config.settings import Settings
 from gpumond.events import EventLog
-from gpumond.facts.alerts import Rule, ended
+from gpumond.facts.alerts import Rule, as_resolved
 from gpumond.facts.errors import ConfigError, FlushError
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.frame import Alert, Frame
@@ -100,7 +100,7 @@ class View:
         return next((service for service in services if kind in type(service).__mro__), self)
 
     def past(self) -> list[Alert]:
-        return [ended(ALERT, 2.0)]
+        return [as_resolved(ALERT, 2.0)]
 
     async def preview(self, rule: Rule) -> Preview:
         return preview(rule, [pack(SNAPSHOT, ())])

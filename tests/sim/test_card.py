@@ -13,10 +13,10 @@ from gpumond.facts.snapshot import Sensors
 from gpumond.sim.device import (
     MIB,
     Context,
-    Damaged,
+    DamagedDevice,
+    DeviceSpec,
     OutOfMemory,
     SimDevice,
-    Spec,
     create,
     simulated_devices,
     start_if_running,
@@ -180,7 +180,7 @@ def test_forked_child_attaches_as_itself(device: SimDevice) -> None:
 
 
 def test_published_utilization_is_summed(tmp_path: Path) -> None:
-    spec = Spec("SIM-warm", 0, "Simulated", 1024 * MIB, context_bytes=0, idle_celsius=30.0, idle_watts=20.0)
+    spec = DeviceSpec("SIM-warm", 0, "Simulated", 1024 * MIB, context_bytes=0, idle_celsius=30.0, idle_watts=20.0)
     device = create(tmp_path / "warm", spec)
     assert device.read().sensors == Sensors(gpu_temperature_celsius=30.0, power_watts=20.0)
     context = device.attach()
@@ -205,5 +205,5 @@ def test_root_contains_several_devices(tmp_path: Path) -> None:
 def test_damaged_device_raises_damaged(device: SimDevice, file: str) -> None:
     (device.directory / file).unlink(missing_ok=True)
     (device.directory / file).mkdir()
-    with pytest.raises(Damaged, match="SIM-test"):
+    with pytest.raises(DamagedDevice, match="SIM-test"):
         device.read()

@@ -17,7 +17,7 @@ from gpumond.commands.demo import NEED_GIB
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.units import GIB
 from gpumond.sim.allocator import ProgramMemory
-from gpumond.sim.device import MIB, OutOfMemory, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, OutOfMemory, SimDevice, create
 from gpumond.sim.programs import PROGRAMS, QUIET_SECONDS, leak, run
 from tests.helpers.holding import holder, small_device
 
@@ -40,7 +40,7 @@ def minutes(name: str, device: SimDevice, number: int, seed: int = 1) -> list[Po
 
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
-    return create(tmp_path / "card", Spec("SIM-demo", 0, "Simulated", SIZE))
+    return create(tmp_path / "card", DeviceSpec("SIM-demo", 0, "Simulated", SIZE))
 
 
 def test_training_leaves_a_large_cache(device: SimDevice) -> None:

@@ -88,7 +88,7 @@ async def fill(store: Store) -> None:
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
         notices = [Notification("log", number, "raised", alert), Notification("log", 10 + number, "raised", alert)]
-        await store.keep([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
+        await store.keep_alerts([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.record_delivery(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         silence = replace(SILENCE, id=f"{number:016}")
@@ -143,7 +143,7 @@ async def start(store: Store) -> dict[str, int]:
     await read("history", store.history)
     await read("receipts", store.receipts)
     await read("past_alerts", store.past_alerts)
-    await read("alerts", lambda: _first(store.kept()))
+    await read("alerts", lambda: _first(store.kept_alerts()))
     await read("notices", lambda: _first(store.undelivered(["log"])))
     await read("told", lambda: _second(store.undelivered(["log"])))
     await read("audit", lambda: store.audit_entries(users=False))

@@ -46,7 +46,7 @@ def aged(path: Path, days: float) -> None:
 async def fill_everything(store: Store) -> None:
     await store.audit("token", "reload", {})
     await store.add_receipts([replace(RECEIPT, started_at=time.time())])
-    await store.keep([], [], [over("a")])
+    await store.keep_alerts([], [], [over("a")])
 
 
 async def contents(store: Store) -> tuple[list[str], int, int]:
@@ -74,7 +74,7 @@ def test_audit_without_entries_continues_their_numbers(path: Path):
 def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
     async def work(store: Store) -> tuple[list[str], int, int]:
         for number in range(30):
-            await store.keep([], [], [over(str(number))])
+            await store.keep_alerts([], [], [over(str(number))])
             await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         return await contents(store)
 

@@ -79,9 +79,9 @@ def test_users_together_have_half_of_the_receipts_if_administrators_use_the_rest
 
 def test_alerts_of_one_rule_do_not_displace_those_of_others(path: Path):
     async def work(store: Store) -> list[str]:
-        await store.keep([], [], [replace(over("lost"), rule="device-lost")])
+        await store.keep_alerts([], [], [replace(over("lost"), rule="device-lost")])
         for number in range(200):
-            await store.keep([], [], [over(str(number))])
+            await store.keep_alerts([], [], [over(str(number))])
         return [alert.rule for alert in await store.past_alerts()]
 
     rules = with_store(path, work, SMALL)

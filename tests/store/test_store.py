@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import DaemonActivity, StoredAlert, restored
+from gpumond.facts.alerts import DaemonActivity, StoredAlert, from_stored
 from gpumond.facts.errors import EntryChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -78,11 +78,11 @@ def test_alerts_are_resumed_with_their_age(path: Path):
     async def fire(store: Store) -> None:
         nonlocal now
         now = DaemonActivity(1e6 + 60, 5060.0)
-        await store.keep([StoredAlert((), fired, 5000.0)], [])
+        await store.keep_alerts([StoredAlert((), fired, 5000.0)], [])
 
     with_store(path, fire, clock=lambda: now)
-    alerts, alive = with_store(path, lambda store: store.kept(), clock=lambda: now)
-    (activity,) = restored(alerts, alive, 1e6 + 61)["full"].values()
+    alerts, alive = with_store(path, lambda store: store.kept_alerts(), clock=lambda: now)
+    (activity,) = from_stored(alerts, alive, 1e6 + 61)["full"].values()
     assert (activity.alert, activity.active_elapsed) == (fired, -60.0)
 
 
@@ -95,7 +95,7 @@ def test_store_of_the_first_version_is_upgraded(path: Path):
     db.close()
 
     async def work(store: Store) -> tuple[list[Receipt], list[Alert]]:
-        await store.keep([], [], [over("a")])
+        await store.keep_alerts([], [], [over("a")])
         return await store.receipts(), await store.past_alerts()
 
     receipts, alerts = with_store(path, work)

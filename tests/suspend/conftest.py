@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.sim.device import MIB, SimDevice, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, SimDevice, create
 from tests.fakecuda import FakeCuda, build
 from tests.helpers.running import RunningDaemon, until
 
@@ -26,7 +26,9 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def device(tmp_path: Path) -> SimDevice:
     """A device of 1 GiB."""
-    return create(tmp_path / "devices" / "card", Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=24 * MIB))
+    return create(
+        tmp_path / "devices" / "card", DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=24 * MIB)
+    )
 
 
 @pytest.fixture
@@ -37,7 +39,10 @@ def cuda(cuda_library: Path, tmp_path: Path, device: SimDevice) -> Iterator[Fake
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             environ = (directory / "environ").read_bytes().split(b"\0")
-            if mark in environ and b"gpumond.features.suspend.helper" in (directory / "cmdline").read_bytes():
+            if (
+                mark in environ
+                and b"gpumond.features.suspend.checkpoint_process" in (directory / "cmdline").read_bytes()
+            ):
                 os.kill(int(directory.name), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""A program is suspended and resumed, with the daemon, the agent and the helper in processes."""
+"""A program is suspended and resumed, with the daemon, the agent and the checkpoint process in processes."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ EVERY_CHANGE = {
         for each in product(("kill", "daemon"), ("lock", "checkpoint", "restore", "unlock"), ("before", "after"))
     ],
 )
-def test_kill_of_helper_or_daemon_loses_neither_program_nor_grant(
+def test_kill_of_checkpoint_process_or_daemon_loses_neither_program_nor_grant(
     serve: Callable[..., RunningDaemon], device: SimDevice, cuda: FakeCuda, who: str, function: str, place: str
 ) -> None:
     daemon = ready(serve(*OPTIONS, environ=cuda.env | ALLOWED))
@@ -269,7 +269,7 @@ def test_kill_of_helper_or_daemon_loses_neither_program_nor_grant(
                 daemon.stop()
 
 
-def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_receipt_counts_from_the_request(
+def test_crash_of_the_checkpoint_process_has_a_receipt_an_event_and_a_reason_and_the_next_counts_from_the_request(
     daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
 ) -> None:
     with program(daemon, device) as notebook:
@@ -277,7 +277,7 @@ def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_re
         assert suspend(daemon, notebook.pid)["outcome"] == "suspended"
         cuda.fail("restore", "before", "kill")
         receipt = resume(daemon, notebook.pid, wait=30)
-        crash = "the helper has crashed (signal 9); see the daemon's log"
+        crash = "the checkpoint process has crashed (signal 9); see the daemon's log"
         assert (receipt["outcome"], receipt["reason"], receipt["state"]) == ("failed", crash, "resuming")
         (pending,) = daemon.get("suspensions")
         assert (pending["state"], pending["reason"]) == ("resuming", crash)
@@ -295,7 +295,9 @@ def test_crash_of_the_helper_has_a_receipt_an_event_and_a_reason_and_the_next_re
         assert "624.0 MiB back on the GPU" in table
 
 
-def test_helper_that_hangs_delays_nothing_else(daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda) -> None:
+def test_checkpoint_process_that_hangs_delays_nothing_else(
+    daemon: RunningDaemon, device: SimDevice, cuda: FakeCuda
+) -> None:
     with program(daemon, device) as notebook:
         until(lambda: is_reported(daemon, notebook.pid))
         cuda.fail("cuInit", "before", "hang")

@@ -15,16 +15,16 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sna
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Neighbor, reclaim_plan
-from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
-from gpumond.features.suspend.helper import (
+from gpumond.features.suspend.checkpoint_process import (
     CHECKPOINTED,
     FAILED,
     LOCKED,
     RUNNING,
-    HelperRequest,
-    HelperResponse,
+    CheckpointRequest,
+    CheckpointResponse,
     carry_out,
 )
+from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -138,7 +138,7 @@ PROGRAM = SuspendedProgram(
     ],
 )
 def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
-    settled = settle(replace(PROGRAM, state=state), HelperResponse(state=driver))
+    settled = settle(replace(PROGRAM, state=state), CheckpointResponse(state=driver))
     assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
     late = settle(replace(PROGRAM, state=state), None)
     assert late.program == replace(PROGRAM, state=state, reason=late.reason)
@@ -146,10 +146,10 @@ def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None,
 
 
 def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
-    crashed = settle(replace(PROGRAM, state="resuming"), HelperResponse(error="the helper has crashed"))
-    assert crashed.program == replace(PROGRAM, state="resuming", reason="the helper has crashed")
+    crashed = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(error="the checkpoint process has crashed"))
+    assert crashed.program == replace(PROGRAM, state="resuming", reason="the checkpoint process has crashed")
     assert (crashed.outcome, crashed.again) == ("failed", True)
-    again = settle(crashed.program, HelperResponse(error="the helper has crashed"), asked=True)
+    again = settle(crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), asked=True)
     assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
 
 
@@ -169,7 +169,7 @@ def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: 
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
-    settled = settle(replace(PROGRAM, state="resuming"), HelperResponse(state="checkpointed"), asked=True)
+    settled = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(state="checkpointed"), asked=True)
     assert settled.program == replace(PROGRAM, state="waiting")
 
 
@@ -290,15 +290,17 @@ class Driver:
         ("settle", CHECKPOINTED, "", "init", "checkpointed"),
     ],
 )
-def test_helper_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
-    request = HelperRequest(action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid())
+def test_checkpoint_process_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
+    request = CheckpointRequest(
+        action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid()
+    )
     driver = Driver(state, failing)
     answer = carry_out(request, driver)
     assert (" ".join(driver.calls), answer.state) == (calls, after)
     assert bool(answer.error) == bool(failing)
 
 
-def test_helper_does_nothing_to_another_process_with_the_pid():
+def test_checkpoint_process_does_nothing_to_another_process_with_the_pid():
     driver = Driver()
-    assert carry_out(HelperRequest(action="suspend", pid=os.getpid(), start_ticks=1, uid=0), driver).state == "gone"
+    assert carry_out(CheckpointRequest(action="suspend", pid=os.getpid(), start_ticks=1, uid=0), driver).state == "gone"
     assert driver.calls == []

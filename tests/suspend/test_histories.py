@@ -23,8 +23,8 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.quotas.admissions import Admissions
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import HostState, SuspendRequest
-from gpumond.features.suspend.helper import HelperRequest, HelperResponse
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.kernel import Clock
 from gpumond.tick.observe import observe
@@ -153,7 +153,7 @@ class World:
 
     # the driver, and the helper that calls it
 
-    async def ask(self, request: HelperRequest, seconds: float) -> HelperResponse | None:
+    async def ask(self, request: CheckpointRequest, seconds: float) -> CheckpointResponse | None:
         program = self.programs[request.pid]
         if program.helper:
             return None
@@ -166,8 +166,8 @@ class World:
 
     def forget(self, order_id: str) -> None: ...
 
-    async def help(self, request: HelperRequest, program: Program) -> HelperResponse:
-        """Do what helper.carry_out does, with time between the calls, in which anything may happen."""
+    async def help(self, request: CheckpointRequest, program: Program) -> CheckpointResponse:
+        """Do what checkpoint_process.carry_out does, with time between the calls, in which anything may happen."""
         try:
             if request.action == "suspend" and program.state == "running":
                 program.state = "locked"
@@ -192,7 +192,7 @@ class World:
                 program.state = "running"
             return self.answer(program)
         except _HelperKilled:
-            return HelperResponse(error="the helper ended without an answer")
+            return CheckpointResponse(error="the helper ended without an answer")
         finally:
             program.helper = False
 
@@ -203,8 +203,8 @@ class World:
         if not program.alive:
             raise _HelperKilled
 
-    def answer(self, program: Program) -> HelperResponse:
-        return HelperResponse(state=program.state if program.alive else "gone", host_bytes=GIB)
+    def answer(self, program: Program) -> CheckpointResponse:
+        return CheckpointResponse(state=program.state if program.alive else "gone", host_bytes=GIB)
 
     def check_grants(self, program: Program) -> None:
         """The store and the daemon, if one has read it, hold a grant of the whole size on each device."""
@@ -233,7 +233,7 @@ class World:
             snapshot=lambda: self.snapshot,
             read_driver=self.read,
             grants=self.admissions,
-            helpers=self,
+            processes=self,
             host_state=self.host_state,
             is_alive=lambda key: self.programs[key.pid].alive,
             is_continued=lambda key: False,

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import MIB
-from gpumond.features.suspend.helper import CudaDriver, HelperRequest, carry_out, driver_of
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out, driver_of
 from gpumond.host.machine import start_ticks
-from gpumond.sim.device import SimDevice, SimDriver, Spec, create
+from gpumond.sim.device import DeviceSpec, SimDevice, SimDriver, create
 from tests.helpers.agent_daemon import environment
 from tests.helpers.holding import holder
 from tests.helpers.running import RunningDaemon, until
 from tests.suspend.conftest import ALLOWED, OPTIONS, ready
 from tests.suspend.programs import CONTEXT, HELD, do, is_reported, output, program, resume, row, suspend
 
-SPEC = Spec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_suspend=True)
+SPEC = DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB, context_bytes=CONTEXT, can_suspend=True)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def receipts(daemon: RunningDaemon) -> Any:
     return [each for each in daemon.get("suspensions/receipts") if "action" in each]
 
 
-def request(action: str, pid: int) -> HelperRequest:
-    return HelperRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
+def request(action: str, pid: int) -> CheckpointRequest:
+    return CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
 
 
 def test_driver_is_that_of_the_devices_that_a_process_uses(

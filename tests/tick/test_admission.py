@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import StoredAdmission
-from gpumond.features.quotas.admissions import Decision, DeviceCapacity, Neighbor, Queue, decide, reclaim_plan
+from gpumond.features.quotas.admissions import AdmissionQueue, Decision, DeviceCapacity, Neighbor, decide, reclaim_plan
 
 SCHEDULES = 2_000
 PROGRAMS = 8
@@ -49,7 +49,7 @@ def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, refill
     )
 
 
-def decided(queue: Queue, room: DeviceCapacity, now: float = 0.0, **allocated: int) -> Decision:
+def decided(queue: AdmissionQueue, room: DeviceCapacity, now: float = 0.0, **allocated: int) -> Decision:
     return decide(queue, [room], allocated, (), now)
 
 
@@ -73,7 +73,7 @@ class Schedule:
         self.random = Random(seed)
         draw = self.random.randint
         self.programs = {str(n): Program(draw(1, SIZE), draw(0, 6)) for n in range(PROGRAMS)}
-        self.queue, self.now, self.free = Queue(), 0, SIZE
+        self.queue, self.now, self.free = AdmissionQueue(), 0, SIZE
         self.order: list[str] = []
         self.granted: list[str] = []
 
@@ -93,7 +93,7 @@ class Schedule:
         if program.state == "new" and self.now >= program.arrives_at:
             program.state = "waiting"
             self.order.append(name)
-            self.queue = Queue((*self.queue.waiting, request(name, program.need)), self.queue.grants)
+            self.queue = AdmissionQueue((*self.queue.waiting, request(name, program.need)), self.queue.grants)
         elif program.state == "granted":
             rest = program.need - program.live
             part = rest if self.now >= program.allocates_by else int(rest * self.random.random())
@@ -135,7 +135,7 @@ def test_eight_programs_never_overcommit_the_device_and_never_starve(first: int)
 
 
 def test_requests_are_granted_in_order_and_a_small_one_does_not_overtake():
-    queue = Queue((request("first", 30), request("large", 40), request("small", 1)))
+    queue = AdmissionQueue((request("first", 30), request("large", 40), request("small", 1)))
     decision = decided(queue, room(64))
     assert [each.id for each in decision.granted] == ["first"]
     assert [each.id for each in decision.queue.waiting] == ["large", "small"]
@@ -144,7 +144,7 @@ def test_requests_are_granted_in_order_and_a_small_one_does_not_overtake():
 
 
 def test_granted_memory_counts_until_it_is_allocated_or_its_deadline_passes():
-    queue = decided(Queue((request("first", 40),)), room(64)).queue
+    queue = decided(AdmissionQueue((request("first", 40),)), room(64)).queue
     queue = replace(queue, waiting=(request("second", 30),))
     assert not decided(queue, room(64)).granted
     assert not decided(queue, room(44), first=20).granted
@@ -156,16 +156,16 @@ def test_granted_memory_counts_until_it_is_allocated_or_its_deadline_passes():
 
 
 def test_reserves_are_not_granted_and_are_restored_by_flushes():
-    decision = decided(Queue((request("one", 10),)), room(30, neighbor(1, 20), reserved=25))
+    decision = decided(AdmissionQueue((request("one", 10),)), room(30, neighbor(1, 20), reserved=25))
     assert not decision.granted
     assert decision.plans["one"].available_bytes == 5
     assert "GPU-a" not in decision.plans
-    short = decided(Queue(), room(30, neighbor(1, 8), neighbor(2, 20), reserved=45))
+    short = decided(AdmissionQueue(), room(30, neighbor(1, 8), neighbor(2, 20), reserved=45))
     assert [each.process.pid for each in short.plans["GPU-a"].flushes] == [2]
 
 
 def test_unknown_free_memory_grants_nothing():
-    decision = decided(Queue((request("one", 1),)), room(None, neighbor(1, 20)))
+    decision = decided(AdmissionQueue((request("one", 1),)), room(None, neighbor(1, 20)))
     assert not decision.granted
     assert decision.plans["one"].available_bytes is None
     assert not decision.plans["one"].fits
@@ -195,7 +195,7 @@ def test_flushes_that_a_larger_one_makes_superfluous_are_left_out():
 def test_programs_of_other_users_are_flushed_only_if_allowed():
     neighbors = (neighbor(1, 20, uid=1), neighbor(2, 20, uid=2))
     for uid, pids in ((1, [1]), (None, [1, 2]), (3, [])):
-        decision = decided(Queue((request("one", 40, uid),)), room(20, *neighbors))
+        decision = decided(AdmissionQueue((request("one", 40, uid),)), room(20, *neighbors))
         plan = decision.plans["one"]
         assert {each.process.pid for each in plan.flushes} <= set(pids)
         assert plan.missing_bytes == max(0, 20 - 20 * len(pids))
@@ -204,7 +204,7 @@ def test_programs_of_other_users_are_flushed_only_if_allowed():
 def test_devices_have_separate_queues():
     other = replace(request("other", 10), device_uuid="GPU-b")
     capacities = [room(0), DeviceCapacity(uuid="GPU-b", size_bytes=SIZE, free_bytes=64)]
-    decision = decide(Queue((request("one", 10), other)), capacities, {}, (), 0.0)
+    decision = decide(AdmissionQueue((request("one", 10), other)), capacities, {}, (), 0.0)
     assert [each.id for each in decision.granted] == ["other"]
     assert decision.queue.grants == (replace(other, deadline=DEADLINE),)
 
@@ -219,7 +219,7 @@ def granted_ids(decision: Decision) -> list[str]:
 
 def test_users_take_turns():
     waiting = [of_user("a", "a1", 10), of_user("a", "a2", 10), of_user("b", "b1", 10), of_user("a", "a3", 10)]
-    decision = decided(Queue(tuple(waiting)), room(64))
+    decision = decided(AdmissionQueue(tuple(waiting)), room(64))
     assert granted_ids(decision) == ["a1", "b1", "a2", "a3"]
     after = replace(decision.queue, waiting=(of_user("a", "a4", 10), of_user("b", "b2", 10)))
     assert granted_ids(decided(after, room(64)))[0] == "b2", "grants count as turns"
@@ -227,14 +227,14 @@ def test_users_take_turns():
 
 def test_request_that_needs_the_end_of_a_program_keeps_back_its_own_user_only():
     waiting = (of_user("a", "large", 60), of_user("a", "small", 1), of_user("b", "other", 1))
-    decision = decided(Queue(waiting), room(24))
+    decision = decided(AdmissionQueue(waiting), room(24))
     assert granted_ids(decision) == ["other"]
     assert [each.id for each in decision.queue.waiting] == ["large", "small"]
     assert granted_ids(decided(decision.queue, room(64), now=DEADLINE)) == ["large", "small"]
 
 
 def test_request_that_flushes_can_satisfy_keeps_others_back_for_a_limited_time():
-    queue = Queue((of_user("a", "first", 30), of_user("b", "other", 1)))
+    queue = AdmissionQueue((of_user("a", "first", 30), of_user("b", "other", 1)))
     cached = room(24, neighbor(1, 20))
     held = decided(queue, cached)
     assert (granted_ids(held), held.holders) == ([], ("first",))
@@ -243,17 +243,17 @@ def test_request_that_flushes_can_satisfy_keeps_others_back_for_a_limited_time()
 
 
 def test_request_that_grants_of_others_keep_from_memory_holds_its_place():
-    grants = decided(Queue((of_user("a", "one", 60),)), room(64)).queue.grants
-    queue = Queue((of_user("b", "large", 40), of_user("c", "small", 1)), grants)
+    grants = decided(AdmissionQueue((of_user("a", "one", 60),)), room(64)).queue.grants
+    queue = AdmissionQueue((of_user("b", "large", 40), of_user("c", "small", 1)), grants)
     decision = decided(queue, room(64))
     assert (granted_ids(decision), decision.holders) == ([], ("large",))
 
 
 def test_grants_of_one_user_count_for_others_up_to_a_share_of_the_device_or_the_largest():
-    many = decided(Queue(tuple(of_user("a", f"a{n}", 8) for n in range(8))), room(64)).queue
+    many = decided(AdmissionQueue(tuple(of_user("a", f"a{n}", 8) for n in range(8))), room(64)).queue
     assert len(many.grants) == 8
     assert granted_ids(decided(replace(many, waiting=(of_user("b", "b", 32),)), room(64))) == ["b"]
     assert granted_ids(decided(replace(many, waiting=(of_user("b", "b", 33),)), room(64))) == []
     assert granted_ids(decided(replace(many, waiting=(of_user("a", "a", 1),)), room(64))) == []
-    one = decided(Queue((of_user("a", "a", 60),)), room(64)).queue
+    one = decided(AdmissionQueue((of_user("a", "a", 60),)), room(64)).queue
     assert granted_ids(decided(replace(one, waiting=(of_user("b", "b", 5),)), room(64))) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.events import Event, EventLog
-from gpumond.facts.alerts import past
+from gpumond.facts.alerts import as_past
 from gpumond.facts.frame import Alert, Verdict
 from gpumond.facts.pools import Expected, Receipt
 from gpumond.facts.program import Oom, Program
@@ -221,7 +221,7 @@ def test_alerts_fire_and_resolve():
     )
     assert (fired.summary, resolved.summary) == ("it leaks", "leak resolved; the alert was: it leaks")
     assert dict(fired.details)["rule"] == "leak"
-    (over,) = between(make_frame(), resolved=[past(alert, "ended at 00:00:01 UTC")])
+    (over,) = between(make_frame(), resolved=[as_past(alert, "ended at 00:00:01 UTC")])
     assert over.summary == "leak ended at 00:00:01 UTC; the alert was: it leaks"
 
 

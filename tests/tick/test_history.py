@@ -220,7 +220,7 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     assert list(series.column(QUARTER, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER, USED))
     assert series.records[MINUTE][USED] == 4.0
     assert series.records[MINUTE][LIVE] == -float("inf")
-    assert after.unix(series.born) == pytest.approx(1e9)
+    assert after.to_unix(series.born) == pytest.approx(1e9)
     shown = [point.at for point in after.series(PROCESS_SERIES, "used", resolution=900)]
     *closed, _ = [point.at for point in before.series(PROCESS_SERIES, "used", resolution=900)]
     assert shown == pytest.approx(closed)

@@ -16,7 +16,7 @@ from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Reading, SourceState
 from gpumond.facts.units import MIB
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import Spec, create
+from gpumond.sim.device import DeviceSpec, create
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -42,7 +42,7 @@ def program(allocator: CachingAllocator, random: Random) -> Iterator[None]:
 def frames(directory: Path, seed: int, interval: float, seconds: float = 40.0) -> Iterator[tuple[float, Frame]]:
     """Yield time and frame of each tick, with a flush at 20 s and 30 s, after each of which a tick follows at once."""
     random = Random(seed)
-    device = create(directory, Spec(uuid=UUID, index=0, name="sim", size_bytes=24 << 30, context_bytes=CONTEXT))
+    device = create(directory, DeviceSpec(uuid=UUID, index=0, name="sim", size_bytes=24 << 30, context_bytes=CONTEXT))
     allocator = CachingAllocator(device)
     steps = program(allocator, random)
     allocator.free(allocator.malloc(2 * MIB))

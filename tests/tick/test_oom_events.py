@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.events import EventState, advance_events, program_place
+from gpumond.events import EventState, advance_events, program_line_clause
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import (
     ByteChange,
@@ -84,7 +84,7 @@ def test_oom_event_has_the_details_of_its_snapshot():
     ],
 )
 def test_place_of_an_error_is_one_that_a_reader_finds(file: str, function: str, place: str):
-    assert program_place((Call(file, 31, function), Call("<string>", 1, "<module>"))) == place
+    assert program_line_clause((Call(file, 31, function), Call("<string>", 1, "<module>"))) == place
 
 
 def test_oom_event_at_the_programs_own_limit_says_so():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumond.facts.snapshot import Reading, Snapshot, SourceState
-from gpumond.tick.ledger import parts
+from gpumond.tick.ledger import overhead_parts
 from gpumond.tick.observe import observe
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
@@ -31,7 +31,7 @@ def parts_after(seconds: list[Second]) -> dict[str, int] | None:
     snapshot = after(seconds)
     count, held, _ = seconds[-1]
     overhead = snapshot.overheads_by_process.get(("GPU-a", snapshot.reports[0].key))
-    found = parts(overhead, None if count is None else (count - held) * MIB)
+    found = overhead_parts(overhead, None if count is None else (count - held) * MIB)
     return None if found is None else {name: size // MIB for name, size in found}
 
 

@@ -13,9 +13,9 @@ from gpumond.features.quotas.quotas import (
     MAX_RETRY_SECONDS,
     RETRY_SECONDS,
     DueLimit,
-    answered,
     assign_quotas,
     due_limits,
+    with_refusals,
 )
 from gpumond.serve.examples import DEVICE, PROCESS, REPORT, SNAPSHOT
 
@@ -96,7 +96,7 @@ def test_allocator_that_cannot_be_limited_is_not_asked_again_until_the_pools_cha
     both = replace(LIMITED, pools=(*LIMITED.pools, other), limits=(PoolLimit("torch", UUID, 40, "team"),))
     _, sent = due_limits(snapshot(both, quota()), {})
     refusal = (AppliedLimit("torch", UUID, 40, True), AppliedLimit("jax", None, 40, False, "it cannot"))
-    sent[both.key] = answered(sent[both.key], refusal)
+    sent[both.key] = with_refusals(sent[both.key], refusal)
     later, sent = due_limits(snapshot(both, quota(), at=1000.0), sent)
     assert later == []
     raised = replace(both, limits=(PoolLimit("torch", UUID, 50),))

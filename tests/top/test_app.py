@@ -18,7 +18,7 @@ from gpumond.facts.frame import StatedFault, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import start_ticks
 from gpumond.serve.examples import RECEIPT
-from gpumond.top.processes import AncestorCache, refusal, send
+from gpumond.top.processes import AncestorCache, send_signal, signal_refusal
 from gpumond.view.frame import view
 from gpumond.view.rows import ProcessRow
 from tests.helpers.agents import GIB
@@ -521,17 +521,17 @@ def test_no_signal_is_sent_without_a_confirmation():
 def test_process_with_another_start_receives_no_signal():
     with program() as process:
         other = row_of(process.pid, ticks=7)
-        assert "runs on another machine" in refusal(other, True)
-        assert send(other, True, "SIGKILL").startswith("not sent: ")
+        assert "runs on another machine" in signal_refusal(other, True)
+        assert send_signal(other, True, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
 
 def test_program_of_a_daemon_elsewhere_receives_no_signal():
     with program() as process:
         row = row_of(process.pid)
-        assert refusal(row, True) == ""
-        assert "runs on another machine" in refusal(row, False)
-        assert send(row, False, "SIGKILL").startswith("not sent: ")
+        assert signal_refusal(row, True) == ""
+        assert "runs on another machine" in signal_refusal(row, False)
+        assert send_signal(row, False, "SIGKILL").startswith("not sent: ")
         assert process.poll() is None
 
 
@@ -541,8 +541,8 @@ def test_program_of_another_user_receives_no_signal():
         if start_ticks(pid) is None:
             pytest.skip("pid 1 is not visible")
         row = row_of(pid)
-        assert refusal(row, True) == "the program isn't yours"
-        assert send(row, True, "SIGKILL") == "not sent: the program isn't yours"
+        assert signal_refusal(row, True) == "the program isn't yours"
+        assert send_signal(row, True, "SIGKILL") == "not sent: the program isn't yours"
         with fake_daemon(frame_of(pid)) as fake, top(fake.url) as session:
             session.shows("sleep0")
             session.press("K")
@@ -555,7 +555,7 @@ def test_ended_program_receives_no_signal():
         row = row_of(process.pid)
         process.kill()
         process.wait()
-        assert send(row, True, "SIGTERM").startswith("not sent: ")
+        assert send_signal(row, True, "SIGTERM").startswith("not sent: ")
 
 
 def test_ancestors_of_a_process_of_this_machine_are_known():

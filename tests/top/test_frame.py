@@ -18,9 +18,9 @@ from gpumond.facts.program import ProcessKey
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _of_frame as findings_of
 from gpumond.features.fleet.plan import Criteria, select
-from gpumond.features.fleet.status import of_frame, status_table, summary
+from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
-from gpumond.view.frame import MALFORMED, MAX_TEXT, decoded, frame_of, merged, view
+from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, merged, view
 from gpumond.view.tables import device_table, engine_table, notes, page, process_table
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
@@ -90,7 +90,7 @@ def full_frame() -> dict[str, Any]:
 
 def show(frame: Any) -> str:
     """Return all that the command line, `top` and `fleet` make of a frame."""
-    content, state = view(frame), of_frame(MACHINE, frame)
+    content, state = view(frame), status_of_frame(MACHINE, frame)
     checked = frame_of(frame)
     parts = [
         device_table(content, True, 80, True),
@@ -127,9 +127,9 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
     with pytest.raises(DaemonError, match="older than this command's"):
-        decoded(404, b'{"status": 404, "detail": "Not Found"}')
+        decode_response(404, b'{"status": 404, "detail": "Not Found"}')
     with pytest.raises(DaemonError, match="no program with an agent"):
-        decoded(404, b'{"status": 404, "detail": "no program with an agent matches"}')
+        decode_response(404, b'{"status": 404, "detail": "no program with an agent matches"}')
 
 
 @pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN", "9" * 4000, "1" + "0" * 400, "1.5", '"8"', "true", "{}"])
@@ -141,17 +141,17 @@ def test_number_that_is_not_finite_or_text_is_refused(path: str, value: str):
     body = json.dumps(frame).replace('"HERE"', value).encode()
     valid = {"taken_at": ("1.5",), "driver_version": ('"8"',)}.get(path, ())
     if value in valid:
-        show(decoded(200, body))
+        show(decode_response(200, body))
         return
     with pytest.raises(DaemonError) as refused:
-        frame_of(decoded(200, body))
+        frame_of(decode_response(200, body))
     assert MALFORMED in str(refused.value) or "finite" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", ["Infinity", "1e999", "NaN"])
 def test_answer_of_unknown_type_has_finite_numbers(value: str):
     with pytest.raises(DaemonError, match="finite"):
-        decoded(200, f'{{"unknown": [{value}]}}'.encode())
+        decode_response(200, f'{{"unknown": [{value}]}}'.encode())
 
 
 def test_long_text_is_cut():
@@ -169,7 +169,7 @@ def test_any_answer_is_shown_or_refused(seed: int):
         answer = fuzzed(rng, original)
         with redirect_stdout(io.StringIO()):
             try:
-                shown = show(decoded(200, answer))
+                shown = show(decode_response(200, answer))
             except DaemonError:
                 refused += 1
                 continue

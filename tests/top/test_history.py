@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.top.screen import HistoryChart, SensorHistory, drawn, extended, read_history, read_utilization
+from gpumond.top.screen import HistoryChart, SensorHistory, chart_lines, extended, read_history, read_utilization
 from gpumond.view.frame import View, history_key_of, view
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
@@ -63,7 +63,7 @@ def test_history_of_a_process_names_its_life():
 
 def test_history_without_points_is_empty():
     assert read_history(Recorded(), "GPU-a", DEVICE, 600).points == ()
-    (line,) = drawn(HistoryChart(DEVICE, 600, ()), "GPU 0 ", 80, 2, True)
+    (line,) = chart_lines(HistoryChart(DEVICE, 600, ()), "GPU 0 ", 80, 2, True)
     assert plain_text(line) == "GPU 0 no history yet"
 
 
@@ -78,21 +78,21 @@ def test_each_frame_extends_the_history(of: Any, bands: dict[str, int]):
 
 def test_chart_is_stacked_and_colored_by_share():
     past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 0, 4)) for at in range(0, 601, 10)))
-    head, top, bottom = drawn(past, "", 60, 2, False)
+    head, top, bottom = chart_lines(past, "", 60, 2, False)
     assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB  ")
     assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom[1:]} == {("█", "live", "")}
     assert {(piece.text[0], piece.ink, piece.ground) for piece in top[1:]} == {("▄", "cached", "overhead")}
-    head, top, bottom = drawn(past, "", 60, 2, True)
+    head, top, bottom = chart_lines(past, "", 60, 2, True)
     assert [plain_text(line) for line in (top, bottom)] == [f"  16.0 GiB {'█' * 49}", f"         0 {'█' * 49}"]
 
 
 def test_large_chart_has_its_times():
     past = HistoryChart(DEVICE, 3600.0, tuple((float(at), gib(8)) for at in range(3000, 3601, 10)))
-    *_, last, times = drawn(past, "", 60, 4, True)
+    *_, last, times = chart_lines(past, "", 60, 4, True)
     assert plain_text(last) == f"         0 {'█' * 49}"
     assert plain_text(times) == "           00:50:00 UTC                         01:00:00 UTC"
     for width in range(12, 50):
-        assert max(map(width_of, drawn(past, "", width, 4, True))) <= width
+        assert max(map(width_of, chart_lines(past, "", width, 4, True))) <= width
 
 
 def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():

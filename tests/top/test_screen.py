@@ -19,8 +19,8 @@ from gpumond.top.screen import (
     heights,
     help_lines,
     hint_line,
-    remark_lines,
-    remarks_in_full,
+    notice_lines,
+    notices_in_full,
     scrolled,
 )
 from gpumond.view.frame import view
@@ -29,10 +29,10 @@ from gpumond.view.text import (
     Line,
     Span,
     ansi,
-    cells,
     clipped,
     colors_of,
     cut,
+    display_width,
     padded,
     plain_text,
     table as whole_table,
@@ -211,34 +211,34 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) has lost its parent and uses 2.0 GiB
     ],
 )
 def test_notice_begins_with_its_subject_and_keeps_its_command(notice: FrameNotice, width: int, expected: str):
-    (line,) = remark_lines([notice], width, 1)
+    (line,) = notice_lines([notice], width, 1)
     assert plain_text(line) == expected
 
 
 def test_worst_notice_is_shown_and_the_others_are_counted():
     later = replace(LEAK, full_in=9000.0, program="later (pid 5)", text="later (pid 5) is leaking slowly on GPU 0")
     every = [IDLE, FRAGMENTED, later, LEAK, OOM]
-    (line,) = remark_lines(every, 80, 1)
+    (line,) = notice_lines(every, 80, 1)
     assert plain_text(line) == "finetune on GPU 1 ran out of…; gpumond oom show --pid 9282  4 more: press a"
-    lines = [plain_text(line) for line in remark_lines(every, 80, 3)]
+    lines = [plain_text(line) for line in notice_lines(every, 80, 3)]
     assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "etl"]
     assert lines[1].endswith("  leak: 1 more"), "the one whose GPU is full soonest is shown"
     assert lines[2].endswith("  1 more: press a")
-    (line,) = remark_lines([LEAK, later, FRAGMENTED], 40, 1)
+    (line,) = notice_lines([LEAK, later, FRAGMENTED], 40, 1)
     assert plain_text(line) == "notebook on GPU 0 is…  2 more: press a"
-    lines = [plain_text(line) for line in remark_lines(every, 80, 5)]
+    lines = [plain_text(line) for line in notice_lines(every, 80, 5)]
     assert [line.split(" on ")[0] for line in lines] == ["finetune", "notebook", "later", "etl", "embeddings"]
 
 
 def test_all_notices_have_the_order_of_the_lines():
     every = [IDLE, FRAGMENTED, LEAK, OOM]
-    full = [plain_text(line) for line in remarks_in_full(every, 80)]
+    full = [plain_text(line) for line in notices_in_full(every, 80)]
     kinds = [line.split()[0] for before, line in zip(["", *full], full, strict=False) if line and not before]
     assert kinds == ["out-of-memory", "leak", "fragmentation", "idle-holder"]
 
 
 def test_lines_that_are_left_continue_the_worst_notice():
-    *first, last = remark_lines([FRAGMENTED, OOM], 80, 4)
+    *first, last = notice_lines([FRAGMENTED, OOM], 80, 4)
     assert len(first) == 3
     assert " ".join(map(plain_text, first)).endswith("gpumond oom show --pid 9282 shows why")
     assert plain_text(last) == "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"
@@ -246,9 +246,9 @@ def test_lines_that_are_left_continue_the_worst_notice():
 
 @given(st.integers(60, 400), st.sampled_from([LEAK, OOM]))
 def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
-    (line,) = remark_lines([notice], width, 1)
+    (line,) = notice_lines([notice], width, 1)
     text = plain_text(line)
-    assert cells(text) <= width
+    assert display_width(text) <= width
     words = f"{notice.text} {notice.advice} programs.py:97 programs.py:125".split()
     assert {word.strip("…;:,") for word in text.split()} <= {word.strip("…;:,") for word in words}
 
@@ -256,11 +256,11 @@ def test_notice_is_cut_between_words(width: int, notice: FrameNotice):
 def test_notices_of_one_kind_take_one_line_and_are_complete_in_full():
     leaks = [FrameNotice("warn", "leak", f"pid {at} grows", "leak") for at in range(3)]
     other = FrameNotice("bad", "the daemon doesn't respond", "no response")
-    lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 3)]
+    lines = [plain_text(line) for line in notice_lines([other, *leaks], 80, 3)]
     assert lines == ["the daemon doesn't respond: no response", "leak: pid 0 grows  leak: 2 more"]
-    lines = [plain_text(line) for line in remark_lines([other, *leaks], 80, 1)]
+    lines = [plain_text(line) for line in notice_lines([other, *leaks], 80, 1)]
     assert lines == ["the daemon doesn't respond: no response  3 more: press a"]
-    full = [plain_text(line) for line in remarks_in_full([other, *leaks], 80)]
+    full = [plain_text(line) for line in notices_in_full([other, *leaks], 80)]
     assert [line for line in full if line] == [
         "the daemon doesn't respond: no response",
         *(f"leak: pid {at} grows" for at in range(3)),
@@ -296,7 +296,7 @@ def test_wrapped_lines_fit_without_a_space_at_the_end(words: list[str], width: i
 
 @given(st.text(st.sampled_from("ab漢é…"), max_size=12), st.integers(2, 20), st.booleans())
 def test_fitted_text_has_the_width(text: str, width: int, right: bool):
-    assert cells(padded(text, width, right)) == width
+    assert display_width(padded(text, width, right)) == width
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
-from gpumond.facts.units import duration
+from gpumond.facts.units import duration_text
 from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
-from gpumond.top.screen import described as details
+from gpumond.top.screen import detail_lines as details
 from gpumond.view.frame import merged, view
-from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck
+from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck_processes
 from gpumond.view.rows import ProcessRow, plain
 from gpumond.view.tables import device_lines, flush_estimate, process_table
-from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block, plain_text, stack
+from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block_character, plain_text, stacked_chart
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, holding_with, make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report, make_suspended
@@ -168,7 +168,7 @@ def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], st
 
 def test_verdict_with_a_trouble_precedes_others():
     (train, _) = view(busy_frame(verdicts=(CHURN, LEAK))).processes
-    assert (train.verdict, train.notable) == ("leak", True)
+    assert (train.verdict, train.is_notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
     (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
@@ -492,7 +492,7 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
     ],
 )
 def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: str, remedy: str):
-    (entry,) = stuck([holding_with(**fields), holding_with(**fields)])
+    (entry,) = stuck_processes([holding_with(**fields), holding_with(**fields)])
     assert entry.what.startswith(what)
     assert remedy in entry.remedy
 
@@ -500,11 +500,11 @@ def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: st
 def test_healthy_processes_are_not_stuck():
     well = [{}, {"state": None}, {"idle_seconds": 1799.0}, {"idle_seconds": 9999.0, "used_bytes": GIB - 1}]
     well += [{"orphaned": False}, {"idle_seconds": 9999.0, "used_bytes": None}]
-    assert list(stuck([holding_with(pid, **fields) for pid, fields in enumerate(well)])) == []
+    assert list(stuck_processes([holding_with(pid, **fields) for pid, fields in enumerate(well)])) == []
 
 
 def test_intended_kinds_are_distinguished():
-    kinds = [entry.kind for entry in stuck([holding_with(1, orphaned=True), holding_with(2, state="zombie")])]
+    kinds = [entry.kind for entry in stuck_processes([holding_with(1, orphaned=True), holding_with(2, state="zombie")])]
     assert [kind in USUALLY_INTENDED for kind in kinds] == [True, False]
 
 
@@ -531,7 +531,7 @@ def test_intended_kinds_are_distinguished():
     ],
 )
 def test_duration_is_readable(seconds: float, text: str):
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 PARTS = st.dictionaries(st.sampled_from((*SHARES, "reserved")), st.integers(0, 1 << 40))
@@ -570,8 +570,8 @@ def test_parts_have_distinct_marks_and_a_color():
 
 
 def outline(points: list[tuple[float, float]], end: float, width: int, rows: int) -> list[str]:
-    drawn = stack([(at, {"live": int(value)}) for at, value in points], 0, end, width, rows)
-    return ["".join(map(block, row)) for row in drawn]
+    drawn = stacked_chart([(at, {"live": int(value)}) for at, value in points], 0, end, width, rows)
+    return ["".join(map(block_character, row)) for row in drawn]
 
 
 @pytest.mark.parametrize(
@@ -615,14 +615,14 @@ def test_chart_of_any_height_begins_at_zero(rows: int, expected: list[str]):
 
 def test_stack_shows_the_parts_from_the_bottom_in_their_proportion():
     parts = {"live": 8, "cached": 4, "overhead": 0, "unattributed": 4}
-    top, bottom = stack([(0.0, parts)], 0, 1, 1, 2)
+    top, bottom = stacked_chart([(0.0, parts)], 0, 1, 1, 2)
     assert bottom == [StackCell("live", "live", 8)]
     assert top == [StackCell("cached", "unattributed", 4)]
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(SHARES), st.integers(0, 1 << 40), min_size=1), min_size=1, max_size=20))
 def test_height_of_a_stack_is_that_of_its_sum(points: list[dict[str, int]]):
-    rows = stack([(float(at), parts) for at, parts in enumerate(points)], 0, len(points), len(points), 4)
+    rows = stacked_chart([(float(at), parts) for at, parts in enumerate(points)], 0, len(points), len(points), 4)
     top = max(sum(parts.values()) for parts in points) or 1
     for column, parts in enumerate(points):
         total = sum(parts.values())

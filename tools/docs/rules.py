@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpumond.facts.alerts import Rule, Scope
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, matches
+from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import FROM_A_FULL_WINDOW
 
@@ -125,7 +125,7 @@ def values() -> Iterator[str]:
         for name, meaning in VALUES[scope].items():
             said = meaning.removesuffix(f"; {FROM_A_FULL_WINDOW}")
             yield f"| `{name}` | {UNITS[scope][name]} | {as_item(said)} |"
-        yield from listed("label to match", {name: matches(name) for name in VALUES}, scope)
+        yield from listed("label to match", {name: match_keys(name) for name in VALUES}, scope)
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 

@@ -230,7 +230,7 @@ class TensorTracking(Protocol):
 class CaptureGuards(Protocol):
     """Functions of `allocators.cuda` by which the agent neither disturbs captures of CUDA graphs nor acts too late."""
 
-    def capturing(self) -> bool: ...
+    def is_capturing(self) -> bool: ...
     def capture_safe(self) -> AbstractContextManager[None]: ...
     def between_captures(self) -> AbstractContextManager[None]: ...
     def make_thread_capture_safe(self) -> None: ...
@@ -251,7 +251,7 @@ def _imported(name: str) -> Any:
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
-def loaded(spec: AdapterSpec) -> AllocatorAdapter | None:
+def adapter_if_imported(spec: AdapterSpec) -> AllocatorAdapter | None:
     """Return the adapter if the program has imported its library by itself, completely."""
     if _imported(spec.library) is None:
         return None

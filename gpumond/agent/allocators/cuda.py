@@ -86,7 +86,7 @@ def has_context(ordinal: int) -> bool | None:
     return bool(active.value)
 
 
-def contexts() -> list[int]:
+def devices_with_context() -> list[int]:
     """Return the devices on which this process has a primary context."""
     return [ordinal for ordinal in range(device_count() or 0) if has_context(ordinal)]
 
@@ -150,14 +150,16 @@ def trim(ordinal: int, pool: int) -> bool:
 
 def synchronize(ordinal: int) -> bool:
     """Wait until the device has completed its work."""
-    with current(ordinal) as ready:
+    with current_context(ordinal) as ready:
         return ready and _ask("cuCtxSynchronize")
 
 
 def is_suspended() -> bool:
     """Return whether this process is locked or suspended (cuCheckpointProcess*); False if the driver does not say."""
     state = ctypes.c_int()
-    asked = bool(contexts()) and _ask("cuCheckpointProcessGetState", ctypes.c_int(os.getpid()), ctypes.byref(state))
+    asked = bool(devices_with_context()) and _ask(
+        "cuCheckpointProcessGetState", ctypes.c_int(os.getpid()), ctypes.byref(state)
+    )
     return asked and state.value != RUNNING
 
 
@@ -166,8 +168,8 @@ def wait_for_driver() -> None:
     resumption, and a call that changes something would then have its effect late.
     """
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    for ordinal in contexts()[:1]:
-        with current(ordinal) as ready:
+    for ordinal in devices_with_context()[:1]:
+        with current_context(ordinal) as ready:
             if ready:
                 _ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
 
@@ -207,7 +209,7 @@ def between_captures() -> Iterator[None]:
 
 
 @contextmanager
-def current(ordinal: int) -> Iterator[bool]:
+def current_context(ordinal: int) -> Iterator[bool]:
     """Make the device's primary context current in this thread for the block; False if there is none."""
     context, device = ctypes.c_void_p(), _device(ordinal)
     if device is None or not has_context(ordinal):
@@ -227,16 +229,16 @@ def current(ordinal: int) -> Iterator[bool]:
         _ask("cuDevicePrimaryCtxRelease_v2", device)
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured in this process, as far as the agent can detect it."""
     return bool(CAPTURING) or any(check() for check in CAPTURE_CHECKS)
 
 
 def refusal() -> str:
     """Return the reason why nothing may be freed on any device now; empty if there is none."""
-    if not contexts():
+    if not devices_with_context():
         return "no device has a live CUDA context"
-    return "a CUDA graph is being captured" if capturing() else ""
+    return "a CUDA graph is being captured" if is_capturing() else ""
 
 
 def watch_captures(owner: Any, begin: str = "capture_begin", end: str = "capture_end") -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, cached, instances, trim
+from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim
 from gpumond.facts.pools import PoolUsage
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
@@ -42,7 +42,7 @@ class CudaCoreAdapter(CudaAdapter):
                 reserved, used = totals.get(ordinal, (0, 0))
                 totals[ordinal] = reserved + amounts[0], used + amounts[1]
         return tuple(
-            cached("cuda.core", cuda.device_uuid(ordinal) or "", used, reserved)
+            caching_pool("cuda.core", cuda.device_uuid(ordinal) or "", used, reserved)
             for ordinal, (reserved, used) in sorted(totals.items())
         )
 
@@ -53,7 +53,7 @@ class CudaCoreAdapter(CudaAdapter):
 
 def adapter() -> CudaCoreAdapter | None:
     """Return None until the program has a resource with a pool of its own."""
-    if sys.modules["cuda.core"].__version__.startswith("0.") or not cuda.contexts():
+    if sys.modules["cuda.core"].__version__.startswith("0.") or not cuda.devices_with_context():
         return None
     _search_if_due()
     return CudaCoreAdapter() if next(_pools(), None) else None
@@ -75,7 +75,7 @@ def _search() -> None:
     if sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return
     kind = sys.modules["cuda.core"].DeviceMemoryResource
-    found = [ref(resource) for resource in instances({id(each) for each in (kind, *kind.__subclasses__())})]
+    found = [ref(resource) for resource in find_instances({id(each) for each in (kind, *kind.__subclasses__())})]
     _pause = 2 * _pause if len(found) == len(_found) else FIRST_PAUSE
     _found, _search_at = found, time.monotonic() + _pause if _pause <= LONGEST_PAUSE else inf
 

@@ -30,7 +30,7 @@ class CudfAdapter(CudaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the buffers of a program that uses one device: the device of a buffer is unknown unless it is pinned."""
-        manager, ordinals = _manager(), cuda.contexts()
+        manager, ordinals = _manager(), cuda.devices_with_context()
         self._visits_all = self._visits_all or exact
         if manager is None or len(ordinals) != 1:
             return ()
@@ -55,7 +55,7 @@ class CudfAdapter(CudaAdapter):
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         self.check()
-        manager, ordinals = _manager(), cuda.contexts()
+        manager, ordinals = _manager(), cuda.devices_with_context()
         if "spill" not in steps or manager is None:
             return ()
         if len(ordinals) != 1:

@@ -46,13 +46,16 @@ class CupyAdapter(CudaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()
-        usages = on_devices(self._cupy, cuda.contexts(), lambda ordinal: self._usage(ordinal, pools, exact))
+        usages = on_devices(self._cupy, cuda.devices_with_context(), lambda ordinal: self._usage(ordinal, pools, exact))
         return tuple(usage for usage in usages if usage is not None)
 
     def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if _is_async(pool)]
         counted = (
-            (i, pool._pools[i]) for i in cuda.contexts() for pool in pools if self._upstream(pool, i) is not None
+            (i, pool._pools[i])
+            for i in cuda.devices_with_context()
+            for pool in pools
+            if self._upstream(pool, i) is not None
         )
         return bytes_left_by_trim(
             (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
@@ -61,7 +64,7 @@ class CupyAdapter(CudaAdapter):
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         """Free whole chunks with cudaFree. The stream-ordered pool first waits until the device is idle."""
         self.check()
-        ordinals = cuda.contexts()
+        ordinals = cuda.devices_with_context()
         plans = self._clear_plans(ordinals) if "plans" in steps else ()
         if "cache" not in steps:
             return plans
@@ -94,7 +97,7 @@ class CupyAdapter(CudaAdapter):
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Limit each pool on each device with a live context; without a limit, the program's own one applies."""
         pools = [pool for pool in self._pools() if not _is_async(pool)]
-        selected = [i for i in cuda.contexts() if device in (None, i, cuda.device_uuid(i))]
+        selected = [i for i in cuda.devices_with_context() if device in (None, i, cuda.device_uuid(i))]
         if not pools:
             raise FlushRefused("CuPy's stream-ordered pool can't be limited")
 
@@ -108,7 +111,7 @@ class CupyAdapter(CudaAdapter):
 
     def own_limits(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if not _is_async(pool)]
-        ordinals = cuda.contexts()
+        ordinals = cuda.devices_with_context()
         own = zip(ordinals, on_devices(self._cupy, ordinals, lambda i: self._own_limit(i, pools)), strict=True)
         return {uuid: size for i, size in own if size and (uuid := cuda.device_uuid(i)) is not None}
 

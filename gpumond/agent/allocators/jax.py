@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
 from gpumond.facts.pools import PoolUsage
 
 
@@ -38,8 +38,8 @@ class JaxAdapter(ArenaAdapter):
             if stats and uuid:
                 self._limits[uuid] = stats.get("bytes_limit", 0)
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
-                inside = counted_by(ordinal, live) if shares else None
-                yield arena("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+                inside = allocator_counting_default_pool(ordinal, live) if shares else None
+                yield arena_pool("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
 
     def own_limits(self) -> Mapping[str, int]:
         """Return the parts of the devices that XLA may use. They're known from reports: JAX's exit ends its backend

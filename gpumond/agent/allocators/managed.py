@@ -39,7 +39,7 @@ class ManagedAdapter(CudaAdapter):
         cupy, free = sys.modules["cupy"], _free_bytes()
         pool = managed_pool(cupy)
         if pool is not None:
-            on_devices(cupy, cuda.contexts(), lambda ordinal: pool.free_all_blocks())
+            on_devices(cupy, cuda.devices_with_context(), lambda ordinal: pool.free_all_blocks())
         return free - _free_bytes(), ""
 
 
@@ -58,7 +58,9 @@ def _amounts() -> Iterator[tuple[int, int, int]]:
         pool = managed_pool(cupy)
         if pool is not None:
             amounts = on_devices(
-                cupy, cuda.contexts(), lambda ordinal: (ordinal, int(pool.used_bytes()), int(pool.total_bytes()))
+                cupy,
+                cuda.devices_with_context(),
+                lambda ordinal: (ordinal, int(pool.used_bytes()), int(pool.total_bytes())),
             )
             yield from ((ordinal, used, max(0, total - used)) for ordinal, used, total in amounts if total)
     if numba is not None:

@@ -2,8 +2,8 @@
 
 The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so PyTorch counts it where that backend
 is in use, and this adapter elsewhere. Other libraries report what they take from it (CuPy's MemoryAsyncPool,
-TensorFlow, RMM's view) as ``inside`` the allocator that counts it: `counted_by` names it, and `arena` builds the pool
-of a library that returns nothing by itself.
+TensorFlow, RMM's view) as ``inside`` the allocator that counts it, which `allocator_counting_default_pool` names;
+`arena_pool` builds the pool of a library that returns nothing by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MempoolsAdapter(CudaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         return tuple(
-            cached("mempool", cuda.device_uuid(ordinal) or "", used, reserved)
+            caching_pool("mempool", cuda.device_uuid(ordinal) or "", used, reserved)
             for ordinal, _, reserved, used in _pools()
         )
 
@@ -54,7 +54,7 @@ def adapter() -> MempoolsAdapter | None:
         return MempoolsAdapter() if next(_pools(), None) else None
 
 
-def counted_by(ordinal: int, live_bytes: int) -> str | None:
+def allocator_counting_default_pool(ordinal: int, live_bytes: int) -> str | None:
     """Return the allocator that counts the device's default pool, if the pool can contain ``live_bytes``.
 
     A library may have created a pool of its own: the default pool then holds less.
@@ -71,9 +71,9 @@ def is_counted(ordinal: int, pool: int) -> bool:
     return pool == cuda.default_pool(ordinal) or _is_of_cuda_core(pool)
 
 
-def counter_of(ordinal: int, pool: int) -> str | None:
+def allocator_counting_pool(ordinal: int, pool: int) -> str | None:
     """Return the allocator that counts such a pool."""
-    return "cuda.core" if _is_of_cuda_core(pool) else counted_by(ordinal, 0)
+    return "cuda.core" if _is_of_cuda_core(pool) else allocator_counting_default_pool(ordinal, 0)
 
 
 def _is_of_cuda_core(pool: int) -> bool:
@@ -83,7 +83,7 @@ def _is_of_cuda_core(pool: int) -> bool:
 
 def _pools() -> Iterator[tuple[int, int, int, int]]:
     """Yield ordinal, handle, reserved and used bytes of each pool that no other adapter counts."""
-    for ordinal in cuda.contexts():
+    for ordinal in cuda.devices_with_context():
         pool = cuda.default_pool(ordinal)
         amounts = None if pool is None else cuda.pool_bytes(pool)
         if pool is not None and amounts and amounts[0] and not _is_counted_by_torch(ordinal):
@@ -112,7 +112,7 @@ def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
 NOT_RELEASABLE = Reclaimable(0, 0, 0, "not_releasable")
 
 
-def cached(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
+def caching_pool(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
     """Return a pool whose library does not report which of its free bytes a flush returns."""
     free = max(0, held - live)
     return PoolUsage(
@@ -125,7 +125,7 @@ def cached(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
     )
 
 
-def arena(
+def arena_pool(
     allocator: str, uuid: str, live: int, held: int | None, peak: int | None = None, inside: str | None = None
 ) -> PoolUsage:
     """Return the pool of a library that keeps all memory until the process ends.
@@ -182,10 +182,10 @@ def bytes_left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
     meantime would be freed in the context of another device.
     """
     retained: dict[str, int] = {}
-    if cuda.capturing() or len(cuda.contexts()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
+    if cuda.is_capturing() or len(cuda.devices_with_context()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return retained
     for ordinal, used in pools:
-        with cuda.current(ordinal) as ready:
+        with cuda.current_context(ordinal) as ready:
             try:
                 free = retained_free_bytes(used, _kinds()) if ready else None
             except Exception:  # objects of another version, or a concurrent change
@@ -199,7 +199,7 @@ def bytes_left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
 def _kinds() -> list[Blocks]:
     """Return the blocks of each library's owners."""
     types = [[getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in OWNERS]
-    owners = instances({id(one) for each in types for one in each if one is not None})
+    owners = find_instances({id(one) for each in types for one in each if one is not None})
     if len(owners) > MAX_OWNERS:
         return []
     return [
@@ -208,7 +208,7 @@ def _kinds() -> list[Blocks]:
     ]
 
 
-def instances(types: set[int]) -> list[Any]:
+def find_instances(types: set[int]) -> list[Any]:
     """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
     tracked = gc.get_objects()
     found = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))

@@ -49,7 +49,7 @@ class NumbaAdapter(CudaAdapter):
         released = 0
         for ordinal, manager in _managers():
             pending = _pending_bytes(manager)
-            with cuda.current(ordinal) as ready:
+            with cuda.current_context(ordinal) as ready:
                 if ready:
                     manager.deallocations.clear()
                     released += pending - _pending_bytes(manager)

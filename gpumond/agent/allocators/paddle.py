@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, cached
+from gpumond.agent.allocators.mempools import CudaAdapter, caching_pool
 from gpumond.facts.pools import PoolUsage
 
 COUNTED_DEVICES = 16
@@ -30,12 +30,12 @@ class PaddleAdapter(CudaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read the counters of devices with a context. These calls don't reach CUDA."""
-        pools = (self._usage(ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
+        pools = (self._usage(ordinal) for ordinal in cuda.devices_with_context() if ordinal < COUNTED_DEVICES)
         return tuple(pool for pool in pools if pool is not None)
 
     def check(self) -> None:
         super().check()
-        if len(cuda.contexts()) != cuda.device_count():
+        if len(cuda.devices_with_context()) != cuda.device_count():
             raise FlushRefused("Paddle would create a context on each visible device, but at least one has none yet")
 
     def release(self) -> tuple[int, str]:
@@ -46,10 +46,12 @@ class PaddleAdapter(CudaAdapter):
     def _usage(self, ordinal: int) -> PoolUsage | None:
         live, held = (self._count(name, ordinal) for name in ("Allocated", "Reserved"))
         uuid = cuda.device_uuid(ordinal) if held else None
-        return None if uuid is None else cached("paddle", uuid, live, held)
+        return None if uuid is None else caching_pool("paddle", uuid, live, held)
 
     def _held_bytes(self) -> int:
-        return sum(self._count("Reserved", ordinal) for ordinal in cuda.contexts() if ordinal < COUNTED_DEVICES)
+        return sum(
+            self._count("Reserved", ordinal) for ordinal in cuda.devices_with_context() if ordinal < COUNTED_DEVICES
+        )
 
     def _count(self, name: str, ordinal: int) -> int:
         return int(self._core.device_memory_stat_current_value(name, ordinal))

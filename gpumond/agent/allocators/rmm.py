@@ -1,7 +1,7 @@
 """RMM's memory resources (25.04 and later), as the program has stacked them. They are only read here.
 
 Live bytes are known from an adaptor that counts (Statistics, Tracking, Limiting; under ``gpumond run`` that of
-`count`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
+`start_counting`), held bytes from a pool or the driver. A pool without such an adaptor is reported with unknown live
 bytes; a plain resource without one isn't reported, since nothing shows whether the program allocates from it. Pools and
 arenas of RMM return nothing until they are destroyed. A stream-ordered resource (CudaAsync) has its own memory pool in
 the driver, which can be trimmed. RMM does not expose its handle; an allocation shows it. It is made for a flush or a
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, counter_of, is_counted, trim
+from gpumond.agent.allocators.mempools import CudaAdapter, allocator_counting_pool, bytes_left_by_trim, is_counted, trim
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
 PROBE_BYTES = 256
@@ -37,7 +37,7 @@ class RmmAdapter(CudaAdapter):
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
-        self._counts: dict[int, Count] = {}
+        self._counts: dict[int, PeakAllocations] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
         """Identity of the stream-ordered resource of each device, and when it was first seen."""
 
@@ -61,7 +61,7 @@ class RmmAdapter(CudaAdapter):
 
     def _stacks(self) -> Iterator[tuple[int, Stack]]:
         """Yield the stacks of devices with a context. RMM would create a plain resource for any other device."""
-        for ordinal in cuda.contexts():
+        for ordinal in cuda.devices_with_context():
             stack = read_stack(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
             forget_pool(ordinal, stack and stack.ordered)
             if stack is not None:
@@ -77,7 +77,7 @@ class RmmAdapter(CudaAdapter):
         live = stack.live
         if live is None and amounts and not stack.caches:
             live = amounts[1]
-        if uuid is None or (live is None and (stack.direct or shared)):
+        if uuid is None or (live is None and (stack.is_direct or shared)):
             return None
         held, reclaimable, known = _held(stack, live or 0, amounts)
         return PoolUsage(
@@ -87,7 +87,7 @@ class RmmAdapter(CudaAdapter):
             held_bytes=held,
             reclaimable=reclaimable,
             stranded_bytes=0 if live is None else held - live - reclaimable.likely,
-            inside=counter_of(ordinal, pool) if pool and shared else None,
+            inside=allocator_counting_pool(ordinal, pool) if pool and shared else None,
             peak_live_bytes=stack.peak_bytes,
             held_known=known,
             live_allocations=stack.live_allocations,
@@ -107,7 +107,7 @@ class RmmAdapter(CudaAdapter):
         pool_handle = getattr(stack.ordered, "pool_handle", None)
         if pool_handle is not None:
             return int(pool_handle())
-        if probe and stack.ordered is not None and ordinal not in KNOWN_POOLS and not cuda.capturing():
+        if probe and stack.ordered is not None and ordinal not in KNOWN_POOLS and not cuda.is_capturing():
             KNOWN_POOLS[ordinal] = KnownPool(stack.ordered, _pool_of(ordinal, stack.ordered))
         known = KNOWN_POOLS.get(ordinal)
         return None if known is None else known.pool
@@ -119,7 +119,7 @@ def adapter() -> RmmAdapter:
 
 def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
     """Return held bytes, what a flush returns, and whether both are known. ``amounts``: of the driver's pool."""
-    if stack.direct:
+    if stack.is_direct:
         return live, Reclaimable(0, 0, 0, "exact"), True
     if amounts:
         held = max(amounts[0], live)
@@ -132,7 +132,7 @@ def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int
 
 def _pool_of(ordinal: int, resource: Any) -> int | None:
     """Return the pool that an allocation of the resource comes from."""
-    with cuda.current(ordinal) as ready:
+    with cuda.current_context(ordinal) as ready:
         if not ready:
             return None
         pointer = resource.allocate(PROBE_BYTES)
@@ -151,7 +151,7 @@ DIRECT = frozenset(("CudaMemoryResource",))
 MAX_DEPTH = 32
 
 
-class Count(NamedTuple):
+class PeakAllocations(NamedTuple):
     """The largest number of allocations that one adaptor has reported."""
 
     adaptor: int
@@ -179,7 +179,7 @@ def forget_pool(ordinal: int, resource: Any = None) -> None:
     """Release the resource of a device unless it is this one."""
     known = KNOWN_POOLS.get(ordinal)
     if known is not None and known.resource is not resource:
-        with cuda.current(ordinal):  # this may be the last reference, whose end frees memory
+        with cuda.current_context(ordinal):  # this may be the last reference, whose end frees memory
             KNOWN_POOLS.pop(ordinal, None)
             del known
 
@@ -198,18 +198,18 @@ class Stack:
     pool_bytes: int | None
     caches: bool
     ordered: Any
-    count: Count | None = None
+    count: PeakAllocations | None = None
     peak_bytes: int | None = None
     live_allocations: int | None = None
     managed: bool = False
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """True if freed bytes return to the driver at once."""
         return not self.caches and self.ordered is None
 
 
-def read_stack(top: Any, before: Count | None = None) -> Stack | None:
+def read_stack(top: Any, before: PeakAllocations | None = None) -> Stack | None:
     """Return the statistics; None if the memory is neither device nor managed memory.
 
     ``before``: the count of the previous call.
@@ -228,7 +228,7 @@ def read_stack(top: Any, before: Count | None = None) -> Stack | None:
         counted, most, present, allocations = _count(resource)
         if allocations is not None and count is None:
             known = before.allocations if before is not None and before.adaptor == id(resource) else 0
-            count = Count(id(resource), max(known, allocations))
+            count = PeakAllocations(id(resource), max(known, allocations))
             counted = counted if allocations >= known else None
         if counted is not None and caches:
             pool_bytes = counted
@@ -280,7 +280,7 @@ MODULES = (
 """All modules of RMM that have these functions as attributes."""
 
 
-def count(rmm: Any) -> None:
+def start_counting(rmm: Any) -> None:
     """Count what the program allocates through RMM from now on. To be called before it uses RMM."""
     mr = rmm.mr
     if is_counting(rmm):
@@ -358,7 +358,7 @@ def borrow(size_bytes: int) -> bool:
     try:
         from gpumond.agent.allocators.borrowing import BORROWING  # needed after an error only
 
-        ordinals = cuda.contexts()
+        ordinals = cuda.devices_with_context()
         device = cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
         answer = BORROWING.request(device, size_bytes)
         return answer is not None and answer.released_bytes > 0

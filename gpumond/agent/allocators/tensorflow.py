@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
 from gpumond.facts.pools import PoolUsage
 
 
@@ -40,8 +40,8 @@ class TensorFlowAdapter(ArenaAdapter):
         for ordinal, current in live.items():
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
-                inside = counted_by(ordinal, current) if shares else None
-                yield arena("tensorflow", uuid, current, None, peaks[ordinal], inside)
+                inside = allocator_counting_default_pool(ordinal, current) if shares else None
+                yield arena_pool("tensorflow", uuid, current, None, peaks[ordinal], inside)
 
 
 def adapter() -> TensorFlowAdapter:

@@ -32,7 +32,7 @@ from gpumond.agent.allocators.torch_formulas import (
     DeviceStatistics,
     UnmappedBytes,
     UnmappedSegments,
-    current,
+    current_value,
     device_statistics,
     from_async_stats,
     from_snapshot,
@@ -119,7 +119,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if not self._cuda.is_initialized() or self._cuda.get_allocator_backend() != "cudaMallocAsync":
             return {}
         stats = self._c._cuda_memoryStats
-        return bytes_left_by_trim((ordinal, current(stats(ordinal), "allocated_bytes")) for ordinal in cuda.contexts())
+        return bytes_left_by_trim(
+            (ordinal, current_value(stats(ordinal), "allocated_bytes")) for ordinal in cuda.devices_with_context()
+        )
 
     def host_pools(self) -> Sequence[HostPool]:
         """Return the cache of pinned host memory (2.7 and later); its blocks are powers of two."""
@@ -277,7 +279,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
             raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
-        if cuda.capturing():
+        if cuda.is_capturing():
             raise FlushRefused("a CUDA graph is being captured")
         live = list(filter(self._context_query(), range(self._device_count())))
         if not live:
@@ -292,7 +294,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
 
     def _held_bytes(self) -> int:
-        return sum(current(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+        return sum(current_value(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:
@@ -330,7 +332,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
         if not self._cuda.is_initialized() or not any(self._live_bytes().values()):
             return ()
-        found = torch_classes.measure(self._torch, "cuda", search_seconds)
+        found = torch_classes.measure_classes(self._torch, "cuda", search_seconds)
         return tuple(
             torch_classes.live_classes(found, ordinal, self.name, uuid, size)
             for ordinal, size in self._live_bytes().items()  # again: a search takes time
@@ -339,16 +341,16 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _live_bytes(self) -> Mapping[int, int]:
         stats = self._c._cuda_memoryStats
-        return {ordinal: current(stats(ordinal), "allocated_bytes") for ordinal in range(self._device_count())}
+        return {ordinal: current_value(stats(ordinal), "allocated_bytes") for ordinal in range(self._device_count())}
 
     def find_older_objects(self) -> None:
         TORCH_OBJECTS.install()
         version = self._torch.version
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
-            torch_classes.search(self._torch)
+            torch_classes.search_heap(self._torch)
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:
-        return torch_classes.tracked(self._torch, "cuda") if self._cuda.is_initialized() else ()
+        return torch_classes.tracked_tensors(self._torch, "cuda") if self._cuda.is_initialized() else ()
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""
@@ -362,7 +364,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _blocks(self) -> int:
         stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
-        return sum(current(one, "active") + current(one, "inactive_split") for one in stats)
+        return sum(current_value(one, "active") + current_value(one, "inactive_split") for one in stats)
 
     def _snapshot(self) -> dict[int, Reclaimable] | None:
         """Return exact values from the blocks; None if there are too many blocks."""
@@ -386,7 +388,7 @@ def counts_default_pool(ordinal: int) -> bool:
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "cudaMallocAsync":
         return False
     return ordinal < len(torch.cuda.default_generators) and bool(
-        current(torch._C._cuda_memoryStats(ordinal), "reserved_bytes")
+        current_value(torch._C._cuda_memoryStats(ordinal), "reserved_bytes")
     )
 
 

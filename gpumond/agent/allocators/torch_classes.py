@@ -49,14 +49,14 @@ Classes = Mapping[int, Sequence[int | None]]
 """Bytes of each of ``CLASSES`` by device index; None for a class that was not visited completely."""
 
 
-def measure(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
+def measure_classes(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
     """Visit the tensors on devices of a kind such as ``cuda``.
 
     ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. Time counts
     while this thread runs: the program is not paused while its other threads do.
     """
     deadline = time.thread_time() + search_seconds
-    tensors = search(torch, deadline) if search_seconds else None
+    tensors = search_heap(torch, deadline) if search_seconds else None
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
         visit = _Visit(kind)
         if TORCH_OBJECTS.complete:
@@ -74,7 +74,7 @@ def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
     if read_address is None:
         return
     if not TORCH_OBJECTS.complete:
-        search(torch, time.thread_time() + SEARCH_SECONDS)
+        search_heap(torch, time.thread_time() + SEARCH_SECONDS)
     visit = _Visit(kind, read_address)
     with torch._C.DisableTorchFunctionSubclass():
         if TORCH_OBJECTS.complete:
@@ -89,7 +89,7 @@ def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
             entries[address]["user_metadata"] = ": ".join(filter(None, names))
 
 
-def search(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
+def search_heap(torch: Any, deadline: float = float("inf")) -> list[Reference] | None:
     """Return the tensors that the garbage collector tracks, and complete the modules and optimizers with those that are
     older than the agent; None if that would take too long, or if objects are excluded from the collector's list.
     """
@@ -132,7 +132,7 @@ def _living(references: Iterable[Reference]) -> Iterator[Any]:
     return (living for reference in references if (living := reference()) is not None)
 
 
-def tracked(torch: Any, kind: str) -> list[TrackedTensor]:
+def tracked_tensors(torch: Any, kind: str) -> list[TrackedTensor]:
     """Return all tensors on devices of a kind, each with the size of its storage."""
     found: list[TrackedTensor] = []
     storages: set[int] = set()

@@ -57,7 +57,7 @@ class DeviceStatistics(NamedTuple):
         )
 
 
-def current(stats: Stats, name: str) -> int:
+def current_value(stats: Stats, name: str) -> int:
     found = stats.get(name)
     return int(found["all"]["current"]) if found else 0
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.mempools import cached
-from gpumond.agent.allocators.torch_formulas import current
+from gpumond.agent.allocators.mempools import caching_pool
+from gpumond.agent.allocators.torch_formulas import current_value
 from gpumond.facts.pools import PoolUsage
 
 
@@ -39,11 +39,11 @@ class XpuAdapter(AllocatorAdapter):
         pools: dict[str, list[tuple[int, int]]] = {}
         for ordinal in range(self._device_count()):
             stats = self._c._xpu_memoryStats(ordinal)
-            live, held = (current(stats, f"{name}_bytes") for name in ("allocated", "reserved"))
+            live, held = (current_value(stats, f"{name}_bytes") for name in ("allocated", "reserved"))
             uuid = self._uuid(ordinal) if held else None
             if uuid is not None:
                 pools.setdefault(uuid, []).append((live, held))
-        return tuple(cached("torch", uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
+        return tuple(caching_pool("torch", uuid, *map(sum, zip(*parts, strict=True))) for uuid, parts in pools.items())
 
     def check(self) -> None:
         if not self._xpu.is_initialized():
@@ -51,7 +51,7 @@ class XpuAdapter(AllocatorAdapter):
             raise FlushRefused(
                 "XPU was initialized before this process was forked" if forked else "XPU isn't initialized"
             )
-        if cuda.capturing():
+        if cuda.is_capturing():
             raise FlushRefused("an XPU graph is being captured")
 
     def release(self) -> tuple[int, str]:
@@ -64,7 +64,7 @@ class XpuAdapter(AllocatorAdapter):
         return len(self._xpu.default_generators)  # device_count() may query the driver
 
     def _held_bytes(self) -> int:
-        return sum(current(self._c._xpu_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+        return sum(current_value(self._c._xpu_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, arena, counted_by
+from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
 from gpumond.facts.pools import PoolUsage
 
 
@@ -48,10 +48,10 @@ def _uses_pool(device: Any) -> bool:
 def _usage(ordinal: int) -> PoolUsage | None:
     pool, uuid = cuda.default_pool(ordinal), cuda.device_uuid(ordinal)
     amounts = None if pool is None else cuda.pool_bytes(pool)
-    inside = counted_by(ordinal, 0)
+    inside = allocator_counting_default_pool(ordinal, 0)
     if uuid is None or not amounts or inside is None:
         return None
-    return arena("warp", uuid, amounts[1], amounts[1], inside=inside)
+    return arena_pool("warp", uuid, amounts[1], amounts[1], inside=inside)
 
 
 def _is_capturing() -> bool:

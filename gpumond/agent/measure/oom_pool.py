@@ -39,7 +39,7 @@ class OomPools:
     def open(self, size_bytes: int, device: int | None) -> str:
         """Set the memory aside in the calling thread, and return an empty text or why there is none. Never raises."""
         torch = sys.modules.get("torch")
-        if torch is None or not cuda.contexts():
+        if torch is None or not cuda.devices_with_context():
             return "PyTorch hasn't used a CUDA device yet"
         try:
             ordinal = torch.cuda.current_device() if device is None else device

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
-from gpumond.agent.loaded_allocators import LOADED, collected
+from gpumond.agent.loaded_allocators import LOADED, collect
 from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -97,7 +97,7 @@ def _device_of(error: BaseException) -> str | None:
     from gpumond.agent.allocators import cuda  # needed after an error only
 
     stated = re.search(XLA_DEVICE, _text(error))
-    ordinals = [int(stated[1])] if stated else cuda.contexts()
+    ordinals = [int(stated[1])] if stated else cuda.devices_with_context()
     return cuda.device_uuid(ordinals[0]) if len(ordinals) == 1 else None
 
 
@@ -148,7 +148,7 @@ class OomRecords:
         self.rescues = self._retries = self._reported_retries = 0
 
     @property
-    def occurred(self) -> bool:
+    def has_records(self) -> bool:
         """True if there is something to report."""
         return bool(self._count or self._retries)
 
@@ -341,7 +341,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
     trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
-    return tuple(collected(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
+    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
 
 
 def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:

@@ -37,10 +37,10 @@ class DevicePosition:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         os.pwrite(self._descriptor, index.to_bytes(4, "little", signed=True), 0)
 
-    def where(self) -> int:
+    def index(self) -> int:
         return int.from_bytes(os.pread(self._descriptor, 4, 0), "little", signed=True)
 
 

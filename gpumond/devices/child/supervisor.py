@@ -51,7 +51,7 @@ or after the longest time.
 """
 
 
-class ReadingRequest:
+class PendingReading:
     """One request to the child. Finished with a Reading, or with None if there will be none."""
 
     def __init__(self, requested_at: float) -> None:
@@ -72,7 +72,7 @@ class DriverProcess:
     def __init__(self, source: str, environ: Mapping[str, str] | None = None) -> None:
         self._place = os.memfd_create("place", 0)
         try:
-            DevicePosition(self._place).at(NOWHERE)
+            DevicePosition(self._place).set_index(NOWHERE)
             self.process = subprocess.Popen(
                 [*module_command("gpumond.devices.child.worker"), str(self._place), source],
                 stdin=subprocess.PIPE,
@@ -91,13 +91,13 @@ class DriverProcess:
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
         self._changes = ReadingChanges()
-        self.request: ReadingRequest | None = ReadingRequest(time.monotonic())
+        self.request: PendingReading | None = PendingReading(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
         """Xid errors that the child has counted so far."""
 
-    def ask(self, request: ReadRequest) -> ReadingRequest:
-        self.request = ReadingRequest(time.monotonic())
+    def ask(self, request: ReadRequest) -> PendingReading:
+        self.request = PendingReading(time.monotonic())
         with suppress(OSError):  # the child has exited; the end of its stdout reports that
             self.stdin.write(to_json(request) + b"\n")
         return self.request
@@ -111,7 +111,7 @@ class DriverProcess:
 
     def place(self) -> int:
         """Return the index of the device that is being queried, or NOWHERE."""
-        return DevicePosition(self._place).where()
+        return DevicePosition(self._place).index()
 
     def hang_up(self) -> None:
         """Close the pipes. The child exits in order when its current driver call returns."""
@@ -235,13 +235,13 @@ class Supervisor:
             self._unwatch(child)
             if child.request is not None:
                 child.request.finish(None)
-            self._xids = add_up(self._xids, child.xids)
+            self._xids = sum_xid_errors(self._xids, child.xids)
         self._child = None
         self._abandoned = []
         self._excluded.clear()
         return children + leaving
 
-    def _ask(self) -> ReadingRequest | None:
+    def _ask(self) -> PendingReading | None:
         """Return the current request, or a new one; None while there is no child."""
         self._closing = [child for child in self._closing if not child.is_gone()]
         child = self._child
@@ -255,7 +255,7 @@ class Supervisor:
     def _spawn(self) -> None:
         if self._stopped:
             return
-        self._xids = add_up(self._xids, self._child.xids if self._child else ())
+        self._xids = sum_xid_errors(self._xids, self._child.xids if self._child else ())
         self._child = None
         try:
             child = DriverProcess(self.state.name, self._environ)
@@ -273,11 +273,11 @@ class Supervisor:
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
-    def _watch_deadline(self, child: DriverProcess, request: ReadingRequest) -> None:
+    def _watch_deadline(self, child: DriverProcess, request: PendingReading) -> None:
         timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
         request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
-    def _check_deadline(self, child: DriverProcess, request: ReadingRequest) -> None:
+    def _check_deadline(self, child: DriverProcess, request: PendingReading) -> None:
         if child.request is not request or child is not self._child or self._stopped:
             return
         child.overdue = True
@@ -360,7 +360,7 @@ class Supervisor:
         reading = answer.reading
         if reading is not None:
             child.xids = reading.xids
-            reading = replace(reading, xids=add_up(self._xids, reading.xids))
+            reading = replace(reading, xids=sum_xid_errors(self._xids, reading.xids))
             self._failures, self._crashed_at = 0, []
             for device in reading.devices:
                 if device.parent_uuid is None:
@@ -382,7 +382,7 @@ class Supervisor:
             for errors in (reading.xids if reading else ())
             if errors.device_uuid in read_again
         ]
-        self._xids = add_up(self._xids, [errors for errors in news if errors.count > 0])
+        self._xids = sum_xid_errors(self._xids, [errors for errors in news if errors.count > 0])
         child.stdin.close()
 
     def _handle_exit(self, child: DriverProcess) -> None:
@@ -396,7 +396,7 @@ class Supervisor:
         if child is not self._child or self._stopped:
             return
         self._child = None
-        self._xids = add_up(self._xids, child.xids)
+        self._xids = sum_xid_errors(self._xids, child.xids)
         if child.request is not None:
             child.request.finish(None)
         if child.unavailable:
@@ -444,7 +444,7 @@ class Supervisor:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
 
 
-def add_up(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:
+def sum_xid_errors(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:
     """Return the sum of the errors of two children that did not run at the same time."""
     sums = {(errors.device_uuid, errors.xid): errors for errors in first}
     for errors in second:

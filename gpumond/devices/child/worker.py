@@ -13,22 +13,22 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.devices import NOWHERE, ReadProgress, load
+from gpumond.devices import NOWHERE, ReadProgress, load_source
 from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import clean, from_json, to_json
-from gpumond.host.machine import raise_limit, reduce_garbage_collection
+from gpumond.host.machine import raise_descriptor_limit, reduce_garbage_collection
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(place: int, name: str) -> int:
     os.set_inheritable(place, False)
-    raise_limit()  # each process with device memory needs a descriptor
+    raise_descriptor_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
     position = DevicePosition(place)
-    progress = ReadProgress(position.at)
+    progress = ReadProgress(position.set_index)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the driver library must not mix with the responses
 
@@ -37,7 +37,7 @@ def main(place: int, name: str) -> int:
         answers.flush()
 
     try:
-        source = load(name, progress)
+        source = load_source(name, progress)
         source.open()
         answer(ReadResponse())
         owners, changes = ProcessMetadata(), ReadingChanges()
@@ -47,7 +47,7 @@ def main(place: int, name: str) -> int:
             progress.leave_out = {device.index: device.uuid for device in request.leave_out}
             progress.limit_changes = request.limit_changes
             reading = source.read()
-            position.at(NOWHERE)
+            position.set_index(NOWHERE)
             answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
         source.close()
     except SourceUnavailable as error:

@@ -23,7 +23,7 @@ from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import clean
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 LEFT_OUT: FaultKind = "skipped"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
@@ -69,7 +69,7 @@ def functions(*names: str) -> Functions:
     return tuple(getattr(pynvml, name) for name in names if hasattr(pynvml, name))
 
 
-def undecoded(name: str) -> Functions:
+def undecoded_function(name: str) -> Functions:
     """Return the function inside the binding's wrapper, without its strict decoding of text."""
     function = getattr(pynvml, name)
     return (getattr(function, "__wrapped__", function),)
@@ -131,9 +131,9 @@ class Library:
         self._entries = bytearray(LONGEST_LIST * _LISTED.size)
         self._initialized = False
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         """Set the index of the device that the following queries concern, for the supervisor."""
-        self.progress.at(index)
+        self.progress.set_index(index)
 
     def open(self) -> None:
         try:
@@ -154,7 +154,7 @@ class Library:
 
     def version(self, name: str) -> str | None:
         try:
-            return _text(undecoded(name)[0]())
+            return _text(undecoded_function(name)[0]())
         except pynvml.NVMLError:
             return None
 
@@ -175,10 +175,10 @@ class Library:
         return self.query(functions("nvmlDeviceGetHandleByIndex"), index)
 
     def uuid(self, handle: Any) -> str:
-        return _text(self.query(undecoded("nvmlDeviceGetUUID"), handle))
+        return _text(self.query(undecoded_function("nvmlDeviceGetUUID"), handle))
 
     def name(self, handle: Any) -> str:
-        return _text(self.query(undecoded("nvmlDeviceGetName"), handle))
+        return _text(self.query(undecoded_function("nvmlDeviceGetName"), handle))
 
     def pci_bus_id(self, handle: Any) -> str:
         # The binding decodes the text when the field is accessed, so that must be part of the query.
@@ -202,7 +202,7 @@ class Library:
                 if failure.kind != "not_found":
                     raise
 
-    def listing(self, lister: Functions, handle: Any) -> list[ProcessEntry]:
+    def process_list(self, lister: Functions, handle: Any) -> list[ProcessEntry]:
         """Return the entries of one of PROCESS_LISTS."""
         entries: list[ProcessEntry] = self.query(lister, handle, self._entries)
         return entries
@@ -242,7 +242,7 @@ class Library:
         if kind != "lib_rm_version_mismatch":
             cause = _CAUSES.get(kind, f"NVML doesn't start ({kind.replace('_', ' ')})")
             return SourceUnavailable(kind, f"{cause}: {remedy(kind)}")
-        number = re.search(r"\d+\.\d+(\.\d+)?", text_of(f"{self._proc}/driver/nvidia/version"))
+        number = re.search(r"\d+\.\d+(\.\d+)?", read_or_empty(f"{self._proc}/driver/nvidia/version"))
         return SourceUnavailable(
             kind,
             f"the loaded kernel module is {number.group() if number else 'unknown'}, the NVML library "
@@ -300,7 +300,7 @@ class Inventory:
         for device in self._devices.values():
             left_out = leave_out.get(device.index, "")
             if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
-                self.lose(device, LEFT_OUT)
+                self.mark_lost(device, LEFT_OUT)
         if not self._incomplete():
             self._retry_seconds = 0.0
         elif not self._retry_seconds:
@@ -310,7 +310,7 @@ class Inventory:
             self._next_scan = now + (self._retry_seconds or RESCAN_SECONDS)
             self._retry_seconds = min(2 * self._retry_seconds, RESCAN_SECONDS)
 
-    def lose(self, device: Device, kind: FaultKind | ReturnCode) -> None:
+    def mark_lost(self, device: Device, kind: FaultKind | ReturnCode) -> None:
         for lost in (device, *self._instances(device)):
             lost.handle, lost.lost = None, kind
 
@@ -328,10 +328,10 @@ class Inventory:
         for index in range(count):
             if index in self._left_out:
                 uuid = self._left_out[index]
-                self.lose(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
+                self.mark_lost(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
                 enumerated.add(uuid)
                 continue
-            self._driver.at(index)
+            self._driver.set_index(index)
             try:
                 handle = self._driver.handle(index)
                 uuid = self._driver.uuid(handle)
@@ -345,10 +345,10 @@ class Inventory:
                 self._describe(device)
                 self._scan_instances(device)
             except DeviceLost as lost:
-                self.lose(device, lost.kind)
+                self.mark_lost(device, lost.kind)
         for device in self._devices.values():
             if device.parent_uuid is None and device.uuid not in enumerated and device.handle is not None:
-                self.lose(device, "vanished")
+                self.mark_lost(device, "vanished")
         self._remove_replaced(enumerated)
 
     def _remove_replaced(self, enumerated: Collection[str]) -> None:
@@ -365,7 +365,7 @@ class Inventory:
         known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
         for device in known:
             if isinstance(refusal, DeviceLost):
-                self.lose(device, refusal.kind)
+                self.mark_lost(device, refusal.kind)
         if not known or not isinstance(refusal, DeviceLost):
             uuid = known[0].uuid if known else None
             self.faults.add(uuid, refusal.kind, f"device {index}: {refusal}")

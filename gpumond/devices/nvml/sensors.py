@@ -193,7 +193,7 @@ class _SlowAnswers:
     unasked: tuple[FieldQuery, ...] = ONCE
 
 
-class SensorClocks:
+class SensorReader:
     """Schedule of the queries. ``clock`` is monotonic seconds. A lost device is queried completely after its return."""
 
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
@@ -211,7 +211,7 @@ class SensorClocks:
             kept, now = self._kept[device.uuid], self._clock()
             if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
                 return
-            self._library.at(device.index)
+            self._library.set_index(device.index)
             try:
                 self._ask_slowly(device, kept)
                 kept.due = now + SLOW_SECONDS

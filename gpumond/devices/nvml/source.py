@@ -27,9 +27,9 @@ from gpumond.devices.impossible_values import (
     FaultCounter,
     ListedProcess,
     MemoryCounts,
-    memory,
     processes,
     usages,
+    valid_memory,
 )
 from gpumond.devices.nvml.library import (
     LONGEST_LIST,
@@ -45,7 +45,7 @@ from gpumond.devices.nvml.library import (
     Unsupported,
     functions,
 )
-from gpumond.devices.nvml.sensors import SensorClocks
+from gpumond.devices.nvml.sensors import SensorReader
 from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, ReturnCode
@@ -60,7 +60,7 @@ from gpumond.facts.snapshot import (
     Sensors,
     XidErrors,
 )
-from gpumond.host.machine import text_of
+from gpumond.host.machine import read_or_empty
 
 MOST_AT_ONCE = 256
 """Number of events fetched in one reading; the others are fetched at the next."""
@@ -108,7 +108,7 @@ class XidEvents:
             self._fail(None, refusal)
             return
         for device in new:
-            self._library.at(device.index)
+            self._library.set_index(device.index)
             arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             try:
                 self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
@@ -203,13 +203,13 @@ class CgroupLimits:
         self._refused: dict[tuple[str, str], str] = {}
         """Refused changes, by device and cgroup, until one of them is made."""
 
-    def partition(self, device: Device, counted_bytes: int, size_bytes: int) -> int | None:
+    def partition_bytes(self, device: Device, counted_bytes: int, size_bytes: int) -> int | None:
         """Return the bytes that the daemon's own cgroup can use, if the driver limits it.
 
         ``counted_bytes``: size of the device by nvmlDeviceGetMemoryInfo_v2, ``size_bytes`` by its first version, which
         no limit changes.
         """
-        own = limitable_cgroup(text_of(f"{self._proc}/self/cgroup")) or ""
+        own = limitable_cgroup(read_or_empty(f"{self._proc}/self/cgroup")) or ""
         limits = self._get(device, own)
         hard = NO_LIMIT if limits is None else limits.hard
         if counted_bytes == size_bytes and hard >= size_bytes and not (limits and limits.soft):
@@ -224,7 +224,7 @@ class CgroupLimits:
         pids: defaultdict[str, list[int]] = defaultdict(list)
         for process in processes:
             if process not in self._cgroups:
-                self._cgroups[process] = limitable_cgroup(text_of(f"{self._proc}/{process.pid}/cgroup"))
+                self._cgroups[process] = limitable_cgroup(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
             if cgroup := self._cgroups[process]:
                 pids[cgroup].append(process.pid)
         return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
@@ -318,7 +318,7 @@ class NvmlSource:
         self._pid_max = self._table.pid_max()
         self._library = Library(proc, open_node)
         self._roster = Inventory(self._library)
-        self._sensors = SensorClocks(self._library, clock)
+        self._sensors = SensorReader(self._library, clock)
         self._limits = CgroupLimits(self._library, clock, proc)
         self._events = XidEvents(self._library, clock, wall)
         self._versions: tuple[str | None, str | None, str | None] = (None, None, None)
@@ -328,7 +328,7 @@ class NvmlSource:
     def open(self) -> None:
         self._library.open()
         self._roster = Inventory(self._library)
-        self._sensors = SensorClocks(self._library, self._clock)
+        self._sensors = SensorReader(self._library, self._clock)
         self._versions = (
             self._library.version("nvmlSystemGetDriverVersion"),
             self._library.version("nvmlSystemGetNVMLVersion"),
@@ -349,21 +349,21 @@ class NvmlSource:
         tally = FaultCounter()
         tally.extend(self._roster.faults)
         present = self._roster.devices()
-        self._sensors.refresh(present, self._roster.lose)
+        self._sensors.refresh(present, self._roster.mark_lost)
         self._events.listen(present)
         observed: list[tuple[Device, DeviceReading, dict[int, DriverUsage] | None]] = []
         for device in present:
             if device.handle is not None:
-                self._library.at(device.index)
+                self._library.set_index(device.index)
                 try:
                     reading = self._observe(device, tally)
                     observed.append((device, reading, self._usages(device, reading.used_bytes, tally)))
                     continue
                 except DeviceLost as lost:
-                    self._roster.lose(device, lost.kind)
+                    self._roster.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
             tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
-        self._library.at(NOWHERE)
+        self._library.set_index(NOWHERE)
         self._events.fetch(tally)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
@@ -375,7 +375,7 @@ class NvmlSource:
             )
             for device, reading, by_pid in observed
         )
-        self._library.at(NOWHERE)
+        self._library.set_index(NOWHERE)
         present_uuids = {device.uuid for device in devices}
         self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
@@ -393,7 +393,7 @@ class NvmlSource:
         (size, used, free, reserved), unified, partition = self._memory(device, tally)
         values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
         if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
-            values["file_cache_bytes"] = file_cache(node, self._sys)
+            values["file_cache_bytes"] = file_cache_bytes(node, self._sys)
         if device.parent_uuid is not None and device.gpu_instance_id is None:
             device.gpu_instance_id = self._library.gpu_instance_id(device.handle)
         return DeviceReading(
@@ -424,7 +424,7 @@ class NvmlSource:
             info, partition = self._memory_info(device), None
             if device.memory_version == 2 and device.parent_uuid is None and self._limits.supported:
                 whole = self._library.query(_MEMORY, device.handle)
-                partition = self._limits.partition(device, info.total, whole.total)
+                partition = self._limits.partition_bytes(device, info.total, whole.total)
                 info = info if partition is None else whole
         except Unsupported:
             shared = shared_memory(device.name, self._proc)
@@ -438,7 +438,7 @@ class NvmlSource:
             return MemoryCounts(), False, None
         device.memory_failures = 0
         counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
-        checked = memory(tally, device.uuid, counts)
+        checked = valid_memory(tally, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
         return checked, False, partition
 
@@ -464,7 +464,7 @@ class NvmlSource:
             if before and steady and lists == before.lists[:1] and now < before.read_at + LISTS_SECONDS:
                 return before.usages
             try:
-                lists.append((kind, self._library.listing(lister, device.handle)))
+                lists.append((kind, self._library.process_list(lister, device.handle)))
             except Unsupported:
                 continue
             except EnumerationFailed as failure:
@@ -494,7 +494,7 @@ class NvmlSource:
         """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
         if device.parent_uuid is not None or not self._limits.supported:
             return reading
-        self._library.at(device.index)
+        self._library.set_index(device.index)
         try:
             self._limits.change(device, self._library.progress.limit_changes, tally)
             return replace(reading, cgroup_limits=self._limits.read(device, reading.processes_by_key))
@@ -526,13 +526,13 @@ host's."""
 
 def shared_memory(name: str, proc: str) -> MemoryCounts | None:
     """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
-    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", text_of(f"{proc}/meminfo"), re.MULTILINE))
+    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read_or_empty(f"{proc}/meminfo"), re.MULTILINE))
     if not INTEGRATED.search(name) or len(stated) < 2:
         return None
     return MemoryCounts(int(stated["MemTotal"]) << 10, None, int(stated["MemAvailable"]) << 10, None)
 
 
-def file_cache(node: int, sys: str) -> int | None:
+def file_cache_bytes(node: int, sys: str) -> int | None:
     """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
-    stated = re.search(r"FilePages:\s+(\d+) kB", text_of(f"{sys}/devices/system/node/node{node}/meminfo"))
+    stated = re.search(r"FilePages:\s+(\d+) kB", read_or_empty(f"{sys}/devices/system/node/node{node}/meminfo"))
     return int(stated[1]) << 10 if stated else None

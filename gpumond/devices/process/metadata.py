@@ -31,7 +31,7 @@ from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, text_of
+from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, read_or_empty
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -139,7 +139,7 @@ class ProcessPlacement(NamedTuple):
     slurm_job: str | None = None
 
 
-def place(text: str) -> ProcessPlacement:
+def parse_placement(text: str) -> ProcessPlacement:
     """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
     found = [_walk(path) for path in _paths(text)]
     inside = next((entry for entry in found if entry.container), ProcessPlacement())
@@ -219,7 +219,7 @@ class _Answer(NamedTuple):
     pods: Mapping[str, set[Pod]] = {}
 
 
-def since_boot() -> float:
+def seconds_since_boot() -> float:
     """Return seconds since boot, on the clock of a process's start_ticks."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -234,7 +234,7 @@ class Kubelet:
     Does not cover devices of a resource claim (DRA), and plugins whose IDs are neither a UUID nor a PCI address.
     """
 
-    def __init__(self, path: str = f"/{SOCKET}", clock: Callable[[], float] = since_boot) -> None:
+    def __init__(self, path: str = f"/{SOCKET}", clock: Callable[[], float] = seconds_since_boot) -> None:
         self._path, self._clock = path, clock
         self._list: Any = None
         self._call: Any = None
@@ -468,7 +468,7 @@ class ProcessMetadata:
         known = self._known.get(process)
         if known is not None:
             return known
-        where = place(text_of(f"{self._proc}/{process.pid}/cgroup"))
+        where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
         owner = _Owner(where, self._containers.names(where))
         again = process_start(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:

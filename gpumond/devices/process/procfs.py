@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gpumond.facts.messages import clean
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.host.machine import KERNEL_THREAD, ProcessStart, process_start, read_head, start_of, text_of
+from gpumond.host.machine import KERNEL_THREAD, ProcessStart, parse_start, process_start, read_head, read_or_empty
 
 
 class ProcessOwner(NamedTuple):
@@ -97,7 +97,7 @@ class ProcessTable:
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b"", None
-        return before.partition(b"(")[2] + b")" + fields[19], start_of(fields)
+        return before.partition(b"(")[2] + b")" + fields[19], parse_start(fields)
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
@@ -159,7 +159,7 @@ MAX_DESCRIPTORS = 4096
 """Maximum number of descriptors inspected per process."""
 
 
-class Node(NamedTuple):
+class DeviceNode(NamedTuple):
     descriptor: str
     path: str
 
@@ -173,7 +173,7 @@ class OpenDeviceNodes:
     def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", inspect_every: int = 10) -> None:
         self._prefixes, self._root, self._inspect_every = prefixes, root, inspect_every
         self._reading = 0
-        self._known: dict[int, tuple[Node, ...]] = {}
+        self._known: dict[int, tuple[DeviceNode, ...]] = {}
         self._hidden: set[int] = set()
         self._all_visible = True
 
@@ -181,7 +181,7 @@ class OpenDeviceNodes:
     def hidden(self) -> int:
         return len(self._hidden) + (not self._all_visible)
 
-    def read(self) -> Mapping[int, tuple[Node, ...]]:
+    def read(self) -> Mapping[int, tuple[DeviceNode, ...]]:
         """Return the open nodes of each process that has any."""
         self._reading = (self._reading + 1) % self._inspect_every
         pids = self._pids()
@@ -192,7 +192,7 @@ class OpenDeviceNodes:
         }
         return {pid: nodes for pid, nodes in self._known.items() if nodes}
 
-    def nodes(self, pid: int) -> tuple[Node, ...]:
+    def nodes(self, pid: int) -> tuple[DeviceNode, ...]:
         """Return the open nodes of one process; none if it has exited or cannot be inspected."""
         directory = f"{self._root}/{pid}/fd"
         try:
@@ -217,14 +217,14 @@ class OpenDeviceNodes:
         except OSError:
             return []
 
-    def _matching(self, directory: str, names: Iterable[str]) -> Iterator[Node]:
+    def _matching(self, directory: str, names: Iterable[str]) -> Iterator[DeviceNode]:
         for name in names:
             try:
                 path = os.readlink(f"{directory}/{name}")
             except OSError:
                 continue  # closed in the meantime
             if path.startswith(self._prefixes):
-                yield Node(name, path)
+                yield DeviceNode(name, path)
 
 
 SCAN_SECONDS = 30.0
@@ -304,7 +304,7 @@ def _nvidia(proc: str) -> Mapping[str, str]:
     return {
         f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
-        for minor in re.findall(r"^Device Minor:\s*(\d+)", text_of(path), re.MULTILINE)
+        for minor in re.findall(r"^Device Minor:\s*(\d+)", read_or_empty(path), re.MULTILINE)
     }
 
 

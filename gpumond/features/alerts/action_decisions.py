@@ -19,7 +19,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.facts.units import HOUR_SECONDS, duration, human
+from gpumond.facts.units import HOUR_SECONDS, duration_text, human
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 REFILL_RATIO = 0.5
@@ -175,7 +175,7 @@ def tracks_after_flush(
     return {**tracks, order.key: replace(track, note=note)}
 
 
-def remembered(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
+def restored_tracks(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
     """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
 
     ``attempts`` are Unix seconds, oldest first.
@@ -325,7 +325,7 @@ def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int])
 
 
 def _wait_text(track: ActionTrack, action: Action) -> str:
-    return duration(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
+    return duration_text(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
 
 
 def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:

@@ -17,9 +17,9 @@ from gpumond.facts.alerts import (
     AlertStates,
     Labels,
     Rule,
-    ended,
-    kept,
-    restored,
+    as_resolved,
+    from_stored,
+    to_stored,
 )
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.flush import (
@@ -41,7 +41,7 @@ from gpumond.features.alerts.action_decisions import (
     annotate,
     decide,
     forget,
-    remembered,
+    restored_tracks,
     tracks_after_flush,
 )
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
@@ -120,16 +120,16 @@ class AlertDispatcher:
     async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
-            alerts, alive = await self._store.kept()
+            alerts, alive = await self._store.kept_alerts()
             entries = await self._store.audit_entries(users=False)
             self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
         attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
-        self._tracks = remembered([attempt for attempt in attempts if attempt], time.time())
-        activities = restored(alerts, alive, time.time())
+        self._tracks = restored_tracks([attempt for attempt in attempts if attempt], time.time())
+        activities = from_stored(alerts, alive, time.time())
         if alive is not None and not activities:
-            self._end(ended(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
+            self._end(as_resolved(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
         return activities
 
     def decide(
@@ -183,7 +183,7 @@ class AlertDispatcher:
             over = tuple(self._unkept)
             self._unkept.clear()
             self._kept = state
-            keeping = self._store.keep(kept(dispatch.activities, self._began), notices, over)
+            keeping = self._store.keep_alerts(to_stored(dispatch.activities, self._began), notices, over)
             self._writes.start(self._keep(keeping, over))
 
     async def close(self) -> None:

@@ -87,7 +87,7 @@ class Outbox:
                 new[receiver].add_active(alert)
         for notice in notices:
             if notice.receiver in new:
-                new[notice.receiver].queue_up(notice)
+                new[notice.receiver].enqueue(notice)
         self._queues |= new
         self._workers |= {name: asyncio.create_task(queue.deliver_forever()) for name, queue in new.items()}
 
@@ -143,7 +143,7 @@ class ReceiverQueue:
         """Add a firing alert that the receiver knows from an earlier run."""
         self._known[alert.labels] = self._will_know[alert.labels] = alert
 
-    def queue_up(self, notice: Notification) -> None:
+    def enqueue(self, notice: Notification) -> None:
         self._queue.append(notice)
         self._seq = max(self._seq, notice.seq)
         if notice.kind == "raised":
@@ -175,7 +175,7 @@ class ReceiverQueue:
                 self._counts.count_failed_notification(self._receiver.name, "queue_full")
             self._full = True
             return
-        self.queue_up(
+        self.enqueue(
             Notification(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert)
         )
 

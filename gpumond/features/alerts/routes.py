@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import as_resolved
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
@@ -41,7 +41,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     "/alerts/history",
     "Resolved alerts, most recent last",
     list[Alert],
-    [ended(examples.ALERT, examples.TAKEN_AT)],
+    [as_resolved(examples.ALERT, examples.TAKEN_AT)],
     (503,),
 )
 async def alert_history(request: Request) -> Response:

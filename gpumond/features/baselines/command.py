@@ -17,7 +17,7 @@ from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import human
-from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, threshold
+from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, parse_threshold
 from gpumond.view import html_report
 from gpumond.view.text import moment, table
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-if COMPARISON",
         "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
         "1 GiB), 'retries_rate>0', 'utilization_typical<-10%%' (fell by more than 10%%)",
-        type=option_type(threshold),
+        type=option_type(parse_threshold),
         **limit,
     )
     option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
@@ -70,7 +70,7 @@ def _name(text: str) -> str:
 
 def _growth(text: str) -> Threshold:
     try:
-        return threshold(f"live_peak>{text}")
+        return parse_threshold(f"live_peak>{text}")
     except ValueError:
         raise ValueError("expected a percentage such as 5%") from None
 
@@ -162,7 +162,7 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
             if each.difference is None:
                 side = "after" if each.after is None else "before"
                 yield f"{limit.text}: {each.workload} wasn't measured {side}"
-            elif limit.exceeded(each):
+            elif limit.is_exceeded_by(each):
                 before, after = _shown(each, each.before), _shown(each, each.after)
                 yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
 

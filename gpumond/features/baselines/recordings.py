@@ -23,7 +23,7 @@ from gpumond.features.baselines.statistics import (
 )
 from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.store import Store
-from gpumond.store.table import Actions, Table
+from gpumond.store.table import AuditActions, Table
 
 Side = Literal["before", "after"]
 
@@ -33,7 +33,7 @@ MAX_BYTES = 8 * 1024**2
 
 def baseline_table(store: Store, side: Side) -> Table[Baseline]:
     """Return the store's table of baselines, or of the last measurement that was compared with each."""
-    return Table(store, "baselines", Baseline, part=("side", side), actions=Actions(delete="baseline.delete"))
+    return Table(store, "baselines", Baseline, part=("side", side), actions=AuditActions(delete="baseline.delete"))
 
 
 class BaselineService:

@@ -128,7 +128,7 @@ class Threshold:
     bound: float
     relative: bool
 
-    def exceeded(self, found: Difference) -> bool:
+    def is_exceeded_by(self, found: Difference) -> bool:
         """Return True if the difference exceeds the threshold; an increase from zero exceeds any share."""
         if found.name != self.name or found.difference is None:
             return False
@@ -199,7 +199,7 @@ def compare(before: Baseline, after: Baseline) -> Comparison:
     )
 
 
-def threshold(text: str) -> Threshold:
+def parse_threshold(text: str) -> Threshold:
     """Parse a threshold. Raises ValueError."""
     match = _THRESHOLD.fullmatch(text)
     names = {*MEASURES, "retries"}
@@ -208,7 +208,9 @@ def threshold(text: str) -> Threshold:
             "expected a comparison such as live_peak>5%, used_typical>512MiB or retries_rate>0; "
             f"measures with _peak or _typical: {', '.join(MEASURES)}; with _rate: retries"
         )
-    return Threshold(text, f"{match[1]}_{match[2]}", match[3] == ">", units.threshold(match[4]), match[4].endswith("%"))
+    return Threshold(
+        text, f"{match[1]}_{match[2]}", match[3] == ">", units.parse_threshold(match[4]), match[4].endswith("%")
+    )
 
 
 def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasures | None) -> Iterator[Difference]:

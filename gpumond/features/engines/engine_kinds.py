@@ -24,11 +24,11 @@ from gpumond.features.engines.spec import (
     entries,
     get,
     json_part,
-    load,
+    load_models,
+    models_to_unload,
     name_of,
     post,
     read_flag,
-    selected,
     send_in_order,
     unload_models,
 )
@@ -46,7 +46,7 @@ def read_ollama(engine: EngineConfig) -> Exchange[EngineState]:
     It does not list requests. The end of a request extends the time of its model, and only a model with a request
     remains after its time.
     """
-    answer = (yield get("/api/ps")).accepted().json
+    answer = (yield get("/api/ps")).raise_for_status().json
     models, expiries, overdue = [], [], []
     for entry in entries(answer, "models"):
         if name := json_part(entry, "name", kind=str) or json_part(entry, "model", kind=str):
@@ -98,7 +98,7 @@ def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Exchange[Non
             answer = yield post("/api/generate", body)
             if answer.status == 400:
                 answer = yield post("/api/embed", body | {"input": ""})
-            answer.accepted()
+            answer.raise_for_status()
         except EngineTimeout:
             raise
         except EngineError as error:
@@ -131,8 +131,8 @@ def read_comfyui(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the number of prompts, which one worker executes one after the other. ``/queue`` states it, too, with the
     graphs of all of them.
     """
-    queue = (yield get("/prompt")).accepted().json
-    stats = (yield get("/system_stats")).accepted().json
+    queue = (yield get("/prompt")).raise_for_status().json
+    stats = (yield get("/system_stats")).raise_for_status().json
     held = [json_part(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
     stated = [size for size in held if size is not None]
     try:
@@ -181,7 +181,9 @@ LLAMA_ROUTER_WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_
 
 def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     listed = [
-        each for each in entries((yield get("/models")).accepted().json, "data") if json_part(each, "id", kind=str)
+        each
+        for each in entries((yield get("/models")).raise_for_status().json, "data")
+        if json_part(each, "id", kind=str)
     ]
     status = {name_of(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in listed}
     aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
@@ -191,12 +193,12 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     for name in (name for name, value in status.items() if value == "loaded"):
         answer = yield get("/metrics", model=name, autoload="false")
         if answer.status in (401, 403):
-            answer.accepted()
+            answer.raise_for_status()
         if answer.status == 501:
             without_counts = "start the router with --metrics"
         page = Metrics(answer.body if answer.status == 200 else b"")
         counts.append((page.count(LLAMA_ROUTER_REQUESTS[0]), page.count(LLAMA_ROUTER_REQUESTS[1])))
-        counters = page.counters(*LLAMA_ROUTER_WORK)
+        counters = page.totals(*LLAMA_ROUTER_WORK)
         work = None if work is None or counters is None else [*work, name, *counters]
     loaded = tuple(
         EngineModel(name, aliases=aliases[name]) for name, value in status.items() if value in ("loaded", "sleeping")
@@ -226,13 +228,13 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
     """Load the models that no request has loaded yet."""
-    listed = entries((yield get("/models")).accepted().json, "data")
+    listed = entries((yield get("/models")).raise_for_status().json, "data")
     present = {
         json_part(each, "id")
         for each in listed
         if json_part(each, "status", "value") in ("loaded", "loading", "sleeping")
     }
-    yield from load({model: post("/models/load", {"model": model}) for model in models if model not in present})
+    yield from load_models({model: post("/models/load", {"model": model}) for model in models if model not in present})
 
 
 LLAMA_ROUTER = EngineSpec(
@@ -264,15 +266,15 @@ TRITON_DONE = ("nv_inference_request_success", "nv_inference_request_failure")
 
 def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
-    index = (yield post("/v2/repository/index", {})).accepted().json
+    index = (yield post("/v2/repository/index", {})).raise_for_status().json
     listed = [entry for entry in entries([index], 0) if json_part(entry, "name", kind=str)]
     ready = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") == "READY"]
     busy = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") in ("LOADING", "UNLOADING")]
     waiting, work = None, None
     if engine.metrics_address is not None:
-        page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+        page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
         waiting = page.count(TRITON_PENDING)
-        work = page.counters(*TRITON_DONE)
+        work = page.totals(*TRITON_DONE)
     return EngineState(
         models=tuple(EngineModel(name) for name in dict.fromkeys(ready)),
         waiting=waiting,
@@ -285,7 +287,7 @@ def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
         return "the number of pending requests is unknown: set metrics_url, for example http://127.0.0.1:8002"
-    models = [model.name for model in selected(engine, state)]
+    models = [model.name for model in models_to_unload(engine, state)]
     if not models:
         return "none of the models under models: is ready; list the models to unload there"
     for model in state.models:
@@ -299,7 +301,7 @@ def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
 
 
 def undo_triton(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
-    yield from load({model: post(_triton_path(model, "load"), {}) for model in reversed(models)})
+    yield from load_models({model: post(_triton_path(model, "load"), {}) for model in reversed(models)})
 
 
 def _triton_path(model: str, action: str) -> str:
@@ -339,7 +341,7 @@ An unload is answered before the memory is free, and frameworks keep a part of i
 
 
 def read_a1111(engine: EngineConfig) -> Exchange[EngineState]:
-    state = json_part((yield get("/sdapi/v1/progress", skip_current_image="true")).accepted().json, "state")
+    state = json_part((yield get("/sdapi/v1/progress", skip_current_image="true")).raise_for_status().json, "state")
     jobs, job = json_part(state, "job_count", kind=int), json_part(state, "job", kind=str)
     begun = json_part(state, "job_timestamp", kind=str)
     running = None if jobs is None else max(jobs, 1 if job else 0, 0)
@@ -374,7 +376,7 @@ VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:r
 
 def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the metrics and, where the release is allowed, ``/is_sleeping`` and ``/is_paused`` (development mode)."""
-    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+    page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
     running = page.count(VLLM_RUNNING)
     if running is None:
         raise EngineError(
@@ -399,7 +401,7 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
         kv_cache_used_ratio=page.mean(*VLLM_KV_CACHE),
         sleeping=sleeping,
         paused=paused,
-        work=page.counters(*VLLM_WORK),
+        work=page.totals(*VLLM_WORK),
         obstacle="the engine is going to sleep or waking up" if busy else "",
     )
 
@@ -409,7 +411,7 @@ def check_vllm(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     answer = yield get("/server_info", config_format="json")
     if answer.status == 404:
         return "vLLM's development routes are off: start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
-    enabled = json_part(answer.accepted().json, "vllm_config", "model_config", "enable_sleep_mode")
+    enabled = json_part(answer.raise_for_status().json, "vllm_config", "model_config", "enable_sleep_mode")
     if enabled is not True:
         return (
             "sleep mode is off: start vLLM with --enable-sleep-mode; without it, vLLM would pause and release nothing"
@@ -474,14 +476,14 @@ def read_sglang(engine: EngineConfig) -> Exchange[EngineState]:
     answer = yield get("/metrics", of_metrics=True)
     loads = yield get("/v1/loads", include="core,memory")
     if answer.status == 404:
-        return _sglang_loads(loads.accepted().json)
-    page = _SglangOneRank(answer.accepted().body)
+        return _sglang_loads(loads.raise_for_status().json)
+    page = _SglangOneRank(answer.raise_for_status().body)
     return replace(
         _sglang_loads(loads.json) if loads.status == 200 else EngineState(),
         running=page.count("sglang:num_running_reqs"),
-        waiting=page.sum_of(*SGLANG_WAITING),
+        waiting=page.count(*SGLANG_WAITING),
         kv_cache_used_ratio=_sglang_used_ratio(page),
-        work=page.counters("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
+        work=page.totals("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     )
 
 
@@ -547,7 +549,7 @@ TENSORRT_LLM_OBSTACLES = {
 
 
 def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
-    answer = (yield get("/memory_status")).accepted().json
+    answer = (yield get("/memory_status")).raise_for_status().json
     state = json_part(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
         raise EngineError("/memory_status has no known state: is the engine's kind correct?")
@@ -557,12 +559,12 @@ def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
 def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Exchange[tuple[str, ...]]:
     """Release what the method names, and return the tags that are parked afterwards. Without a tag, all is released."""
     body = {} if engine.method == "sleep" else {"tags": ["kv_cache"]}
-    (yield post("/release_memory", body)).accepted()
-    return tuple(map(name_of, entries((yield get("/memory_status")).accepted().json, "parked_tags")))
+    (yield post("/release_memory", body)).raise_for_status()
+    return tuple(map(name_of, entries((yield get("/memory_status")).raise_for_status().json, "parked_tags")))
 
 
 def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Exchange[None]:
-    (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).accepted()
+    (yield post("/resume_memory", {"tags": list(tags)} if tags else {})).raise_for_status()
 
 
 TENSORRT_LLM_KV_CACHE = ReleaseMethod(
@@ -596,13 +598,13 @@ LMDEPLOY_WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_tot
 
 
 def read_lmdeploy(engine: EngineConfig) -> Exchange[EngineState]:
-    page = Metrics((yield get("/metrics", of_metrics=True)).accepted().body)
+    page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
     return EngineState(
         running=page.count("lmdeploy:num_requests_running"),
-        waiting=page.sum_of(*LMDEPLOY_WAITING),
+        waiting=page.count(*LMDEPLOY_WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
         sleeping=(yield from read_flag("is_sleeping")) if engine.may_release else None,
-        work=page.counters(*LMDEPLOY_WORK),
+        work=page.totals(*LMDEPLOY_WORK),
     )
 
 
@@ -645,7 +647,7 @@ def read_generic(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the state. A declared pointer that leads nowhere is an error: an idle engine must not be assumed."""
     pointers = engine.state
     assert pointers is not None, "the configuration requires it"
-    answer = (yield pointers.call).accepted().json
+    answer = (yield pointers.call).raise_for_status().json
 
     def value(pointer: str) -> Any:
         found = resolve(answer, pointer) if pointer else None

@@ -82,7 +82,7 @@ class EngineMemory:
         return min(self.listeners, key=lambda key: (key.start_ticks or 0, key.pid), default=ProcessKey(0, None))
 
 
-def use_of(processes: Iterable[ProcessUsage]) -> float | None:
+def utilization_of(processes: Iterable[ProcessUsage]) -> float | None:
     """Return the utilization of a device by the busiest of the processes; None if that of an idle one is unknown."""
     ratios = [process.utilization_ratio for process in processes]
     known = [ratio for ratio in ratios if ratio is not None]
@@ -187,7 +187,7 @@ def released_too_little(receipts: Sequence[Receipt]) -> bool:
     return bool(receipts)
 
 
-def missing(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]:
+def missing_bytes(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]:
     """Return, by device, the bytes that the driver counts less for an engine than before its release."""
     return {
         receipt.device_uuid: max(0, (receipt.before.driver_used_bytes or 0) - memory.used.get(receipt.device_uuid, 0))
@@ -196,7 +196,7 @@ def missing(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]
     }
 
 
-def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
+def shortage_reason(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     """Return the reason why missing memory does not fit on its devices anymore; empty if it does."""
     for uuid, size in needed.items():
         available = free.get(uuid)
@@ -206,7 +206,7 @@ def shortage(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     return ""
 
 
-def last_released(receipts: Iterable[Receipt], name: str, method: str) -> int:
+def last_released_bytes(receipts: Iterable[Receipt], name: str, method: str) -> int:
     """Return the bytes of the last complete release of this engine with this method; 0 without one."""
     sizes: dict[float, int] = {}
     for receipt in receipts:
@@ -216,7 +216,7 @@ def last_released(receipts: Iterable[Receipt], name: str, method: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ReleaseTiming:
     """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each method's own time. A server is
     returned to service after the pauses ``return_seconds``, the last of which is repeated.
     """
@@ -237,7 +237,7 @@ class Refused(Exception):
         self.outcome = outcome
 
 
-def require(reason: str) -> None:
+def refuse_if(reason: str) -> None:
     if reason:
         raise Refused(reason)
 
@@ -312,7 +312,7 @@ class EngineFlusher(EngineStep):
         self,
         engines: Engines,
         read_driver: Callable[[], Awaitable[Reading | None]],
-        timing: Timing = Timing(),
+        timing: ReleaseTiming = ReleaseTiming(),
     ) -> None:
         self.engines, self._read_driver, self._timing = engines, read_driver, timing
         self._receipts: Callable[[], Iterable[Receipt]] = tuple
@@ -326,7 +326,9 @@ class EngineFlusher(EngineStep):
     def readings(self) -> Sequence[EngineReading]:
         return self.engines.readings()
 
-    def attach(self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]) -> None:
+    def use_receipts(
+        self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]
+    ) -> None:
         self._receipts, self._returned = receipts, returned
 
     def continue_returns(self) -> None:
@@ -354,7 +356,7 @@ class EngineFlusher(EngineStep):
         try:
             flush.method = method = _allowed(engine)
             flush.before = await self._memory(name)
-            require(flush.before.problem or _foreign(request, flush.before))
+            refuse_if(flush.before.problem or _foreign(request, flush.before))
             with self._exclude_others(flush, request):
                 receipts = await (self._wake if request.wake else self._release)(flush, method, request)
         except Refused as refusal:
@@ -408,12 +410,12 @@ class EngineFlusher(EngineStep):
 
         # Can it be released now?
         states, uses = [state], [flush.before.use_ratio]
-        require(obstacle(method, states, uses))
+        refuse_if(obstacle(method, states, uses))
         if method.check is not None:
-            require(await self.engines.carry_out(name, method.check(engine, state), method.call_seconds))
-        dropped = last_released(self._receipts(), name, KV_CACHE)
+            refuse_if(await self.engines.carry_out(name, method.check(engine, state), method.call_seconds))
+        dropped = last_released_bytes(self._receipts(), name, KV_CACHE)
         available = await self.engines.host_memory(flush.before.processes)
-        require(host_obstacle(method, max(0, expected.high - dropped), available))
+        refuse_if(host_obstacle(method, max(0, expected.high - dropped), available))
         if request.dry_run:
             return flush.receipts(None, "planned", "")
 
@@ -423,11 +425,11 @@ class EngineFlusher(EngineStep):
             fresh = await self._memory(name)
             if fresh.listeners != flush.before.listeners:
                 raise Refused(fresh.problem or "the engine's server was replaced during the check")
-            require(_foreign(request, fresh))
+            refuse_if(_foreign(request, fresh))
             flush.before = fresh
             uses.append(fresh.use_ratio)
             states.append(await self.engines.read(name))
-            require(obstacle(method, states, uses))
+            refuse_if(obstacle(method, states, uses))
 
         # Release, and let the driver count.
         began, error = time.monotonic(), None
@@ -453,7 +455,7 @@ class EngineFlusher(EngineStep):
         expected = method.expected(flush.engine, state, flush.before.total)
         if expected.likely is not None:
             return expected
-        last = last_released(self._receipts(), flush.engine.name, method.name)
+        last = last_released_bytes(self._receipts(), flush.engine.name, method.name)
         return replace(expected, likely=min(expected.high, last) if last else None)
 
     async def _await_settled(
@@ -490,8 +492,8 @@ class EngineFlusher(EngineStep):
             raise Refused("the configuration has wake: false for this engine")
         if method.undo is None:
             raise Refused(f"the engine can't be woken: {method.serves_again}")
-        by_device = missing(released, before)
-        require(shortage(by_device, before.free))
+        by_device = missing_bytes(released, before)
+        refuse_if(shortage_reason(by_device, before.free))
         needed = sum(by_device.values())
         flush.method, flush.models = method, released[0].models
         if request.dry_run:
@@ -550,24 +552,24 @@ class EngineFlusher(EngineStep):
 
     def _returned_to_service(self, name: str, task: asyncio.Task[None]) -> None:
         del self._returns[name]
-        self.engines.out_of_service(name, None)
+        self.engines.set_out_of_service(name, None)
         if not task.cancelled() and (error := task.exception()):
             log.error("engine %s: returning it to service failed", name, exc_info=error)
 
     async def _return(self, name: str, released: Sequence[Receipt]) -> None:
         """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
         began, pauses, problem = time.monotonic(), list(self._timing.return_seconds), ""
-        self.engines.out_of_service(name, began)
+        self.engines.set_out_of_service(name, began)
         while (engine := self.engines.declaration(name)) and (method := _method_of(engine, released)):
             if method.undo is None or not engine.wake or not self._is_alive(_listener_of(released)):
                 return
             try:
                 before = await self._memory(name)
-                require(before.problem)
+                refuse_if(before.problem)
                 if before.listener != _listener_of(released):
                     raise Refused("another process listens at the engine's address")
                 if not method.serves(await self.engines.read(name), released[0].models):
-                    require(shortage(missing(released, before), before.free))
+                    refuse_if(shortage_reason(missing_bytes(released, before), before.free))
                     await self._undo(engine, method, released, WAKE_SECONDS)
                     self._unanswered.pop(name, None)  # else the release may still be running
                 after = await self._memory(name)
@@ -576,21 +578,21 @@ class EngineFlusher(EngineStep):
                     by, models = released[0].requested_by, released[0].models
                     flush = _Flush(engine=engine, requested_by=by, method=method, before=after, models=models)
                     more = max(0, after.total - before.total)
-                    needed = more + sum(missing(released, after).values())
+                    needed = more + sum(missing_bytes(released, after).values())
                     await self._returned(flush.woken("woken", more, needed, time.monotonic() - began))
                 return
             except (EngineError, Refused) as failure:
                 if str(failure) != problem:
                     log.warning("engine %s is out of service after its release: %s", name, failure)
                 problem = str(failure)
-                self.engines.out_of_service(name, began, problem)
+                self.engines.set_out_of_service(name, began, problem)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
     async def _memory(self, name: str, known: EngineMemory = EngineMemory()) -> EngineMemory:
         """Return the engine's processes and the driver's counts. ``known``: processes that are counted in any case."""
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        owned = await self.engines.owned(name, {key for device in devices for key in device.processes_by_key})
+        owned = await self.engines.find_processes(name, {key for device in devices for key in device.processes_by_key})
         processes = owned.processes | known.processes
         used: dict[str, int] = {device.uuid: 0 for device in devices if device.uuid in known.used}
         listed = []
@@ -606,7 +608,7 @@ class EngineFlusher(EngineStep):
             used=used,
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
             uid=owned.uid,
-            use_ratio=use_of(listed),
+            use_ratio=utilization_of(listed),
             problem=owned.problem or ("" if devices else "the driver doesn't respond"),
         )
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from gpumond.devices.process.metadata import place
+from gpumond.devices.process.metadata import parse_placement
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
-from gpumond.host.machine import is_descendant, start_ticks, text_of
+from gpumond.host.machine import is_descendant, read_or_empty, start_ticks
 
 LISTEN = "0A"
 _CREDENTIALS = struct.Struct("3i")
@@ -45,7 +45,7 @@ class _Socket(NamedTuple):
     uid: int
 
 
-def owned(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
+def find_processes(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
     """Return which of the candidates, the driver's processes, belong to the engine at this address."""
     keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
     if address.scheme == "unix":
@@ -94,7 +94,7 @@ def _sockets(address: Address, keys: list[ProcessKey], proc: str) -> Iterator[_S
     seen: set[str] = set()
     for key in keys:
         directory = f"{proc}/{key.pid}/net"
-        addresses = "".join(text_of(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
+        addresses = "".join(read_or_empty(f"{directory}/{name}") for name in ("fib_trie", "if_inet6"))
         if addresses not in seen and _has_address(addresses, address.host):
             yield from _listening(directory, address)
         seen.add(addresses)
@@ -123,7 +123,7 @@ def _listening(directory: str, address: Address) -> list[_Socket]:
 
 def _in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
     wanted, sockets = {f"{_hex(host)}:{port:04X}" for host in hosts}, []
-    for line in text_of(path).splitlines()[1:]:
+    for line in read_or_empty(path).splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[3] == LISTEN and fields[1] in wanted:
             sockets.append(_Socket(int(fields[9]), int(fields[7])))
@@ -139,7 +139,7 @@ def _hex(host: str) -> str:
 
 def _hidden(proc: str) -> str:
     """Return the reason why a listener is not visible, with its remedy."""
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_of(f"{proc}/self/status"), re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_or_empty(f"{proc}/self/status"), re.MULTILINE)
     if effective and not int(effective[1], 16) >> CAP_SYS_PTRACE & 1:
         return f"and seeing it requires CAP_SYS_PTRACE, which the daemon lacks: {WITH_PTRACE}"
     return (
@@ -152,7 +152,7 @@ def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
     """Return the processes that have one of these sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
     with socket.socket(socket.AF_UNIX) as any_socket:  # all sockets are on the same internal mount
-        mount = re.search(r"^mnt_id:.*$", text_of(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
+        mount = re.search(r"^mnt_id:.*$", read_or_empty(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
     infos = [{mount[0], f"ino:\t{inode}"} for inode in inodes] if mount else []
     found = set()
     for name in os.listdir(proc):
@@ -173,7 +173,7 @@ def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
         return False
     with suppress(OSError):
         for name in os.listdir(f"{process}/fdinfo"):
-            lines = set(text_of(f"{process}/fdinfo/{name}").splitlines())
+            lines = set(read_or_empty(f"{process}/fdinfo/{name}").splitlines())
             if any(info <= lines for info in infos):
                 return True
     return False
@@ -194,7 +194,7 @@ def _belonging(listeners: set[ProcessKey], keys: list[ProcessKey], proc: str) ->
 
 def _group(pid: int, proc: str) -> str | None:
     """Return the cgroups of a process in a container or a system service; None in any other, such as a login."""
-    text = text_of(f"{proc}/{pid}/cgroup")
-    placement = place(text)
+    text = read_or_empty(f"{proc}/{pid}/cgroup")
+    placement = parse_placement(text)
     is_service = bool(placement.unit and placement.unit.endswith(".service") and not placement.delegated)
     return text if placement.container or is_service else None

@@ -22,7 +22,7 @@ from gpumond.devices.process.procfs import user_name
 from gpumond.facts.engines import NOT_READ, EngineProcess, EngineReading, EngineState
 from gpumond.facts.errors import ConfigError, EngineError, EngineTimeout, HttpError, HttpFailure
 from gpumond.facts.program import ProcessKey
-from gpumond.features.engines.ownership import EngineProcesses, owned
+from gpumond.features.engines.ownership import EngineProcesses, find_processes
 from gpumond.features.engines.settings import AuthConfig, EngineConfig
 from gpumond.features.engines.spec import Address, EngineRequest, EngineResponse, Exchange, T
 from gpumond.host.files import read_secret
@@ -110,11 +110,13 @@ def _credentials(auth: AuthConfig | None, method: str, path: str, body: bytes) -
     if auth.header and auth.header_file:
         return {auth.header: read_secret(auth.header_file)}
     if auth.hmac_key_file:
-        return signed(read_secret(auth.hmac_key_file), method, path, body, str(int(time.time())), secrets.token_hex(16))
+        return hmac_headers(
+            read_secret(auth.hmac_key_file), method, path, body, str(int(time.time())), secrets.token_hex(16)
+        )
     return {}
 
 
-def signed(key: str, method: str, path: str, body: bytes, timestamp: str, nonce: str) -> Mapping[str, str]:
+def hmac_headers(key: str, method: str, path: str, body: bytes, timestamp: str, nonce: str) -> Mapping[str, str]:
     """Return the headers of TensorRT-LLM's runtime control: an HMAC-SHA256 of request, time and nonce."""
     lines = "\n".join(("trtllm-runtime-control-v1", method, path, timestamp, nonce, ""))
     digest = hmac.new(key.encode(), lines.encode() + body, hashlib.sha256).hexdigest()
@@ -164,10 +166,10 @@ class _Engine:
         self.state: EngineState | None = None
         self.read_at = 0.0
         self.problem = NOT_READ
-        self.owned = EngineProcesses()
+        self.find_processes = EngineProcesses()
         self.quiet = 0.0
         self.pinned_uid: int | None = None
-        self.out_of_service: tuple[float, str] | None = None
+        self.set_out_of_service: tuple[float, str] | None = None
         self.task: asyncio.Task[None] | None = None
 
     def foreign_listener(self, found: EngineProcesses) -> str:
@@ -192,7 +194,7 @@ class _Engine:
         self.quiet = quiet_seconds(self.state, state, self.quiet, seconds)
         self.state, self.read_at, self.problem = state, now, ""
         if self.declaration.trusts_the_first_listener and self.pinned_uid is None:
-            self.pinned_uid = self.owned.uid
+            self.pinned_uid = self.find_processes.uid
 
     def lose(self, problem: str) -> None:
         if not self.problem:
@@ -201,7 +203,7 @@ class _Engine:
 
     def reading(self, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
         """Return its newest reading. ``by_driver``: idle times of processes, as the driver states them."""
-        declaration, state, owned = self.declaration, self.state, self.owned
+        declaration, state, owned = self.declaration, self.state, self.find_processes
         method = declaration.release_method
         reading = EngineReading(
             name=declaration.name,
@@ -213,8 +215,8 @@ class _Engine:
             uid=owned.uid,
             pinned_uid=self.pinned_uid,
             methods=(method.name,) if method else (),
-            out_of_service_seconds=now - self.out_of_service[0] if self.out_of_service else None,
-            out_of_service_reason=self.out_of_service[1] if self.out_of_service else "",
+            out_of_service_seconds=now - self.set_out_of_service[0] if self.set_out_of_service else None,
+            out_of_service_reason=self.set_out_of_service[1] if self.set_out_of_service else "",
         )
         if state is None:
             return reading
@@ -266,10 +268,10 @@ class Engines:
         now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
         return tuple(engine.reading(now, by_driver) for engine in self._engines.values())
 
-    def out_of_service(self, name: str, since: float | None, problem: str = "") -> None:
+    def set_out_of_service(self, name: str, since: float | None, problem: str = "") -> None:
         """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
         if name in self._engines:
-            self._engines[name].out_of_service = None if since is None else (since, problem)
+            self._engines[name].set_out_of_service = None if since is None else (since, problem)
 
     async def read(self, name: str) -> EngineState:
         """Read one engine now. Raises EngineError."""
@@ -286,13 +288,13 @@ class Engines:
         engine.keep(state, time.monotonic())
         return state
 
-    async def owned(self, name: str, candidates: Iterable[ProcessKey]) -> EngineProcesses:
+    async def find_processes(self, name: str, candidates: Iterable[ProcessKey]) -> EngineProcesses:
         """Return the processes of one engine among the candidates."""
         engine = self._declared(name)
-        found = await asyncio.to_thread(owned, engine.declaration.address, list(candidates), self._proc)
+        found = await asyncio.to_thread(find_processes, engine.declaration.address, list(candidates), self._proc)
         if problem := engine.foreign_listener(found):
             found = EngineProcesses(uid=found.uid, problem=problem)
-        engine.owned = found
+        engine.find_processes = found
         return found
 
     async def carry_out(self, name: str, exchange: Exchange[T], seconds: float) -> T:
@@ -318,7 +320,7 @@ class Engines:
             await asyncio.sleep(FIRST_FRAME_SECONDS)
         while self._engines.get(name) is engine:
             try:
-                found = await self.owned(name, candidates)
+                found = await self.find_processes(name, candidates)
                 if problem := engine.foreign_listener(found):
                     engine.lose(problem)
                 else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -63,29 +63,25 @@ class Metrics:
         )
         return [MetricSample(labels, value) for labels, value in parsed]
 
-    def total(self, *names: str) -> float | None:
-        """Return the sum of the samples of the first name that the page has; None if it has none."""
-        return next((sum(values) for values in self._values_of_each(names)), None)
+    def total(self, name: str) -> float | None:
+        """Return the sum of the samples of this name; None if the page has none."""
+        values = self._labeled_values(name)
+        return sum(value for _, value in values) if values else None
 
-    def mean(self, *names: str) -> float | None:
-        return next((sum(values) / len(values) for values in self._values_of_each(names)), None)
-
-    def count(self, *names: str) -> int | None:
-        total = self.total(*names)
-        return None if total is None else int(total)
-
-    def sum_of(self, *names: str) -> int | None:
-        """Return the sum over all these names; None if the page has none of them."""
-        counts = [count for name in names if (count := self.count(name)) is not None]
-        return sum(counts) if counts else None
-
-    def counters(self, *names: str) -> tuple[float, ...] | None:
+    def totals(self, *names: str) -> tuple[float, ...] | None:
         """Return the total of each of these names, 0 for one that the page lacks; None if it has none of them."""
         totals = [self.total(name) for name in names]
         return None if all(total is None for total in totals) else tuple(total or 0.0 for total in totals)
 
-    def _values_of_each(self, names: Iterable[str]) -> Iterator[list[float]]:
-        return ([value for _, value in self._labeled_values(name)] for name in names if self._labeled_values(name))
+    def count(self, *names: str) -> int | None:
+        """Return the sum of these names' totals, as a number of requests; None if the page has none of them."""
+        totals = self.totals(*names)
+        return None if totals is None else int(sum(totals))
+
+    def mean(self, *names: str) -> float | None:
+        """Return the mean of the samples of the first name that the page has; None if it has none of them."""
+        labeled = next(filter(None, map(self._labeled_values, names)), None)
+        return None if labeled is None else sum(value for _, value in labeled) / len(labeled)
 
     def _labeled_values(self, name: str) -> list[tuple[bytes, float]]:
         return self._values.get(name, [])
@@ -150,7 +146,7 @@ class EngineResponse(NamedTuple):
         except (ValueError, RecursionError):
             raise EngineError("the response isn't JSON: is the engine's kind correct?") from None
 
-    def accepted(self) -> EngineResponse:
+    def raise_for_status(self) -> EngineResponse:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
         if not 200 <= self.status < 300:
             text = clean(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
@@ -244,7 +240,7 @@ class ReleaseMethod:
             return self.estimate(engine, state, used)
         if not self.ends_holder:
             return Expected(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else None, used, "interval")
-        models = selected(engine, state)
+        models = models_to_unload(engine, state)
         if len(models) == len(state.models):
             return Expected(min(used, state.held_bytes or 0), used, used, "interval")
         sizes = [model.size_bytes for model in models if model.size_bytes is not None]
@@ -275,13 +271,13 @@ def send_in_order(*calls: EngineRequest) -> Callable[[EngineConfig, object], Exc
 
     def exchange(engine: EngineConfig, state: object) -> Exchange[tuple[str, ...]]:
         for call in calls:
-            (yield call).accepted()
+            (yield call).raise_for_status()
         return ()
 
     return exchange
 
 
-def selected(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...]:
+def models_to_unload(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...]:
     """Return the models to unload: the declared ones, by name or alias; without, those that are not pinned."""
     names = set(engine.models)
     return tuple(
@@ -292,7 +288,7 @@ def selected(engine: EngineConfig, state: EngineState) -> tuple[EngineModel, ...
 def check_model_to_unload(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Check that a model can be unloaded."""
     yield from ()
-    if selected(engine, state) or not state.models:
+    if models_to_unload(engine, state) or not state.models:
         return ""
     names, pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
     reason = f"{'pinned with keep_alive, or ' if pinned else ''}not listed under models:"
@@ -305,15 +301,15 @@ def unload_models(
     """Return a ``release`` that sends a request for each model to unload. ``text``: what loads it again."""
 
     def exchange(engine: EngineConfig, state: EngineState) -> Exchange[tuple[str, ...]]:
-        models = selected(engine, state)
+        models = models_to_unload(engine, state)
         for model in models:
-            (yield call(model)).accepted()
+            (yield call(model)).raise_for_status()
         return tuple(map(text, models))
 
     return exchange
 
 
-def load(calls: Mapping[str, EngineRequest]) -> Exchange[None]:
+def load_models(calls: Mapping[str, EngineRequest]) -> Exchange[None]:
     """Send one request for each model, also after a failure. Raises EngineError."""
     failed = []
     for model, call in calls.items():

@@ -24,7 +24,7 @@ import gpumond
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, option, print_error
 from gpumond.cli.progress import QUIET_SECONDS, Progress
-from gpumond.devices import detected
+from gpumond.devices import detect_sources
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
 from gpumond.facts.frame import device_uuid
@@ -34,7 +34,7 @@ from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, human
 from gpumond.features.fit.tracer import ALLOCATE, STEP
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import OutOfMemory, Spec, create
+from gpumond.sim.device import DeviceSpec, OutOfMemory, create
 from gpumond.view.text import table
 
 MARGIN = 1.05
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             "expected a Python program, as in `gpumond fit -- python train.py`; instead of torchrun or accelerate "
             "launch, pass the script that they start"
         )
-    _, program = split(command)
+    _, program = split_interpreter(command)
     if not program or program[0] == "-c":
         raise ConfigError("expected a script or -m MODULE after the interpreter, as in python train.py")
     if program[0] != "-m" and not os.path.exists(program[0]):
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.batch is not None:
         return _largest_batch(arguments, command, devices, context)
     size, assumed = _size(devices)
-    trace = dict(traced(command, size))
+    trace = dict(trace_program(command, size))
     if trace["reason"]:
         print_error(f"gpumond: no estimate: {trace['reason']}")
         return FAILED
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def split(command: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_interpreter(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the interpreter with its own options, and the program with its arguments."""
     interpreter, program = [command[0]], [*command[1:]]
     while program and program[0].startswith("-") and program[0] not in ("-m", "-c"):
@@ -102,7 +102,7 @@ def split(command: Sequence[str]) -> tuple[list[str], list[str]]:
     return interpreter, program
 
 
-def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
+def trace_program(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
     """Return the trace of a program; its ``reason`` states why there is none. Its output goes to standard error."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "trace"
@@ -113,7 +113,7 @@ def traced(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
             "TORCHDYNAMO_DISABLE": "1",
             "GPUMOND_AGENT": "",
         }
-        interpreter, program = split(command)
+        interpreter, program = split_interpreter(command)
         tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
             status = _run_and_show(tracer, environ)
@@ -145,7 +145,7 @@ def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
             process.kill()
 
 
-def needed(need: Need, context: int | None) -> int:
+def needed_bytes(need: Need, context: int | None) -> int:
     """Return the bytes that a device must have free: held bytes with a margin, and the context."""
     return int(need.held_bytes * MARGIN) + (context or 0)
 
@@ -174,7 +174,7 @@ def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
 def _read_driver() -> Sequence[DeviceReading]:
     logging.disable()  # what the probe would log isn't part of the estimate
     with suppress(SourceUnavailable, ImportError):
-        readings = [asyncio.run(probe(source.name))[1] for source in detected()]
+        readings = [asyncio.run(probe(source.name))[1] for source in detect_sources()]
         return [device for reading in readings if reading for device in reading.devices]
     return ()
 
@@ -186,7 +186,7 @@ def _size(devices: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
 
 
 def _places(devices: Sequence[Mapping[str, Any]], need: Need, context: int | None) -> Iterator[dict[str, Any]]:
-    total = needed(need, context)
+    total = needed_bytes(need, context)
     for device in devices:
         free, size = device["free_bytes"], device["size_bytes"]
         if free is None and size is not None and device["used_bytes"] is not None:
@@ -210,7 +210,7 @@ def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Seq
     shown = "unknown until a program has run here with gpumond run" if context is None else human(context)
     lines = [
         f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
-        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed(need, context))}",
+        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed_bytes(need, context))}",
     ]
     if trace["steps"]:  # only an optimizer's step shows what its classes are
         rows = [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]
@@ -241,11 +241,11 @@ def _largest_batch(
     best: tuple[int, int] | None = None
     while low <= high:
         batch = (low + high + 1) // 2
-        trace = traced([word.replace(PLACE, str(batch)) for word in command], size)
+        trace = trace_program([word.replace(PLACE, str(batch)) for word in command], size)
         if trace["reason"]:
             print_error(f"gpumond: no estimate for a batch of {batch}: {trace['reason']}")
             return FAILED
-        total = needed(replay(trace), context)
+        total = needed_bytes(replay(trace), context)
         print_error(f"gpumond: a batch of {batch} needs {human(total)}")
         if total <= size:
             best, low = (batch, total), batch + 1
@@ -301,7 +301,7 @@ def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
     classes: Mapping[str, str] = {str(number): name for number, name in trace["classes"].items()}
     entries: Sequence[tuple[str, int, int]] = trace["entries"]
     with tempfile.TemporaryDirectory() as directory:
-        device = create(Path(directory) / "device", Spec("GPU-fit", 0, "fit", size_bytes, context_bytes=0))
+        device = create(Path(directory) / "device", DeviceSpec("GPU-fit", 0, "fit", size_bytes, context_bytes=0))
         allocator = CachingAllocator(device)
         try:
             for _ in range(2 if trace["matmul"] else 0):

@@ -78,7 +78,7 @@ class Trace:
         """Return the value that the program reads from a tensor whose values are unknown."""
         return 1.0 if tensor.dtype.is_floating_point else self.samples.get(tensor.untyped_storage(), 1)
 
-    def borrow(self, size_bytes: int) -> None:
+    def add_workspace(self, size_bytes: int) -> None:
         """Note memory that a kernel uses for itself."""
         number = len(self.entries)
         self.entries += [(ALLOCATE, number, size_bytes), (FREE, number, size_bytes)]
@@ -123,7 +123,7 @@ def value_of(tensor: Any) -> Any:
     return tensor if not hasattr(tensor, "fake_mode") else getattr(tensor, "known_value", None)
 
 
-def tracked(torch: Any, trace: Trace) -> Any:
+def tracking_mode(torch: Any, trace: Trace) -> Any:
     """Return the dispatch mode that notes the results of all operators."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -240,7 +240,7 @@ def tracked(torch: Any, trace: Trace) -> Any:
                 if not each.dtype.is_floating_point:
                     trace.samples[each.untyped_storage()] = sample(func, args, kwargs)
             if func.overloadpacket in convolutions:
-                trace.borrow(convolution_workspace(torch, func.overloadpacket is convolution, result, args))
+                trace.add_workspace(convolution_workspace(torch, func.overloadpacket is convolution, result, args))
             return result
 
     return Tracked()
@@ -263,7 +263,7 @@ def convolution_workspace(torch: Any, forward: bool, result: Any, args: Sequence
     return sum(each.numel() * each.element_size() for each in (image, weight, output))
 
 
-def emulated_device(torch: Any, trace: Trace) -> Any:
+def device_mode(torch: Any, trace: Trace) -> Any:
     """Return the function mode that keeps tensors on the CPU, and tells the trace and the program where they are."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
@@ -480,9 +480,9 @@ def pretend_cuda(torch: Any, size_bytes: int) -> None:
     without_effect = """_lazy_init init set_device set_stream synchronize empty_cache ipc_collect manual_seed
     manual_seed_all seed seed_all set_rng_state set_rng_state_all reset_peak_memory_stats
     reset_accumulated_memory_stats set_per_process_memory_fraction"""
-    replace(torch.cuda, constants | dict.fromkeys(without_effect.split()))
-    replace(torch.cuda.memory, dict.fromkeys(("_record_memory_history", "_dump_snapshot")))
-    replace(torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark")))
+    replace_functions(torch.cuda, constants | dict.fromkeys(without_effect.split()))
+    replace_functions(torch.cuda.memory, dict.fromkeys(("_record_memory_history", "_dump_snapshot")))
+    replace_functions(torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark")))
     torch.cuda.Stream = torch.cuda.ExternalStream = torch.cuda.Event = Stream
     for name in ("stream", "current_stream", "default_stream", "device"):
         setattr(torch.cuda, name, Stream)
@@ -490,10 +490,10 @@ def pretend_cuda(torch: Any, size_bytes: int) -> None:
         answers = {"is_available": True, "current_accelerator": torch.device("cuda"), "device_count": 1}
         answers |= dict.fromkeys(("current_device_index", "current_device_idx"), 0)
         answers |= dict.fromkeys(("synchronize", "set_device_index", "set_device_idx", "set_stream", "empty_cache"))
-        replace(torch.accelerator, answers | {"current_stream": Stream()})
+        replace_functions(torch.accelerator, answers | {"current_stream": Stream()})
 
 
-def replace(module: Any, answers: Mapping[str, Any]) -> None:
+def replace_functions(module: Any, answers: Mapping[str, Any]) -> None:
     """Replace functions by ones that return these values."""
     for name, value in answers.items():
         setattr(module, name, lambda *args, value=value, **kwargs: value)
@@ -591,7 +591,7 @@ def replicate_locally(torch: Any, trace: Trace) -> None:
     torch.nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
 
 
-def single_process_loaders(torch: Any) -> None:
+def use_single_process_loaders(torch: Any) -> None:
     """Load batches in this process: a worker cannot return a fake tensor."""
     loader = torch.utils.data.DataLoader
     original = loader.__init__
@@ -619,7 +619,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
         emulate_choices(torch, trace)
     pretend_distributed(torch)
     replicate_locally(torch, trace)
-    single_process_loaders(torch)
+    use_single_process_loaders(torch)
     replace_parameters(torch)
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: trace.step(optimizer))
     module = arguments[0] == "-m"
@@ -627,8 +627,8 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
     if not module:
         sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), tracked(torch, trace):
-            device = emulated_device(torch, trace) if trace.emulated else nullcontext()
+        with FakeTensorMode(allow_non_fake_inputs=True), tracking_mode(torch, trace):
+            device = device_mode(torch, trace) if trace.emulated else nullcontext()
             with device:
                 if module:
                     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

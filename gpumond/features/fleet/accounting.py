@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, all_results
+from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, query_all
 
 TARGET = ("cluster", "job", "instance")
 OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
@@ -127,7 +127,7 @@ def selector(metric: str, job: str | None, *matchers: str) -> str:
     return metric + (f"{{{', '.join(own)}}}" if own else "")
 
 
-def of_devices(job: str | None, metric: str, *matchers: str) -> str:
+def device_expression(job: str | None, metric: str, *matchers: str) -> str:
     """Return the expression of a metric of whole devices, with their model."""
     target = ", ".join(TARGET)
     whole = selector("gpumond_device_info", job, 'parent_uuid=""')
@@ -144,14 +144,14 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
     """
     target, owner = ", ".join(TARGET), ", ".join(OWNER)
 
-    size = of_devices(job, "gpumond_device_memory_size_bytes")
+    size = device_expression(job, "gpumond_device_memory_size_bytes")
     read = f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
     all_devices = f"sum by ({target}) (max by ({target}, state) ({selector('gpumond_devices', job)}))"
     down = f"max by ({target}) ({selector('gpumond_driver_up', job)}) < 1"
-    unattributed = of_devices(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
+    unattributed = device_expression(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
     if of_programs:
         names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
-        processes = of_devices(job, "gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
+        processes = device_expression(job, "gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
         infos = f"max by ({target}, pid, {names}) ({selector('gpumond_process_info', job)})"
         joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
         measures = {"used": f"sum by ({target}, {owner}) ({joined})"}
@@ -173,7 +173,7 @@ def sum_over_period(expression: str, part: Period) -> str:
     return f"sum_over_time(({expression})[{part.seconds}s:{part.step}s])"
 
 
-def asked_at(part: Period) -> float:
+def query_time(part: Period) -> float:
     """Return the time of a query with ``sum_over_period``: its range includes the beginning and excludes the end."""
     return part.end - part.step / 2
 
@@ -184,14 +184,14 @@ async def collect(prometheus: Prometheus, job: str | None, period: Period, of_pr
 
     async def ask(expression: str, part: Period) -> Sequence[SeriesSample]:
         async with at_once:
-            return await prometheus.query(sum_over_period(expression, part), asked_at(part))
+            return await prometheus.query(sum_over_period(expression, part), query_time(part))
 
     async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())
-        found = await all_results(ask(expression, part) for part in parts)
+        found = await query_all(ask(expression, part) for part in parts)
         return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
 
-    answers = await all_results(all_of(*each) for each in usage_queries(job, of_programs).items())
+    answers = await query_all(all_of(*each) for each in usage_queries(job, of_programs).items())
     values = [answer for answers_of_one in answers for answer in answers_of_one]
     jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
     up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
@@ -368,7 +368,7 @@ def _usage(
     )
 
 
-def unpriced(accounts: Accounts, prices: Sequence[Price]) -> list[str]:
+def models_without_price(accounts: Accounts, prices: Sequence[Price]) -> list[str]:
     """Return the models without a price."""
     models = {owner[OWNER.index("model")] or "" for _, owner in accounts.use}
     return sorted(model for model in models if price_of(model, prices) is None)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration as readable
-from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, group_of, of_devices, selector
-from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, all_results, make_prometheus
+from gpumond.facts.units import GIB, duration_text
+from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, device_expression, group_of, selector
+from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, make_prometheus, query_all
 from gpumond.view.text import moment, safe, size as human_size, table
 
 HEADROOM = 0.1
@@ -76,7 +76,7 @@ def need_queries(job: str | None, labels: Sequence[str], seconds: int) -> Mappin
     needed = f"{metric}[{seconds}s]"
     own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selector('gpumond_owner_device_processes', job)})"
     held = selector("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
-    size = of_devices(job, "gpumond_device_memory_size_bytes")
+    size = device_expression(job, "gpumond_device_memory_size_bytes")
     allocated = f"({size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
 
     def hours(expression: str, by: str) -> str:
@@ -177,7 +177,7 @@ COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
 WEEK_SECONDS = 7 * 86_400.0
 
 
-def headroom(text: str) -> float:
+def parse_headroom(text: str) -> float:
     """Return the ratio of a percentage. Raises ValueError."""
     try:
         ratio = float(text.removesuffix("%")) / 100
@@ -210,7 +210,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--headroom PERCENT",
         f"margin of the proposed limit above the memory that the programs needed (default: {HEADROOM:.0%}%)",
-        type=option_type(headroom),
+        type=option_type(parse_headroom),
         default=HEADROOM,
     )
     option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
@@ -228,7 +228,7 @@ async def run(arguments: argparse.Namespace) -> int:
     end = float(int(time.time()))
     labels = [LABELS[name] for name in arguments.by]
     queries = need_queries(arguments.job, labels, int(arguments.duration))
-    answers = await all_results(prometheus.query(query, end) for query in queries.values())
+    answers = await query_all(prometheus.query(query, end) for query in queries.values())
     values = dict(zip(queries, answers, strict=True))
     rows = sizes(values, labels, arguments.headroom)
     if not rows:
@@ -314,7 +314,7 @@ def _sources(queries: Mapping[str, str], end: float, arguments: argparse.Namespa
         "No limit is proposed if one computed from the first half of the period would have been exceeded in the "
         "second half."
     )
-    period = f"Period: {readable(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
+    period = f"Period: {duration_text(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
     names = {
         "needed": "NEEDED",
         "earlier": "NEEDED in the first half",

@@ -13,7 +13,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import missing_of, progress, read_each, select_machines
+from gpumond.features.fleet.discovery import progress, read_each, select_machines, unread_machines
 from gpumond.view.audit import sentence
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
@@ -47,7 +47,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
     with progress(len(machines), "machines read") as done:
         answers = await read_each(machines, read, arguments.parallel, done)
-    missing = missing_of(machines, answers)
+    missing = unread_machines(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
     if arguments.json:
         print(json.dumps({"entries": entries, "missing": [each._asdict() for each in missing]}, indent=2))

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
-from gpumond.host.files import open_regular, read_secret, unreadable
+from gpumond.host.files import open_regular, read_error_text, read_secret
 from gpumond.host.http import (
     MAX_RESPONSE_BYTES,
     HttpRequest,
@@ -29,7 +29,7 @@ from gpumond.host.http import (
     target_of,
     tls_context,
 )
-from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, decoded
+from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, decode_response
 
 DEFAULT_PORT = 9917
 METRICS_PATH = "/metrics"
@@ -105,7 +105,7 @@ class Machines:
         return found[0]
 
 
-def machine(
+def parse_machine(
     address: str, labels: Mapping[str, str], *, scheme: str = "http", port: int | None = DEFAULT_PORT
 ) -> Machine:
     """Return the machine of an address such as ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``. Raises DiscoveryError.
@@ -134,7 +134,7 @@ def _parts(name: str) -> tuple[str, str | None]:
     return (match[1].strip("[]").lower(), match[2]) if match else (name, None)
 
 
-def access(
+def make_access(
     *,
     token: Path | None = None,
     tokens: Path | None = None,
@@ -153,15 +153,15 @@ def access(
             context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
         except OSError as error:
             expected = "a PEM file with your certificate, and its key in it or in --client-key"
-            raise ConfigError(f"--client-cert {unreadable(certificate, error, expected)}") from None
+            raise ConfigError(f"--client-cert {read_error_text(certificate, error, expected)}") from None
     return Access(
         trust=context,
-        token=secret(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
+        token=read_token(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
         tokens=_tokens(tokens) if tokens else {},
     )
 
 
-def secret(file: Path) -> str:
+def read_token(file: Path) -> str:
     """Return the token in a file. Raises ConfigError."""
     try:
         return check_token(read_secret(file), str(file))
@@ -175,7 +175,7 @@ def _tokens(file: Path) -> Mapping[str, str]:
         with open_regular(file) as opened:
             mode = os.fstat(opened.fileno()).st_mode
     except OSError as error:
-        raise ConfigError(unreadable(file, error, "the token of each machine, as in node1: TOKEN")) from None
+        raise ConfigError(read_error_text(file, error, "the token of each machine, as in node1: TOKEN")) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"{file} contains tokens, but other users have access to it; run: chmod 600 {file}")
     from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file
@@ -301,7 +301,7 @@ async def call(
 
     def work() -> T:
         try:
-            return convert(decoded(answer.status, answer.body))
+            return convert(decode_response(answer.status, answer.body))
         except DaemonError as error:
             if not error.status:
                 raise

@@ -32,13 +32,13 @@ from gpumond.features.fleet.connection import (
     Client,
     Machine,
     Machines,
-    access,
     call,
-    machine,
+    make_access,
+    parse_machine,
+    read_token,
     run_each,
-    secret,
 )
-from gpumond.host.files import read_text, unreadable
+from gpumond.host.files import read_error_text, read_text
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
 from gpumond.view.text import safe
 
@@ -105,7 +105,7 @@ class Prometheus:
         return answer.get("data") if isinstance(answer, Mapping) else None
 
 
-async def all_results(queries: Iterable[Awaitable[R]]) -> list[R]:
+async def query_all(queries: Iterable[Awaitable[R]]) -> list[R]:
     """Return the answers of queries that run at the same time. Waits for all, then raises the first error."""
     answers = await asyncio.gather(*queries, return_exceptions=True)
     for answer in answers:
@@ -147,7 +147,7 @@ class QueriedProcess:
     workloads: frozenset[str] = frozenset()
 
 
-def data_seconds(expression: str) -> float:
+def lookback_seconds(expression: str) -> float:
     """Return an upper bound of the time before the last scrape from which a query reads data: the sum of its ranges,
     resolutions and offsets, and the lookback if it reads recorded series or alerts.
 
@@ -170,7 +170,7 @@ Instance = tuple[str, str]
 """Labels ``cluster``, empty without one, and ``instance``."""
 
 
-def named(
+def processes_by_instance(
     samples: Iterable[SeriesSample], scrapes: Sequence[SeriesSample], age_seconds: float
 ) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that the series of a result name, by cluster and instance, and by pid.
@@ -270,7 +270,7 @@ def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
         if not isinstance(labels, Mapping):
             raise DiscoveryError(f"{where}: expected names and texts under labels")
         for address in group["targets"]:
-            yield machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
+            yield parse_machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
 
 
 def from_prometheus(targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapping[str, str]]) -> Iterator[Machine]:
@@ -288,7 +288,7 @@ def from_prometheus(targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapp
         url = urlsplit(scraped)
         texts = {str(name): str(text) for name, text in labels.items()}
         path = {"__scheme__": url.scheme, "__metrics_path__": url.path or METRICS_PATH}
-        yield machine(url.netloc, texts | path, port=None)
+        yield parse_machine(url.netloc, texts | path, port=None)
 
 
 def from_slices(answer: Any, scheme: str) -> Iterator[Machine]:
@@ -304,13 +304,13 @@ def from_slices(answer: Any, scheme: str) -> Iterator[Machine]:
             host = f"[{addresses[0]}]" if item.get("addressType") == "IPv6" else addresses[0]
             labels = {"instance": endpoint.get("nodeName"), "namespace": pod.get("namespace"), "pod": pod.get("name")}
             known = {name: text for name, text in labels.items() if text}
-            yield machine(f"{host}:{port}" if port else host, known, scheme=scheme)
+            yield parse_machine(f"{host}:{port}" if port else host, known, scheme=scheme)
 
 
 def from_nodes(text: str, scheme: str) -> Iterator[Machine]:
     """Yield a machine for each node that `sinfo` lists, once."""
     for node in dict.fromkeys(text.split()):
-        yield machine(node, {}, scheme=scheme)
+        yield parse_machine(node, {}, scheme=scheme)
 
 
 def to_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
@@ -348,7 +348,7 @@ def _read(path: Path) -> Any:
         text = read_text(path)
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(unreadable(path, error, FILE_FORMAT)) from None
+        raise ConfigError(read_error_text(path, error, FILE_FORMAT)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}: invalid JSON") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
@@ -463,7 +463,7 @@ def make_client(arguments: argparse.Namespace) -> Client:
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
     token, tokens = arguments.token_file, arguments.tokens
-    credentials = access(token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key)
+    credentials = make_access(token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key)
     return Client(credentials, arguments.timeout)
 
 
@@ -471,7 +471,7 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     """Return the Prometheus of the options, None without one. Raises ConfigError."""
     if arguments.prometheus is None:
         return None
-    token = secret(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
+    token = read_token(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
     authorities = tls_context(arguments.prometheus_ca_file)
     try:
         split_address(arguments.prometheus)
@@ -571,7 +571,7 @@ class UnreadMachine(NamedTuple):
         return safe(f"unavailable: {self.machine} ({self.url}): {self.problem}")
 
 
-def missing_of(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:
+def unread_machines(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:
     """Return the machines without an answer."""
     return [
         UnreadMachine(machine.name, machine.url, str(answer))

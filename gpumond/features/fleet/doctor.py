@@ -15,7 +15,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import progress, read_frames, select_machines
-from gpumond.features.fleet.status import Build, MachineStatus, differences, most_frequent, of_frame, read_builds
+from gpumond.features.fleet.status import Build, MachineStatus, differences, most_frequent, read_builds, status_of_frame
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
 
@@ -47,7 +47,7 @@ async def examine(
 
     def convert(machine: Machine, answer: object) -> list[FleetFinding]:
         frame = frame_of(answer)
-        return [*_of_status(of_frame(machine, answer)), *_of_frame(machine, frame)]
+        return [*_of_status(status_of_frame(machine, answer)), *_of_frame(machine, frame)]
 
     findings: list[FleetFinding] = []
     answering: list[Machine] = []

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
-from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, on_command_line
-from gpumond.facts.units import byte_size, human, plural
+from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
+from gpumond.facts.units import human, parse_size, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
@@ -32,24 +32,24 @@ from gpumond.features.fleet.discovery import (
     Prometheus,
     QueriedProcess,
     UnreadMachine,
-    data_seconds,
     list_machines,
+    lookback_seconds,
     make_client,
     make_prometheus,
     matching_machines,
-    missing_of,
-    named,
+    processes_by_instance,
     progress,
     read_frames,
+    unread_machines,
 )
 from gpumond.features.fleet.plan import (
     Criteria,
     FleetLimits,
     MachineFlush,
-    awake,
     by_service,
-    limited,
-    parse_unavailable,
+    engine_availability,
+    parse_max_unavailable,
+    refuse_beyond_limits,
     select,
     waves,
     with_canary,
@@ -88,12 +88,12 @@ class FlushOptions:
     operation: Operation | None = None
 
 
-async def named_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
-    """Return the processes that a query names, as `named` does. Raises DiscoveryError, ConfigError."""
-    age = data_seconds(expression)
+async def query_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
+    """Return the processes that a query names, as `processes_by_instance` does. Raises DiscoveryError, ConfigError."""
+    age = lookback_seconds(expression)
     samples = await prometheus.query(expression)
     scrapes = await prometheus.query(SCRAPES, samples[0].at) if samples else ()
-    return named(samples, scrapes, age)
+    return processes_by_instance(samples, scrapes, age)
 
 
 def by_machine(
@@ -124,7 +124,7 @@ async def plan(
     done: Callable[[], None] = lambda: None,
 ) -> tuple[list[MachineFlush], list[UnreadMachine], list[tuple[str, bool]]]:
     """Return the processes that match on the machines' present frames, the machines that do not answer, and the
-    serving engines of the others, as `awake` does.
+    serving engines of the others, as `engine_availability` does.
 
     Nothing is changed. With each machine: the processes that a query names on it, or None without a query.
     """
@@ -133,7 +133,7 @@ async def plan(
 
     def convert(machine: Machine, answer: object) -> tuple[list[MachineFlush], list[tuple[str, bool]]]:
         frame = frame_of(answer)
-        return select(machine, frame, criteria, named_on[machine]), awake(frame)
+        return select(machine, frame, criteria, named_on[machine]), engine_availability(frame)
 
     answers = await read_frames(client, list(named_on), convert, parallel, done)
     planned: list[MachineFlush] = []
@@ -142,7 +142,7 @@ async def plan(
         if not isinstance(answer, DaemonError):
             planned += answer[0]
             engines += answer[1]
-    return planned, missing_of(named_on, answers), engines
+    return planned, unread_machines(named_on, answers), engines
 
 
 async def carry_out(
@@ -222,14 +222,14 @@ async def _flush(
     each_seconds = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_SECONDS if planned.engine else 0.0)
     try:
         answer = await client.post(
-            planned.machine, FLUSHES, request(planned, options), on_machine * each_seconds + client.timeout_seconds
+            planned.machine, FLUSHES, request_body(planned, options), on_machine * each_seconds + client.timeout_seconds
         )
         return result_of(planned, wave, receipts_of(answer))
     except DaemonError as error:
         return _rejected(planned, wave, error)
 
 
-def request(planned: MachineFlush, options: FlushOptions) -> dict[str, Any]:
+def request_body(planned: MachineFlush, options: FlushOptions) -> dict[str, Any]:
     """Return the body of the request to the daemon."""
     target = {"pid": planned.pid, "start_ticks": planned.start_ticks}
     body: dict[str, Any] = {"target": target, "timeout_seconds": options.timeout_seconds}
@@ -251,7 +251,7 @@ def _rejected(planned: MachineFlush, wave: int, error: DaemonError) -> ProcessRe
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return result_of(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
-    reason = "the process has exited, or has no agent anymore" if gone else on_command_line(str(error))
+    reason = "the process has exited, or has no agent anymore" if gone else with_option_names(str(error))
     result: Result = "refused" if error.status in REFUSALS else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 
@@ -325,7 +325,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "skip engines that use less than SIZE"
             if what == "sleep"
             else "skip processes that would release less than SIZE",
-            type=option_type(byte_size),
+            type=option_type(parse_size),
         )
     if what == "sleep":
         option(
@@ -338,7 +338,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             parser,
             "--max-unavailable N|P%",
             "how many engines with the same name may be unavailable at once (default: all but --keep)",
-            type=option_type(parse_unavailable),
+            type=option_type(parse_max_unavailable),
         )
     if what != "wake":
         force = "release even if the last release got no response" if what == "sleep" else "ignore the cooldown"
@@ -374,7 +374,7 @@ async def run(arguments: argparse.Namespace) -> int:
     prometheus = make_prometheus(arguments)
     if arguments.query and prometheus is None:
         raise ConfigError("--query requires --prometheus")
-    processes = await named_processes(prometheus, arguments.query) if prometheus and arguments.query else None
+    processes = await query_processes(prometheus, arguments.query) if prometheus and arguments.query else None
     machines = await list_machines(arguments, prometheus)
     missing: list[UnreadMachine] = []
     selected: list[tuple[Machine, Mapping[int, QueriedProcess] | None]]
@@ -391,10 +391,12 @@ async def run(arguments: argparse.Namespace) -> int:
     if criteria.engines and not criteria.wake:
         own = {machine for machine, _ in selected}
         others = [machine for machine in machines.all if machine not in own]
-        for answer in await read_frames(client, others, lambda _, frame: awake(frame), arguments.parallel):
+        for answer in await read_frames(
+            client, others, lambda _, frame: engine_availability(frame), arguments.parallel
+        ):
             engines += [] if isinstance(answer, DaemonError) else answer
         services = by_service(engines)
-    planned = limited(planned, limits, services)
+    planned = refuse_beyond_limits(planned, limits, services)
     due = [each for each in planned if not each.refusal]
     operation = options.operation if due and not arguments.dry_run else None
     order = waves(due, arguments.max_parallel, options.canary)
@@ -603,7 +605,7 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f} s",
-            on_command_line(str(receipt.get("reason", ""))),
+            with_option_names(str(receipt.get("reason", ""))),
         ]
 
 

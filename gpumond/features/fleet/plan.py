@@ -226,7 +226,7 @@ class Replicas(NamedTuple):
     awake: int
 
 
-def awake(answer: object) -> list[tuple[str, bool]]:
+def engine_availability(answer: object) -> list[tuple[str, bool]]:
     """Return each serving engine of a machine by its name, and whether it can serve a request. Raises DaemonError."""
     engines = frame_of(answer)["snapshot"]["engines"]
     return [(str(each["name"]), bool(each["up"] and not each["sleeping"] and not each["paused"])) for each in engines]
@@ -271,7 +271,7 @@ def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
         )
 
 
-class Unavailable(NamedTuple):
+class MaxUnavailable(NamedTuple):
     """Replicas of a service that may be unavailable: a number, or a percentage of all, rounded down."""
 
     number: int
@@ -284,13 +284,13 @@ class Unavailable(NamedTuple):
         return f"{self.number}%" if self.percent else str(self.number)
 
 
-def parse_unavailable(text: str) -> Unavailable:
+def parse_max_unavailable(text: str) -> MaxUnavailable:
     """Return the limit that a text such as ``3`` or ``25%`` states. Raises ValueError."""
     digits = text.removesuffix("%")
     percent = digits != text
     if not (digits.isascii() and digits.isdecimal()) or (percent and int(digits) > 100):
         raise ValueError("expected a number of replicas or a percentage, such as 3 or 25%")
-    return Unavailable(int(digits), percent)
+    return MaxUnavailable(int(digits), percent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,10 +301,10 @@ class FleetLimits:
 
     max_machines: int | None = None
     keep: int = 0
-    max_unavailable: Unavailable | None = None
+    max_unavailable: MaxUnavailable | None = None
 
 
-def limited(
+def refuse_beyond_limits(
     planned: Iterable[MachineFlush], limits: FleetLimits, services: Mapping[str, Replicas] | None = None
 ) -> list[MachineFlush]:
     """Return the same flushes in their order, with a refusal for those beyond the limits. A job is refused as a whole.

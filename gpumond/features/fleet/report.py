@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration as readable
+from gpumond.facts.units import GIB, duration_text
 from gpumond.features.fleet.accounting import (
     COLUMNS,
     JOB,
@@ -31,8 +31,8 @@ from gpumond.features.fleet.accounting import (
     collect,
     gaps,
     group_of,
+    models_without_price,
     total,
-    unpriced,
     usages,
 )
 from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
@@ -49,7 +49,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 SECONDS_PER_DAY = 86_400.0
 
 
-def price(text: str) -> Price:
+def parse_price(text: str) -> Price:
     """Return the price of ``MODEL=AMOUNT`` or ``AMOUNT``. Raises ValueError."""
     pattern, _, amount = text.rpartition("=")
     try:
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--price [MODEL=]AMOUNT",
         "your price for a GPU-hour, for models whose name contains MODEL (without it: all models); repeatable",
-        type=option_type(price),
+        type=option_type(parse_price),
         action="append",
         default=[],
     )
@@ -119,7 +119,7 @@ async def run(arguments: argparse.Namespace) -> int:
     {"table": _table, "csv": _csv, "json": _json}[arguments.format](report)
     if arguments.html is not None:
         html_report.write(arguments.html, _page(report))
-    if arguments.price and (models := unpriced(accounts, arguments.price)):
+    if arguments.price and (models := models_without_price(accounts, arguments.price)):
         print_error(f"gpumond: no --price for {', '.join(models)}; rows with these models have no cost")
     return DONE
 
@@ -182,7 +182,7 @@ class UsageReport:
     @property
     def period(self) -> str:
         begin, end, _ = self.accounts.period
-        return f"{moment(begin)} to {moment(end)} ({readable(end - begin)})"
+        return f"{moment(begin)} to {moment(end)} ({duration_text(end - begin)})"
 
     @property
     def coverage(self) -> str:

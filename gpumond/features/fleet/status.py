@@ -20,11 +20,11 @@ from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import (
     UnreadMachine,
-    missing_of,
     progress,
     read_each,
     read_frames,
     select_machines,
+    unread_machines,
 )
 from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import safe, size, table
@@ -107,13 +107,13 @@ def differences(build: Build, most: Mapping[str, str | None]) -> list[str]:
     return [name for name in ASPECTS if getattr(build, name) != most[name]]
 
 
-async def show(client: Client, machines: Sequence[Machine], parallel: int, as_json: bool) -> int:
+async def show_differences(client: Client, machines: Sequence[Machine], parallel: int, as_json: bool) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
     with progress(len(machines), "machines read") as done:
         answers = await read_builds(client, machines, parallel, done)
     read = [*zip(machines, answers, strict=True)]
     builds = {machine: each for machine, each in read if isinstance(each, Build)}
-    silent = missing_of(machines, answers)
+    silent = unread_machines(machines, answers)
     most = most_frequent(builds.values())
     differing = {machine: own for machine, own in builds.items() if own.not_loaded or differences(own, most)}
     if as_json:
@@ -211,9 +211,9 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
     client, machines = await select_machines(arguments)
     if arguments.drift:
-        return await show(client, machines, arguments.parallel, arguments.json)
+        return await show_differences(client, machines, arguments.parallel, arguments.json)
     with progress(len(machines), "machines read") as done:
-        answers = await read_frames(client, machines, of_frame, arguments.parallel, done)
+        answers = await read_frames(client, machines, status_of_frame, arguments.parallel, done)
     states = [
         MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
         if isinstance(answer, DaemonError)
@@ -224,7 +224,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(state) for state in shown], indent=2))
     else:
-        silent = "\n".join(map(str, missing_of(machines, answers)))
+        silent = "\n".join(map(str, unread_machines(machines, answers)))
         parts = (status_table(shown), hidden_machines_sentence(states, shown), silent, summary(states))
         print("\n\n".join(filter(None, parts)))
     if not states:
@@ -253,7 +253,7 @@ def hidden_machines_sentence(states: Sequence[MachineStatus], shown: Sequence[Ma
     return f"{plural(rest, 'machine')} not shown" if rest else ""
 
 
-def of_frame(machine: Machine, answer: object) -> MachineStatus:
+def status_of_frame(machine: Machine, answer: object) -> MachineStatus:
     """Return the state that a frame describes. Raises DaemonError if it is not a frame."""
     frame = frame_of(answer)
     snapshot, devices = frame["snapshot"], frame["snapshot"]["devices"]

@@ -12,7 +12,7 @@ from typing import Any
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import missing_of, read_frames, select_machines
+from gpumond.features.fleet.discovery import read_frames, select_machines, unread_machines
 from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
 from gpumond.view.rows import plain
 from gpumond.view.tables import page
@@ -76,7 +76,7 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
 
     answers = await read_frames(client, machines, convert, arguments.parallel)
     read_each = [*zip(machines, answers, strict=True)]
-    missing = missing_of(machines, answers)
+    missing = unread_machines(machines, answers)
     if arguments.json:
         print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
     else:

@@ -20,7 +20,7 @@ from gpumond.facts.units import caller_text, human, plural
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import UnreadMachine, missing_of, progress, read_each
+from gpumond.features.fleet.discovery import UnreadMachine, progress, read_each, unread_machines
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
 from gpumond.view.audit import sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
@@ -173,7 +173,7 @@ async def run(arguments: argparse.Namespace) -> int:
     with progress(len(machines), "machines read") as done:
         answers = await read_each(machines, read, arguments.parallel, done)
     pairs = [*zip(machines, answers, strict=True)]
-    missing = missing_of(machines, answers)
+    missing = unread_machines(machines, answers)
     found = {machine: own for machine, own in pairs if isinstance(own, list) and own}
     due = [(machine, step) for machine, own in found.items() for step in own if step.kind]
     if not arguments.json:

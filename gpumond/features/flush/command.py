@@ -21,7 +21,7 @@ from gpumond.cli.arguments import (
     with_given_option,
 )
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, on_command_line
+from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, with_option_names
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, size_argument
 from gpumond.view.frame import checked_as, receipts_of
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {on_command_line(with_given_option(error, arguments))}")
+        print_error(f"gpumond: {with_option_names(with_given_option(error, arguments))}")
         if "receipts" not in error.problem:
             return client.exit_code_of(arguments, error)
         answer = error.problem
@@ -184,7 +184,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 def _remarks(receipt: Mapping[str, Any]) -> str:
     """Return the reason and, for an engine whose memory goes, how it returns to service."""
-    parts = [on_command_line(receipt["reason"])]
+    parts = [with_option_names(receipt["reason"])]
     if receipt.get("wake") and receipt["outcome"] in ("planned", "freed", "partial", "gone", "timeout"):
         seconds = receipt.get("wake_seconds")
         parts.append(f"return to service: {receipt['wake']}" + (f" ({seconds:.0f} s the last time)" if seconds else ""))

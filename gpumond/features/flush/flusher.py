@@ -1,6 +1,6 @@
-"""Verified flushes: plan, execute, verify, receipt. `Locks` separates flushes that must not run at the same time.
+"""Verified flushes: plan, execute, verify, receipt. `FlushLocks` separates flushes that must not run at the same time.
 
-`verify` compares the bytes that the agent reports as released with the driver's count, without I/O.
+`verified_receipt` compares the bytes that the agent reports as released with the driver's count, without I/O.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def has_changed_around(change: PoolChange, reports: Iterable[PoolUsage]) -> bool
     )
 
 
-def verify(
+def verified_receipt(
     receipt: Receipt,
     result: FlushResult,
     change: PoolChange,
@@ -145,7 +145,7 @@ def _without_cache(pool: PoolUsage) -> str:
     return "no cached bytes" + (f"; {human(stranded)} stranded, which a flush can't release" if stranded else "")
 
 
-def of_driver(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
+def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
     """Make the receipts of functions of a program without pools, by device: only the driver counts their effect."""
     if receipt.outcome != "nothing" or not receipt.steps:
         return [receipt]
@@ -232,7 +232,7 @@ class Plans:
 NEIGHBOR_SECONDS = 5.0
 
 
-class Locks:
+class FlushLocks:
     """``neighbor_seconds``: the longest total wait of a flush for those of other users on its devices."""
 
     def __init__(self, neighbor_seconds: float = NEIGHBOR_SECONDS) -> None:
@@ -267,7 +267,7 @@ class Locks:
         """Record that its locks are free again, while its flush may still run."""
         self._silent |= dict.fromkeys(_groups(report), identity_of(report))
 
-    def unanswering(self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]) -> PeerIdentity | None:
+    def silent_neighbor(self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]) -> PeerIdentity | None:
         """Return a process of its groups that has not answered its last flush and may still execute it."""
         self._silent = {name: who for name, who in self._silent.items() if flushing(who)}
         others = (self._silent.get(name) for name in _groups(report))
@@ -313,12 +313,12 @@ class Flusher:
         self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
         self._under_way: dict[PeerIdentity, FlushRequest] = {}
         self._flushed_at: dict[PeerIdentity, float] = {}
-        self._locks = Locks(neighbor_seconds)
+        self._locks = FlushLocks(neighbor_seconds)
         self._plans = Plans()
         self._keep = keep
         self._engines = engines
         if engines:
-            engines.attach(lambda: self.receipts, self._record)
+            engines.use_receipts(lambda: self.receipts, self._record)
 
     def resume_engine_returns(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
@@ -461,7 +461,7 @@ class Flusher:
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
-            silent = None if request.dry_run else self._locks.unanswering(report, self._agents.is_flushing)
+            silent = None if request.dry_run else self._locks.silent_neighbor(report, self._agents.is_flushing)
             if silent is not None:
                 reason = f"pid {silent.pid} of the same workload or job may still be executing a flush"
                 return [receipt("refused", reason)]
@@ -485,14 +485,14 @@ class Flusher:
         after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools, called)
         if not result.pools:
             bare = replace(receipt(result.outcome, result.reason), steps=result.steps)
-            return [bare] if allocator else of_driver(bare, before, after)
+            return [bare] if allocator else driver_receipts(bare, before, after)
         bare = receipt(result.outcome, result.reason)
         report_after = self._agents.report(identity)
         reported_by_agent = [
             pool for report in (report_before, report_after) for pool in (report.pools if report else ())
         ]
         receipts = [
-            verify(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
+            verified_receipt(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
             for change in result.pools
         ]
         return [with_refill_note(one, report_before, report_after) for one in receipts]

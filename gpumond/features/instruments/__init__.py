@@ -14,7 +14,7 @@ FEATURE = Feature(
             "Memory",
             "limit how much memory each of your program's allocators may hold",
             ("gpumond limit --pid 4242 40GiB", "gpumond limit --workload train --device 0 none"),
-            module="command:Limit",
+            module="command:LimitCommand",
         ),
         Command(
             "why",

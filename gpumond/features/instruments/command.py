@@ -18,7 +18,7 @@ from gpumond.facts.alerts import AGAIN, WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import human, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
-from gpumond.host.files import unwritable
+from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     body = recording(arguments)
     one_for = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(
-        arguments, client.selected(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
+        arguments, client.select_programs(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
     )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
     frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
@@ -114,7 +114,7 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
 
 def _amount(name: str, value: float) -> str:
     if name.endswith("_seconds"):
-        return units.duration(value)
+        return units.duration_text(value)
     return human(value) if "_bytes" in name else f"{value:.4g}"
 
 
@@ -147,7 +147,7 @@ def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
             client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
     except OSError as error:
-        raise GpumondError(unwritable(out, error)) from None
+        raise GpumondError(write_error_text(out, error)) from None
     finally:
         with suppress(OSError):
             os.unlink(partial)
@@ -168,7 +168,7 @@ class SnapshotCommand:
         body = recording(arguments)
         one_for = None if arguments.out is None else "--out"
         answers, status = client.ask_programs(
-            arguments, client.selected(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
+            arguments, client.select_programs(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
         )
         for program, dump in answers:
             if arguments.out is not None:
@@ -185,7 +185,7 @@ class SnapshotCommand:
 LIMIT_SECONDS = 40.0
 
 
-class Limit:
+class LimitCommand:
     """``gpumond limit``: limit the memory that the allocators of programs may hold."""
 
     @staticmethod
@@ -223,7 +223,7 @@ class Limit:
             raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
         if not targeted:
             raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
-        programs = client.selected(arguments)
+        programs = client.select_programs(arguments)
         if (
             limit_bytes is not None
             and not arguments.yes

@@ -13,7 +13,7 @@ from typing import Any
 from gpumond.agent.allocators import cuda
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import Context, Damaged, OutOfMemory, SimDevice
+from gpumond.sim.device import Context, DamagedDevice, OutOfMemory, SimDevice
 
 
 class AllocationRefused(GpumondError):
@@ -157,7 +157,7 @@ class SimBackend(LoadBackend):
         try:
             self._context = self._device.attach()
             reading = self._device.read()
-        except Damaged as error:
+        except DamagedDevice as error:
             raise AllocationRefused(
                 f"no simulated device: {error}; pass one with --sim-device, or start `gpumond demo`"
             ) from error

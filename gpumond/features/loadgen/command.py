@@ -20,20 +20,20 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import plural, size_argument, threshold
+from gpumond.facts.units import parse_threshold, plural, size_argument
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
-from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find, plan
+from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find_scenario, plan
 from gpumond.features.loadgen.runner import (
     CompletedWork,
     ResultsFile,
     RunLimits,
-    account,
-    failure,
+    completed_result,
+    failed_result,
     run as carry_out,
     summary,
 )
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
-from gpumond.sim.device import Spec, create, simulated_devices
+from gpumond.sim.device import DeviceSpec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     if arguments.scenario is None:
         raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
-    chosen = find(arguments.scenario)
+    chosen = find_scenario(arguments.scenario)
     made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(ResultsFile(arguments.report)))
@@ -113,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
             done = carry_out(made, partial(BACKENDS[arguments.backend], settings), limits, agent)
         except GpumondError as error:
             if report is not None:
-                report.add(failure(made, arguments.backend, started_at, str(error)))
+                report.add(failed_result(made, arguments.backend, started_at, str(error)))
             raise
-        answer = account(made, done, arguments.backend, arguments.speed, started_at)
+        answer = completed_result(made, done, arguments.backend, arguments.speed, started_at)
         answer |= report.add(answer) if report is not None else {}
     if sys.stderr.isatty():
         print(file=sys.stderr)
@@ -164,7 +164,7 @@ def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
 
 
 def _share(text: str) -> float:
-    share = threshold(text)
+    share = parse_threshold(text)
     if not 0 < share <= 1:
         raise ValueError("must be above 0 and at most 100%, such as 50%")
     return share
@@ -200,7 +200,7 @@ def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
             uuid = "GPU-10ad0000-0000-4000-8000-000000000001"
-            spec = Spec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
+            spec = DeviceSpec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
             print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
             yield create(Path(directory) / "card0", spec).directory
 

@@ -105,8 +105,8 @@ def plan(scenario: str, seed: int = 0, **options: float | str) -> LoadPlan:
 
     Raises ConfigError.
     """
-    chosen = find(scenario)
-    return _make(chosen, seed, check(chosen, options), inject=True)
+    chosen = find_scenario(scenario)
+    return _make(chosen, seed, checked_options(chosen, options), inject=True)
 
 
 def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], inject: bool) -> LoadPlan:
@@ -142,7 +142,7 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
         outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
     if script.choose_number("neighbors", neighbors):
         _neighbors(script)
-    view = script.word("view", scenario.views[seed % len(scenario.views)])
+    view = script.choose_word("view", scenario.views[seed % len(scenario.views)])
     views: dict[str, View] = {"agent": "agent", "process": "process", "device": "device"}
     return Observation(views[view], int(script.choose_number("noise")), bool(script.choose_number("gaps")), outages)
 
@@ -239,7 +239,7 @@ class LeakedBytes:
         return self._sum
 
 
-def find(name: str) -> Scenario:
+def find_scenario(name: str) -> Scenario:
     """Return a scenario by name or alias (p1 to p10, n1 to n11). Raises ConfigError."""
     for one in TABLE:
         if name in (one.name, one.alias) and name:
@@ -247,7 +247,7 @@ def find(name: str) -> Scenario:
     raise ConfigError(f"no scenario is named {name!r}; `gpumond loadgen --list` shows all scenarios")
 
 
-def check(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
+def checked_options(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
     """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
     known = {option.name: option for option in (*scenario.options, *COMMON)}
     own = listed([f"--{option.name}" for option in scenario.options] or ["none"])

@@ -26,7 +26,7 @@ from gpumond.facts.units import human, plural
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
-from gpumond.host.files import unwritable
+from gpumond.host.files import write_error_text
 
 GRACE_SECONDS = 10.0
 MESSAGE_BYTES = 1 << 16
@@ -378,7 +378,7 @@ class ResultsFile:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"--report {unwritable(path, error)}") from None
+            raise ConfigError(f"--report {write_error_text(path, error)}") from None
         with open(self._descriptor, encoding="utf-8", errors="replace", closefd=False) as file:
             text = file.read()
         self._results = list(_results(text.splitlines()))
@@ -404,7 +404,9 @@ class ResultsFile:
         os.close(self._descriptor)
 
 
-def account(made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float) -> dict[str, Any]:
+def completed_result(
+    made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float
+) -> dict[str, Any]:
     """Return the work done and the truth, in real time and real bytes."""
     last, ended_at = done[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
@@ -447,7 +449,7 @@ def _truth(
     }
 
 
-def failure(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
+def failed_result(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
     return {**_load(made, backend, started_at, time.time()), "outcome": "error", "detail": detail}
 

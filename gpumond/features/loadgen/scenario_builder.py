@@ -15,7 +15,16 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, MIB, MINUTE_SECONDS, duration, human, seconds, size_argument, threshold
+from gpumond.facts.units import (
+    GIB,
+    MIB,
+    MINUTE_SECONDS,
+    duration_text,
+    human,
+    parse_seconds,
+    parse_threshold,
+    size_argument,
+)
 
 CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
@@ -107,10 +116,10 @@ class Script:
         assert isinstance(value, float | int), option
         return float(value)
 
-    def word(self, option: str, drawn: str) -> str:
+    def choose_word(self, option: str, drawn: str) -> str:
         return str(self.chosen_options.setdefault(option, drawn))
 
-    def last(self, duration: float) -> float:
+    def choose_length(self, duration: float) -> float:
         """Set the length of the plan, unless an option does, and return it."""
         self.duration = self.choose_number("duration", duration)
         return self.duration
@@ -202,7 +211,7 @@ class Option:
         if self.unit == "size" and isinstance(given, str):
             value: float = size_argument(given)
         else:
-            value = seconds(given) if self.unit == "duration" else threshold(given)
+            value = parse_seconds(given) if self.unit == "duration" else parse_threshold(given)
         if not self.least <= value <= self.most:
             raise ValueError(f"must be {self._range()}")
         return value
@@ -215,7 +224,7 @@ class Option:
         if self.unit == "size":
             return human(value)
         if self.unit == "duration":
-            return duration(value)
+            return duration_text(value)
         return f"{100 * value:g}%" if self.unit == "fraction" else f"{value:g}"
 
 
@@ -259,18 +268,20 @@ WANDER_SECONDS = 10 * MINUTE_SECONDS
 """Slow random changes of a noisy program's load: standard deviation, and correlation time."""
 
 
-def noise(script: Script) -> float:
+def draw_noise(script: Script) -> float:
     """Draw quiet or noisy, with equal probability."""
     drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
     return script.choose_number("noise", drawn)
 
 
-def host(script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None) -> float:
+def start_host_program(
+    script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None
+) -> float:
     """Start program 0, which works to the end of the plan. Returns the end of its warm-up.
 
     ``share``: bounds of its permanent memory, as parts of the device.
     """
-    noise_bytes = noise(script) if noise_bytes is None else noise_bytes
+    noise_bytes = draw_noise(script) if noise_bytes is None else noise_bytes
     program = script.program("load")
     lasting = script.dice.uniform(*share) * script.size_bytes
     ready = script.fill(1.0, lasting, script.dice.uniform(20.0, 120.0))

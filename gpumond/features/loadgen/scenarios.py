@@ -23,10 +23,10 @@ from gpumond.features.loadgen.scenario_builder import (
     Script,
     ScriptEnding,
     VaryingAmount,
+    draw_noise,
     every,
-    host,
-    noise,
     scenario,
+    start_host_program,
     work,
 )
 
@@ -55,10 +55,10 @@ NEARLY_ALL = 0.95
 )
 def linear(script: Script) -> None:
     rate = script.choose_number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
-    noise_bytes = noise(script)
+    noise_bytes = draw_noise(script)
     slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
-    script.last(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
-    onset = _onset(script, host(script, noise_bytes=noise_bytes))
+    script.choose_length(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
+    onset = _onset(script, start_host_program(script, noise_bytes=noise_bytes))
     steadily(script, onset, rate)
 
 
@@ -76,8 +76,8 @@ def linear(script: Script) -> None:
 def per_epoch(script: Script) -> None:
     kept = script.choose_number("step", script.dice.choice((4, 100, 254)) * MIB)
     period = script.choose_number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
-    end = script.last(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
-    ready = host(script, (0.15, 0.3))
+    end = script.choose_length(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
+    ready = start_host_program(script, (0.15, 0.3))
     ramp = VaryingAmount(script, 256 * MIB)
     for epoch in every(ready, end, period):
         for part in range(32):  # the sawtooth within an epoch
@@ -105,8 +105,8 @@ def under_load(script: Script) -> None:
     kept = script.choose_number("step", script.dice.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
     rate = script.choose_number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
-    end = script.last(6 * HOUR_SECONDS)
-    ready = host(script)
+    end = script.choose_length(6 * HOUR_SECONDS)
+    ready = start_host_program(script)
     onset = _onset(script, ready)
     requests = script.random("requests")
     phases = script.random("phases")
@@ -135,8 +135,8 @@ def under_load(script: Script) -> None:
 )
 def irregular(script: Script) -> None:
     period = script.choose_number("period", 20 * MINUTE_SECONDS)
-    end = script.last(9 * HOUR_SECONDS)
-    onset = _onset(script, host(script))
+    end = script.choose_length(9 * HOUR_SECONDS)
+    onset = _onset(script, start_host_program(script))
     jumps = script.random("jumps")
     kept, at = [], onset
     while at < end:
@@ -164,9 +164,9 @@ def irregular(script: Script) -> None:
 )
 def compile_cache(script: Script) -> None:
     period = script.choose_number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
-    outside = script.word("where", script.dice.choice(("outside", "pool"))) == "outside"
-    end = script.last(8 * HOUR_SECONDS)
-    onset = _onset(script, host(script))
+    outside = script.choose_word("where", script.dice.choice(("outside", "pool"))) == "outside"
+    end = script.choose_length(8 * HOUR_SECONDS)
+    onset = _onset(script, start_host_program(script))
     shapes = script.random("shapes")
     kept, at = [], onset
     while at < end:
@@ -185,8 +185,8 @@ def compile_cache(script: Script) -> None:
 )
 def at_evaluation(script: Script) -> None:
     period = script.choose_number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
-    end = script.last(5 * HOUR_SECONDS)
-    ready = host(script, (0.12, 0.2))
+    end = script.choose_length(5 * HOUR_SECONDS)
+    ready = start_host_program(script, (0.12, 0.2))
     first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     sizes = script.random("evaluations")
     ramp, kept = VaryingAmount(script, PIECE), []
@@ -253,7 +253,7 @@ def fragmentation(script: Script) -> None:
 
     The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
-    end = script.last(6 * HOUR_SECONDS)
+    end = script.choose_length(6 * HOUR_SECONDS)
     share = script.choose_number("share", script.dice.uniform(0.42, 0.5))
     spread = script.choose_number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
     size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
@@ -304,10 +304,10 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     views=("agent", "process"),
 )
 def orphan(script: Script) -> None:
-    end = script.last(3 * HOUR_SECONDS)
+    end = script.choose_length(3 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
-    kind = script.word("as", script.dice.choice(ORPHANS))
-    host(script, (0.05, 0.9))
+    kind = script.choose_word("as", script.dice.choice(ORPHANS))
+    start_host_program(script, (0.05, 0.9))
     killed = script.dice.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
     if not script.inject:
         script.end(killed)
@@ -328,7 +328,7 @@ def orphan(script: Script) -> None:
 )
 def crash(script: Script) -> None:
     times = int(script.choose_number("times", script.dice.choice((1, 1, 4))))
-    end = script.last(3 * HOUR_SECONDS)
+    end = script.choose_length(3 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     at = 0.0
     for number in range(times):
@@ -368,7 +368,7 @@ def crash(script: Script) -> None:
 def stress(script: Script) -> None:
     """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
     fill = script.choose_number("fill", 0.9) if script.inject else 0.5
-    end = script.last(HOUR_SECONDS)
+    end = script.choose_length(HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     size, block = fill * script.size_bytes, GIB
@@ -392,7 +392,7 @@ def stress(script: Script) -> None:
 )
 def flush_storm(script: Script) -> None:
     period = script.choose_number("period", 2.0)
-    script.last(HOUR_SECONDS)
+    script.choose_length(HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(1.0, 0.2 * script.size_bytes, 10.0)
@@ -420,8 +420,8 @@ def warm_up(script: Script) -> None:
         "time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
     )
     plateau = script.choose_number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
-    end = script.last(4 * HOUR_SECONDS)
-    host(script, (0.02, 0.08), noise(script))
+    end = script.choose_length(4 * HOUR_SECONDS)
+    start_host_program(script, (0.02, 0.08), draw_noise(script))
     level = VaryingAmount(script, 64 * MIB)
     for at in every(5.0, min(end, 9 * slowness), 5.0):
         level.to(at, (plateau - 0.1 * script.size_bytes) * (1 - math.exp(-at / slowness)))
@@ -438,7 +438,7 @@ def warm_up(script: Script) -> None:
 def autotune(script: Script) -> None:
     peak = script.choose_number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
     kept = peak * script.dice.uniform(0.15, 0.4)
-    script.last(3 * HOUR_SECONDS)
+    script.choose_length(3 * HOUR_SECONDS)
     program = script.program("load")
     ready = script.fill(1.0, kept, 15.0)
     trials, over = VaryingAmount(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
@@ -446,7 +446,7 @@ def autotune(script: Script) -> None:
         trials.to(at, (peak - kept) * script.dice.uniform(0.3, 1.0))
     trials.to(over, 0)
     script.flush(over + 1.0)
-    work(script, over + 2.0, script.duration, program, noise(script))
+    work(script, over + 2.0, script.duration, program, draw_noise(script))
 
 
 @scenario(
@@ -459,7 +459,7 @@ def autotune(script: Script) -> None:
 )
 def preallocated(script: Script) -> None:
     share = script.choose_number("share", script.dice.uniform(0.6, 0.94))
-    script.last(6 * HOUR_SECONDS)
+    script.choose_length(6 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
     script.fill(5.0, 0.1 * script.size_bytes, 15.0)
@@ -485,8 +485,8 @@ def saturating_cache(script: Script) -> None:
     time = script.choose_number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
     rate = script.choose_number("requests", script.dice.uniform(0.1, 1.0))
     full = script.choose_number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
-    end = script.last(9 * HOUR_SECONDS)
-    ready = host(script, (0.1, 0.25))
+    end = script.choose_length(9 * HOUR_SECONDS)
+    ready = start_host_program(script, (0.1, 0.25))
     usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95% of its size after that time
     requests = script.random("requests")
     arena, largest, at = VaryingAmount(script, 32 * MIB), 0.0, ready
@@ -511,10 +511,10 @@ def saturating_cache(script: Script) -> None:
 )
 def periodic_evaluation(script: Script) -> None:
     period = script.choose_number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
-    script.last(max(4 * HOUR_SECONDS, 8 * period))
+    script.choose_length(max(4 * HOUR_SECONDS, 8 * period))
     seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
     size = script.choose_number("step", script.dice.uniform(5, 20) * GIB)
-    ready = host(script, (0.15, 0.4), noise(script))
+    ready = start_host_program(script, (0.15, 0.4), draw_noise(script))
     ramp = VaryingAmount(script, 256 * MIB)
     for at in every(ready + script.dice.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
         for part in range(20):
@@ -536,8 +536,8 @@ def periodic_evaluation(script: Script) -> None:
 )
 def curriculum(script: Script) -> None:
     steps = int(script.choose_number("times", script.dice.choice((1, 2, 3))))
-    script.last(9 * HOUR_SECONDS)
-    at = host(script, (0.1, 0.2), noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
+    script.choose_length(9 * HOUR_SECONDS)
+    at = start_host_program(script, (0.1, 0.2), draw_noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
     for _ in range(steps):
         script.fill(at, script.choose_number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
         at += script.dice.uniform(1.5, 3.5) * HOUR_SECONDS
@@ -554,7 +554,7 @@ def curriculum(script: Script) -> None:
 def fleet(script: Script) -> None:
     """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
     programs = int(script.choose_number("programs", 4))
-    end = script.last(24 * HOUR_SECONDS)
+    end = script.choose_length(24 * HOUR_SECONDS)
     script.choose_number("noise", 64 * MIB)
     swing = script.choose_number("step", 4 * GIB)
     noon = script.dice.uniform(0, 24) * HOUR_SECONDS
@@ -583,8 +583,8 @@ def fleet(script: Script) -> None:
 
 @scenario("steady", "", "steady work, constant memory", "", shape=("            ", " .----------", "/           "))
 def steady(script: Script) -> None:
-    script.last(2 * HOUR_SECONDS)
-    host(script, (0.2, 0.8), noise(script))
+    script.choose_length(2 * HOUR_SECONDS)
+    start_host_program(script, (0.2, 0.8), draw_noise(script))
 
 
 SERVING_BYTES = 48 * GIB
@@ -735,7 +735,7 @@ def leak_serving(script: Script) -> None:
 )
 def slow_fragmentation(script: Script) -> None:
     """Free halves of a limited number of segments. Their successors are larger than the holes."""
-    end = script.last(24 * HOUR_SECONDS)
+    end = script.choose_length(24 * HOUR_SECONDS)
     growth = script.choose_number("step", script.dice.uniform(*DRIFT_BYTES))
     over = script.choose_number("over", script.dice.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
     live = script.dice.uniform(16, 22) * GIB
@@ -773,7 +773,7 @@ def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = 
 
     A share changes the durations of both: their ratio is that of busy to rest in the hour.
     """
-    end = script.last(24 * HOUR_SECONDS)
+    end = script.choose_length(24 * HOUR_SECONDS)
     morning = script.dice.uniform(0, 24)
     course, use = script.random("course"), script.random("utilisation")
     program = script.program("load")

@@ -155,7 +155,7 @@ def summary_of(case: OomCase) -> CaseSummary:
     )
 
 
-def repeated(before: OomCase, case: OomCase, errors: int) -> OomCase:
+def with_repeats(before: OomCase, case: OomCase, errors: int) -> OomCase:
     """Return the case of as many more errors that repeat ``before`` at the same limit.
 
     Its facts are those of the newest error, except the shortage and the first remedy: those of the largest shortage.
@@ -198,7 +198,7 @@ REMEDY_HEADER = ("ENOUGH", ">BYTES", "SOURCE", "REMEDY")
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
-def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
+def terminal_text(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case for a terminal of that width."""
     parts = [f"case {case.id}, {_time_line(case)}", text.wrapped_text(text.safe(case.summary), width)]
     if case.remedies:
@@ -210,7 +210,7 @@ def plain(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -
     return "\n\n".join(parts)
 
 
-def document(case: OomCase, ranks: Sequence[RankError]) -> str:
+def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
     """Return the case as HTML."""
     parts = [html.paragraph(_time_line(case)), html.paragraph(case.summary)]
     if case.remedies:

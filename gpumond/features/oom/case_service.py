@@ -13,7 +13,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import human
-from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, repeated
+from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, with_repeats
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import Kernel, Part, Tick
@@ -81,7 +81,7 @@ class Cases:
         before = next(same, None)
         if before is None or case.oom is None:
             return case
-        return repeated(before, case, case.oom.number - self.newest_numbers()[case.process])
+        return with_repeats(before, case, case.oom.number - self.newest_numbers()[case.process])
 
     def add(self, case: OomCase) -> list[str]:
         """Add a case as the newest, and return the ids of those that are removed for it."""
@@ -261,7 +261,7 @@ def case_of(e: Evidence, history: History) -> OomCase:
         lines=lines,
         lines_at=e.snapshot.taken_at,
         overcount_bytes=e.overcount,
-        reported_at=None if e.earlier is None or e.pools else e.snapshot.taken_at - e.earlier.age_seconds,
+        reported_at=None if e.earlier_report is None or e.pools else e.snapshot.taken_at - e.earlier_report.age_seconds,
         timeline=_timeline(e, history, lines),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
     )

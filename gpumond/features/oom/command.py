@@ -12,7 +12,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, option_type, print_error
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.features.oom.case import CaseSummary, RankedCase, document, plain
+from gpumond.features.oom.case import CaseSummary, RankedCase, html_document, terminal_text
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, output_width, size, table
@@ -65,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     found = _decoded(answer)
     if arguments.html is not None:
-        html_report.write(arguments.html, document(found.case, found.ranks))
+        html_report.write(arguments.html, html_document(found.case, found.ranks))
     else:
-        print(client.with_commands(plain(found.case, found.ranks, output_width()), arguments.url))
+        print(client.with_commands(terminal_text(found.case, found.ranks, output_width()), arguments.url))
     return DONE
 
 

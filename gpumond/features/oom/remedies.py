@@ -15,14 +15,14 @@ from functools import cached_property
 from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
-from gpumond.events import program_place
+from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Ledger, Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import GIB, apart, duration, human
+from gpumond.facts.units import GIB, distinct_size_texts, duration_text, human
 from gpumond.features.oom.case import Basis, Remedy
 
 
@@ -62,9 +62,9 @@ class Evidence(FailedAllocation):
         if not self.is_limited or self.limit is None:
             return 0
         request, limit = self.request or 0, self.limit[0]
-        over = self.reached + request - limit
+        over = self.reached_bytes + request - limit
         if not self.is_later:
-            used = self.failed.live_bytes if self.failed is not None and self.is_arena else 0
+            used = self.failed_pool.live_bytes if self.failed_pool is not None and self.is_arena else 0
             return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
         return max(min(over, request), live + request - limit)
@@ -77,7 +77,7 @@ class Evidence(FailedAllocation):
 
     @property
     def is_arena(self) -> bool:
-        return self.failed is not None and self.failed.allocator in ARENAS
+        return self.failed_pool is not None and self.failed_pool.allocator in ARENAS
 
     @property
     def used_of_limit(self) -> int:
@@ -105,7 +105,7 @@ class Evidence(FailedAllocation):
     @property
     def in_cgroup(self) -> int:
         """Bytes that the cgroup would have used with the request."""
-        return (self.cgroup.used_bytes or 0) + self.grown + (self.request or 0) if self.cgroup is not None else 0
+        return (self.cgroup.used_bytes or 0) + self.grown_bytes + (self.request or 0) if self.cgroup is not None else 0
 
     @cached_property
     def grant(self) -> GrantedRequest | None:
@@ -189,7 +189,7 @@ class Evidence(FailedAllocation):
         many, and the record is of a later report.
         """
         size = self.device.size_bytes if self.device and self.device.size_bytes else 0
-        has_held = self.is_later and self.reached - self.held >= self.unaccounted - NEARLY_RATIO * size
+        has_held = self.is_later and self.reached_bytes - self.held >= self.unaccounted - NEARLY_RATIO * size
         return self.unaccounted if has_held else 0
 
     @cached_property
@@ -219,20 +219,20 @@ class Evidence(FailedAllocation):
         """Activations; for inference also the results of a model, which are tensors outside the graph, as is the KV
         cache of a serving engine, whose size is fixed.
         """
-        results = 0 if self.classes is None or not self.inference else self.classes.tensors_bytes or 0
+        results = 0 if self.classes is None or not self.is_inference else self.classes.tensors_bytes or 0
         fixed = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
         return self.activations + max(0, results - fixed)
 
     @property
-    def inference(self) -> bool:
+    def is_inference(self) -> bool:
         """Return whether a model runs without a graph; in a first forward pass of training, there are activations."""
         one = self.classes
-        if one is None or self.training or not one.parameters_bytes or one.activations_bytes is None:
+        if one is None or self.is_training or not one.parameters_bytes or one.activations_bytes is None:
             return False
         return one.activations_bytes < one.live_bytes / 20  # the allocator's rounding and workspaces
 
     @property
-    def training(self) -> bool:
+    def is_training(self) -> bool:
         return self.classes is not None and bool(self.classes.gradients_bytes or self.classes.optimizer_bytes)
 
     def engines(self) -> Iterator[tuple[EngineReading, int]]:
@@ -371,14 +371,14 @@ def _ranks(e: Evidence) -> Iterator[Remedy]:
 
 def _free_in_pool(e: Evidence) -> int:
     """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
-    pool = e.failed
+    pool = e.failed_pool
     free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
-    room = max(0, e.limit[0] - e.reached) if e.is_limited and e.limit is not None else e.free or 0
+    room = max(0, e.limit[0] - e.reached_bytes) if e.is_limited and e.limit is not None else e.free or 0
     return free if e.request is not None and 0 < e.request <= free + room and free else 0
 
 
 def _fragmentation(e: Evidence) -> Iterator[Remedy]:
-    pool, free = e.failed, _free_in_pool(e)
+    pool, free = e.failed_pool, _free_in_pool(e)
     if pool is None or e.request is None or not free:
         return
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
@@ -397,7 +397,7 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
 
 def _own_caches(e: Evidence) -> Iterator[Remedy]:
     """Memory that allocators of the program cache: the one that failed has in general returned its own before."""
-    failed = e.oom.allocator or (e.failed.allocator if e.failed else "")
+    failed = e.oom.allocator or (e.failed_pool.allocator if e.failed_pool else "")
     keeps = failed == "cupy" and e.is_limited and not e.is_later and CUPY_KEEPING.search(" ".join(e.report.frameworks))
     cached = [pool for pool in e.pools if pool.cached_bytes and (keeps or pool.allocator != failed)] if failed else []
     if e.is_limited:
@@ -412,7 +412,7 @@ def _own_caches(e: Evidence) -> Iterator[Remedy]:
 
 def _still_cached(e: Evidence) -> str:
     """Return why the pool's cached bytes were of no use although they cover the request; else an empty text."""
-    pool = e.failed
+    pool = e.failed_pool
     if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing or 1):
         return ""
     if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
@@ -424,7 +424,7 @@ def _still_cached(e: Evidence) -> str:
 
 
 def _leak(e: Evidence) -> Iterator[Remedy]:
-    step = e.report.program.step or (e.earlier.program.step if e.earlier else None)
+    step = e.report.program.step or (e.earlier_report.program.step if e.earlier_report else None)
     verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
     if verdict is not None:
         seconds = max(0.0, e.oom.at - verdict.since)
@@ -478,7 +478,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and idle >= IDLE_SECONDS
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
-            text = f"suspend {_name(report)}, idle for {duration(idle)} (gpumond suspend --pid {report.pid})"
+            text = f"suspend {_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
             yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver, for the program")
 
 
@@ -564,7 +564,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
 
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
-    size = 0 if e.classes is None or e.inference or any(_leak(e)) else e.classes.tensors_bytes or 0
+    size = 0 if e.classes is None or e.is_inference or any(_leak(e)) else e.classes.tensors_bytes or 0
     if size and size >= LARGE_RATIO * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
@@ -584,16 +584,16 @@ def _kv_cache(e: Evidence) -> Iterator[Remedy]:
 
 def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
     """The part by which this step or scope needs more than any before that had room: no peak has a failed request."""
-    if e.earlier is None or e.request is None:
+    if e.earlier_report is None or e.request is None:
         return
     scopes = [
         (each.peak_bytes, scope.entries - scope.ooms, scope.ooms, scope.name)
-        for scope in e.earlier.program.scopes
+        for scope in e.earlier_report.program.scopes
         if scope.name == e.oom.scope
         for each in scope.devices
         if each.device_uuid == e.uuid and scope.entries > scope.ooms
     ]
-    step = e.earlier.program.step
+    step = e.earlier_report.program.step
     peaks = [pool.peak_live_bytes for pool in e.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
         usual, times, failed, name = scopes[0]
@@ -624,8 +624,8 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
     parts = next(enough, HALVINGS[-1])
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
-    also = ", with gradient accumulation" if e.training else ""
-    exact = e.classes is not None and e.classes.activations_bytes is not None and not e.inference
+    also = ", with gradient accumulation" if e.is_training else ""
+    exact = e.classes is not None and e.classes.activations_bytes is not None and not e.is_inference
     kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
     what, source = f"{human(e.batch_dependent)} of {kind}", "live bytes"
     if request:
@@ -636,7 +636,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
 
 
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
-    if e.training and e.activations >= LARGE_RATIO * e.live:
+    if e.is_training and e.activations >= LARGE_RATIO * e.live:
         size = int(e.activations * CHECKPOINTED_RATIO)
         text = "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already"
         yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
@@ -729,9 +729,9 @@ OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
-    asked, room = ("", "") if e.request is None or e.free is None else apart(e.request, e.free)
+    asked, room = ("", "") if e.request is None or e.free is None else distinct_size_texts(e.request, e.free)
     what = "memory" if e.request is None else asked or human(e.request)
-    place = program_place(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
+    place = program_line_clause(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
     free = "" if e.free is None else f", which had {room or human(e.free)} free"
     owners = enumerate(_holders(e)[:3])

@@ -15,7 +15,7 @@ from gpumond.features.oom.case import (
     RankedCase,
     Remedy,
     Timeline,
-    document,
+    html_document,
     summary_of,
 )
 from gpumond.features.oom.case_service import Cases
@@ -113,7 +113,7 @@ async def report(request: Request, id: Id) -> Response:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    return Response(document(found.case, found.ranks), 200, headers, media_type="text/html; charset=utf-8")
+    return Response(html_document(found.case, found.ranks), 200, headers, media_type="text/html; charset=utf-8")
 
 
 def _found(request: Request, id: str) -> RankedCase:

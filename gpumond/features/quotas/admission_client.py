@@ -32,7 +32,7 @@ ROUTE = "/api/v1/admissions"
 AUTO = "auto"
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
         value = units.size_argument(text)
@@ -60,7 +60,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     return int(need)
 
 
-def wait_seconds(text: str | None) -> float:
+def parse_wait(text: str | None) -> float:
     """Return the seconds of a text such as 10m; 0 without one. Raises ConfigError."""
     try:
         return units.seconds_argument(text) if text else 0.0
@@ -69,7 +69,9 @@ def wait_seconds(text: str | None) -> float:
 
 
 @contextmanager
-def admitted(url: str, need_bytes: int, device: str | None, workload: str, seconds: float) -> Iterator[str | None]:
+def request_admission(
+    url: str, need_bytes: int, device: str | None, workload: str, seconds: float
+) -> Iterator[str | None]:
     """Yield the id of the granted request; None, with a message, if the memory is not available in time.
 
     Whatever happens before this process has become the program releases the request. Raises DaemonError.
@@ -96,7 +98,7 @@ def admitted(url: str, need_bytes: int, device: str | None, workload: str, secon
         advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
-        over = f"not started after {units.duration(seconds)}: " if answer["state"] == "waiting" else ""
+        over = f"not started after {units.duration_text(seconds)}: " if answer["state"] == "waiting" else ""
         print_error(f"gpumond: {over}{explanation(answer)}{advice}")
         yield None
     finally:

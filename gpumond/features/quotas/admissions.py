@@ -86,7 +86,7 @@ class AdmissionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class AdmissionQueue:
     """Requests in the order of their arrival, and grants, with a deadline, whose memory is not allocated yet."""
 
     waiting: tuple[StoredAdmission, ...] = ()
@@ -99,9 +99,9 @@ class Queue:
     def find(self, id: str) -> StoredAdmission | None:
         return next((each for each in self.all if each.id == id), None)
 
-    def without(self, id: str) -> Queue:
+    def without(self, id: str) -> AdmissionQueue:
         waiting, grants = (tuple(each for each in part if each.id != id) for part in (self.waiting, self.grants))
-        return Queue(waiting, grants)
+        return AdmissionQueue(waiting, grants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ class Decision:
     fit. ``holders``: the request of each device for which programs are flushed.
     """
 
-    queue: Queue
+    queue: AdmissionQueue
     granted: tuple[StoredAdmission, ...] = ()
     plans: Mapping[str, AdmissionPlan] = field(default_factory=dict)
     holders: tuple[str, ...] = ()
 
 
 def decide(
-    queue: Queue,
+    queue: AdmissionQueue,
     capacities: Iterable[DeviceCapacity],
     allocated: Mapping[str, int],
     ended: Collection[str],
@@ -170,7 +170,7 @@ def decide(
         holders += able[-1:] if able and able[-1] not in passed else able[:1]
     started = {request.id for request in granted}
     waiting = tuple(request for request in queue.waiting if request.id not in started)
-    return Decision(Queue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
+    return Decision(AdmissionQueue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
 
 
 def in_queue_order(
@@ -283,14 +283,14 @@ def _needed(chosen: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...
     return tuple(reversed(kept))
 
 
-def allocated(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
+def allocated_bytes(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
     """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there.
 
     A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
     """
     found: dict[str, int] = {}
     suspended = {each.key for each in snapshot.suspended_programs}
-    for grant, keys in members(snapshot, grants):
+    for grant, keys in grant_processes(snapshot, grants):
         device = snapshot.device(grant.device_uuid)
         sizes = [0 if key in suspended else snapshot.used_by(key, device) for key in keys] if device else []
         if known := [size for size in sizes if size is not None]:
@@ -298,7 +298,9 @@ def allocated(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str
     return found
 
 
-def members(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> Iterator[tuple[StoredAdmission, set[ProcessKey]]]:
+def grant_processes(
+    snapshot: Snapshot, grants: Iterable[StoredAdmission]
+) -> Iterator[tuple[StoredAdmission, set[ProcessKey]]]:
     """Yield each grant with its processes: the one that was started, and those whose agent names the grant."""
     for grant in grants:
         named = {
@@ -322,7 +324,9 @@ def capacities(
     devices: Sequence[DeviceReading] | None = None,
 ) -> list[DeviceCapacity]:
     """Return the memory of each device, or of ``devices``. Without a current reading, the memory is unknown."""
-    granted = {(grant.device_uuid, key): grant.need_bytes for grant, keys in members(snapshot, grants) for key in keys}
+    granted = {
+        (grant.device_uuid, key): grant.need_bytes for grant, keys in grant_processes(snapshot, grants) for key in keys
+    }
     return [_capacity(each, snapshot, granted, reclaim) for each in (snapshot.devices if devices is None else devices)]
 
 
@@ -449,10 +453,10 @@ class Admissions:
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
-        self._kept: Queue | None = None
+        self._kept: AdmissionQueue | None = None
         """The queue that the store contains; None if that is unknown."""
         self._keeping: asyncio.Task[bool] | None = None
-        self._queue = Queue()
+        self._queue = AdmissionQueue()
         self._leased_until: dict[str, float] = {}
         self._held_from: dict[str, float] = {}
         """By id: the time from which a request has kept others back."""
@@ -463,7 +467,7 @@ class Admissions:
         self._unused: dict[str, tuple[int, int]] = {}
         """By user: the number of grants that lapsed unused since one was used, and the largest of them in bytes."""
         self._flushing: dict[str, asyncio.Task[None]] = {}
-        self._decision = Decision(Queue())
+        self._decision = Decision(AdmissionQueue())
 
     async def load(self) -> list[str]:
         """Restore the requests of the previous daemon, before those that were made since. Raises StoreUnavailable."""
@@ -476,7 +480,7 @@ class Admissions:
             if each.deadline is not None
         ]
         self._leased_until |= dict.fromkeys((each.id for each in waiting), now + LEASE_SECONDS)
-        self._queue = Queue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
+        self._queue = AdmissionQueue((*waiting, *self._queue.waiting), (*grants, *self._queue.grants))
         self.loaded = True
         return []
 
@@ -568,7 +572,7 @@ class Admissions:
 
     def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]:
         """Return the grants whose program doesn't hold all of its memory yet."""
-        held = allocated(snapshot, self._queue.grants)
+        held = allocated_bytes(snapshot, self._queue.grants)
         return tuple(
             GrantedRequest(
                 id=grant.id,
@@ -614,7 +618,7 @@ class Admissions:
 
     def execute(self, snapshot: Snapshot) -> None:
         """Decide on a new snapshot, and start the flushes that are due; waits for none of them."""
-        if self._queue != Queue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
+        if self._queue != AdmissionQueue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
             self._expire()
             self._decide(snapshot)
             short = {self._device_of(key) for key in self._decision.plans}
@@ -643,7 +647,7 @@ class Admissions:
         devices = [device for device in snapshot.devices if device.uuid in concerned]
         own_capacities, held = (
             capacities(snapshot, queue.grants, self._reclaim(), devices),
-            allocated(snapshot, queue.grants),
+            allocated_bytes(snapshot, queue.grants),
         )
         self._count_unused(held, now)
         passed = {name for name, since in self._held_from.items() if now - since >= HOLD_SECONDS}
@@ -719,7 +723,7 @@ class Admissions:
         grants = self._queue.grants
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
-        held = allocated(snapshot, grants)
+        held = allocated_bytes(snapshot, grants)
         available = available_bytes(capacity, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
         found = plan(capacity, request, None if available is None else available - claimed)
@@ -730,11 +734,11 @@ class Admissions:
     ) -> tuple[DeviceCapacity, int | None]:
         """Return a device's memory, and what of it a running process can take: its grant and reserve count for it."""
         grants = self._queue.grants
-        own = {grant.id for grant, keys in members(snapshot, grants) if process in keys}
+        own = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
         (room,) = capacities(snapshot, grants, self._reclaim(), (device,))
         others = [grant for grant in grants if grant.id not in own]
         user_of = {grant.id: counted_name(grant.owner) for grant in others}
-        available = available_bytes(room, others, allocated(snapshot, others), user_of)
+        available = available_bytes(room, others, allocated_bytes(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
         return room, None if available is None else available + min(reserve, room.reserved_bytes)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_result
-from gpumond.facts.units import duration, human
+from gpumond.facts.units import duration_text, human
 from gpumond.view.rows import (
     claimed_room,
     grant_sentences,
@@ -127,7 +127,7 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
     return table(("GPU", ">USED", ">GUARANTEED", ">LIMIT", "QUOTA", "CGROUP"), rows) if rows else ""
 
 
-def no_request(frame: Mapping[str, Any]) -> str:
+def no_request_text(frame: Mapping[str, Any]) -> str:
     """Return that no program waits, and the command of one that would."""
     device = " --need-device GPU" if len(frame["snapshot"]["devices"]) > 1 else ""
     command = f"gpumond run --need SIZE{device} --wait 10m -- COMMAND"
@@ -159,7 +159,7 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     waiting = queue_table(frame)
     sentences = [
-        "" if waiting else client.with_commands(no_request(frame), url),
+        "" if waiting else client.with_commands(no_request_text(frame), url),
         places,
         held,
         taken,
@@ -206,7 +206,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
                 request["user"] or "-",
-                duration(max(0.0, now - request["since"])),
+                duration_text(max(0.0, now - request["since"])),
             ]
         )
     hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")

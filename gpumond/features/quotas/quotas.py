@@ -26,7 +26,7 @@ from gpumond.host.peer import person_uid
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import AdmissionService, FlushService, Kernel, Part, SuspendService, Tick
 from gpumond.serve.limits import TokenBucket
-from gpumond.store.table import Actions, Registered, Registry, Table, Transactions, etag_of
+from gpumond.store.table import AuditActions, Registered, Registry, Table, Transactions, etag_of
 
 QuotaOrigin = Literal["file", "api"]
 
@@ -41,7 +41,7 @@ def quota_table(store: Transactions) -> Table[dict[str, Any]]:
         dict[str, Any],
         etag=True,
         valid=lambda quota: "name" in quota,
-        actions=Actions("quota.create", "quota.replace", "quota.delete"),
+        actions=AuditActions("quota.create", "quota.replace", "quota.delete"),
     )
 
 
@@ -192,7 +192,7 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
     return due, known
 
 
-def answered(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
+def with_refusals(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
     """Return the limit that was sent, with the allocators that refused it."""
     return replace(sent, refused=frozenset(each.allocator for each in answer if not each.applied))
 
@@ -261,7 +261,7 @@ class QuotaLimits:
         for due, limits in self._answers:
             sent = self._sent.get(due.report.key)
             if sent is not None and (sent.limit_bytes, sent.quota) == (due.limit_bytes, due.quota):
-                self._sent[due.report.key] = answered(sent, limits)
+                self._sent[due.report.key] = with_refusals(sent, limits)
         self._answers.clear()
 
 

@@ -21,7 +21,7 @@ def _size(value: object) -> object:
     if isinstance(value, str):
         if not re.fullmatch(SIZE, value):
             raise ValueError("expected a size such as 40GiB, not a fraction of the device")
-        return units.byte_size(value)
+        return units.parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a size such as 40GiB, or an integer of bytes")
     return value

@@ -26,12 +26,12 @@ from gpumond.features.recordings.reader import (
     Lines,
     LogRow,
     Remarks,
-    amount,
     label,
-    moment,
-    parsed,
-    pid_of,
-    ratio,
+    parse_amount,
+    parse_pid,
+    parse_ratio,
+    parse_rows,
+    parse_time,
 )
 from gpumond.features.recordings.snapshots import Format, from_rows
 from gpumond.tick.claims import outermost_pools
@@ -61,7 +61,7 @@ PEEKED_LINES = 1000
 Cells = tuple[int, list[str]]
 
 
-def names(line: str) -> dict[str, int] | None:
+def column_positions(line: str) -> dict[str, int] | None:
     """Return the position of each column; None if this line does not name columns."""
     found = {_column(name): at for at, name in reversed(list(enumerate(_cells_of(line))))}
     return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
@@ -87,7 +87,7 @@ def delimiter(line: str) -> str:
 
 
 def detect(first: str) -> bool:
-    named = names(first)
+    named = column_positions(first)
     if named is None:
         return ", " not in first and _begins_with_a_time(first)
     return bool(named.keys() & {"used_bytes", "live_bytes"}) or not _OTHER.search(first)
@@ -95,7 +95,7 @@ def detect(first: str) -> bool:
 
 def _begins_with_a_time(line: str) -> bool:
     try:
-        moment(line.split(delimiter(line))[0].strip())
+        parse_time(line.split(delimiter(line))[0].strip())
     except ValueError:
         return False
     return True
@@ -104,7 +104,7 @@ def _begins_with_a_time(line: str) -> bool:
 def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
     first = lines.first()
-    named = names(first)
+    named = column_positions(first)
     columns = named or _ordered(lines.name, first)
     if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
         missing = "time" if "time" not in columns else "used_bytes"
@@ -124,20 +124,20 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
             return "" if at is None or (at >= len(cells) and column not in REQUIRED) else cells[at].strip()
 
         pid = cell("pid")
-        used, size, live, held = (amount(cell(column), factors.get(column, 1)) for column in AMOUNT_COLUMNS)
+        used, size, live, held = (parse_amount(cell(column), factors.get(column, 1)) for column in AMOUNT_COLUMNS)
         return LogRow(
             number,
-            moment(cell("time")),
+            parse_time(cell("time")),
             label(cell("uuid") or "gpu"),
-            None if pid.lower() in UNKNOWN else pid_of(pid),
+            None if pid.lower() in UNKNOWN else parse_pid(pid),
             used,
             size,
             live,
             held,
-            ratio(cell("utilization"), percent),
+            parse_ratio(cell("utilization"), percent),
         )
 
-    return parsed(chain(peeked, read), row, remarks)
+    return parse_rows(chain(peeked, read), row, remarks)
 
 
 def _ordered(name: str, first: str) -> dict[str, int]:
@@ -151,7 +151,7 @@ def _ordered(name: str, first: str) -> dict[str, int]:
 
 def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
     for number, line in lines.numbered():
-        if columns is not None and not line[:1].isdigit() and names(line) == columns:
+        if columns is not None and not line[:1].isdigit() and column_positions(line) == columns:
             continue
         yield number, line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
 

@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration, human, plural, seconds_argument, size_argument
+from gpumond.facts.units import duration_text, human, plural, seconds_argument, size_argument
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool) -> bool:
     """Diagnose the snapshots and report changes. Returns True if the capacity of every device is known."""
-    diagnosis, changes = Diagnosis(), Changes()
+    diagnosis, changes = Diagnosis(), VerdictChanges()
     unsized: set[str] = set()
     for snapshot in with_progress(read, "snapshots read"):
         diagnosis = diagnose(diagnosis, snapshot)
@@ -94,7 +94,7 @@ def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool
     return not unsized
 
 
-def _line(change: Change) -> str:
+def _line(change: VerdictChange) -> str:
     verdict = change.verdict
     evidence = dict(verdict.evidence)
     return json.dumps(
@@ -114,7 +114,7 @@ def _line(change: Change) -> str:
 VerdictKey = tuple[str, ProcessKey | None, str]
 
 
-class Change(NamedTuple):
+class VerdictChange(NamedTuple):
     """The start (``onset``) or end of a verdict, at ``at`` (Unix seconds)."""
 
     at: float
@@ -122,13 +122,13 @@ class Change(NamedTuple):
     verdict: Verdict
 
 
-class Changes:
+class VerdictChanges:
     """Tracker of verdicts by device, process and kind. Verdicts on pools without a pid are attributed to the device."""
 
     def __init__(self) -> None:
         self._active: dict[VerdictKey, Verdict] = {}
 
-    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[Change]:
+    def update(self, verdicts: Iterable[Verdict], at: float) -> Iterator[VerdictChange]:
         """Return the changes since the previous snapshot, ends first."""
         now: dict[VerdictKey, Verdict] = {}
         for verdict in verdicts:
@@ -139,10 +139,10 @@ class Changes:
         before, self._active = self._active, now
         for key, verdict in before.items():
             if key not in now:
-                yield Change(at, False, verdict)
+                yield VerdictChange(at, False, verdict)
         for key, verdict in now.items():
             if key not in before:
-                yield Change(at, True, verdict)
+                yield VerdictChange(at, True, verdict)
 
 
 MAX_SERIES = 1000
@@ -159,7 +159,7 @@ class _Series:
     top: float | None = None
     peaks: dict[str, int] = field(default_factory=dict)
     """The highest value of each measure, the one of the curve first."""
-    changes: list[tuple[Change, float]] = field(default_factory=list)
+    changes: list[tuple[VerdictChange, float]] = field(default_factory=list)
     left_out: int = 0
 
     def add(self, elapsed: float, live: int | None, used: int | None) -> None:
@@ -212,7 +212,7 @@ class Findings:
                     (device.uuid, key), workload, process.comm or "", elapsed, live.get(key), process.used_bytes
                 )
 
-    def add(self, change: Change, elapsed: float) -> None:
+    def add(self, change: VerdictChange, elapsed: float) -> None:
         series = self._get((change.verdict.device_uuid, change.verdict.process), "")
         if change.onset:
             self._kinds[change.verdict.kind] += 1
@@ -267,7 +267,7 @@ class Findings:
         passed = self._last.elapsed_seconds - self._first.elapsed_seconds
         devices = sum(process is None for _, process in self._series)
         yield (
-            f"{plural(self._count, 'reading')} over {duration(passed)}: {plural(devices, 'device')}, "
+            f"{plural(self._count, 'reading')} over {duration_text(passed)}: {plural(devices, 'device')}, "
             f"{plural(len(self._series) - devices + len(self._unseen), 'process')}"
         )
         findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
@@ -307,7 +307,7 @@ def _title(key: Key, series: _Series) -> list[str]:
     return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{shown}") if part]
 
 
-def _is_finding(change: Change) -> bool:
+def _is_finding(change: VerdictChange) -> bool:
     return change.onset and change.verdict.kind not in PATTERNS
 
 

@@ -16,12 +16,12 @@ from gpumond.features.recordings.reader import (
     LogRow,
     Remarks,
     Rounds,
-    amount,
     label,
-    moment,
-    parsed,
-    pid_of,
-    ratio,
+    parse_amount,
+    parse_pid,
+    parse_ratio,
+    parse_rows,
+    parse_time,
     used_of,
 )
 from gpumond.features.recordings.snapshots import Format, from_rows
@@ -51,18 +51,18 @@ _CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d(?:\.\d+)?)")
 _ENTITY = re.compile(r"([A-Za-z][A-Za-z-]*) (\d+)\s+(.*)")
 
 
-def starts(line: str) -> bool:
+def detect(line: str) -> bool:
     """Return True if a log with this first line is a scrolling table."""
     return line.startswith("#") and not {"gpu", "entity"}.isdisjoint(_cells(line[1:].lower()))
 
 
 def is_dcgmi(line: str) -> bool:
-    return starts(line) and "entity" in _cells(line[1:].lower())
+    return detect(line) and "entity" in _cells(line[1:].lower())
 
 
 def rows(numbered: Iterable[tuple[int, str]], remarks: Remarks, interval: float | None) -> Iterator[LogRow]:
     """Yield the rows of a table. ``interval``: seconds between two readings without a time. Raises ConfigError."""
-    return parsed(numbered, _Table(remarks, interval).row, remarks)
+    return parse_rows(numbered, _Table(remarks, interval).row, remarks)
 
 
 class _Table:
@@ -94,7 +94,7 @@ class _Table:
     def row(self, number: int, line: str) -> LogRow | None:
         """Return the reading of a line, None if it has none. Raises ValueError or IndexError, and ConfigError."""
         if line.startswith("#"):
-            if starts(line):
+            if detect(line):
                 self.use(number, line)
             return None
         if self._entities:
@@ -114,9 +114,11 @@ class _Table:
             raise ValueError(f"{number_of_device[:40]!r}: expected the index of a device")
         index = int(number_of_device)
         text = cells[self._columns["pid"]] if "pid" in self._columns else ""
-        pid = None if text.lower() in UNKNOWN else pid_of(text)
-        used, size, *rest = (amount(self._cell(cells, name), MIB) for name in ("used", "size", "free", "reserved"))
-        at, load = self._time(cells, index, pid), ratio(self._cell(cells, "utilization"))
+        pid = None if text.lower() in UNKNOWN else parse_pid(text)
+        used, size, *rest = (
+            parse_amount(self._cell(cells, name), MIB) for name in ("used", "size", "free", "reserved")
+        )
+        at, load = self._time(cells, index, pid), parse_ratio(self._cell(cells, "utilization"))
         name = " ".join(cells[self._columns["command"] :]) if pid is not None and "command" in self._columns else ""
         used = used_of(used, size, *rest)
         return LogRow(number, at, f"gpu{index}", pid, used, size, None, None, load, index, label(name))
@@ -133,7 +135,7 @@ class _Table:
         clock = cells[self._columns["time"]]
         if "date" in self._columns:
             day = cells[self._columns["date"]]
-            return moment(f"{day[:4]}-{day[4:6]}-{day[6:]} {clock}" if day.isdigit() else f"{day} {clock}")
+            return parse_time(f"{day[:4]}-{day[4:6]}-{day[6:]} {clock}" if day.isdigit() else f"{day} {clock}")
         match = _CLOCK.fullmatch(clock)
         if match is None:
             raise ValueError(f"{clock[:40]!r} isn't a time; expected 12:00:00")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines, LogRow, Remarks, amount, moment, parsed, ratio
+from gpumond.features.recordings.reader import Lines, LogRow, Remarks, parse_amount, parse_ratio, parse_rows, parse_time
 from gpumond.features.recordings.snapshots import Format, from_rows
 
 USED = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
@@ -17,7 +17,7 @@ USED = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
 LOAD = "gpu load [%]"
 
 
-def starts(line: str) -> bool:
+def detect(line: str) -> bool:
     """Return True if this line is the header of a sensor log."""
     first, *others = _names(line)
     return first == "date" and any(name.endswith("]") for name in others)
@@ -30,7 +30,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
 
     def row(number: int, line: str) -> LogRow | None:
         nonlocal used, load
-        if starts(line):  # GPU-Z appends to an existing log
+        if detect(line):  # GPU-Z appends to an existing log
             names = _names(line)
             used = next((names.index(name) for name in USED if name in names), None)
             load = names.index(LOAD) if LOAD in names else None
@@ -42,14 +42,16 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         if used is None:
             raise ValueError("a reading before any header")
         cells = [cell.strip() for cell in line.split(",")]
-        percent = None if load is None else ratio(cells[load])
-        return LogRow(number, moment(cells[0]), "gpu", None, amount(cells[used], MIB), utilization_ratio=percent, gpu=0)
+        percent = None if load is None else parse_ratio(cells[load])
+        return LogRow(
+            number, parse_time(cells[0]), "gpu", None, parse_amount(cells[used], MIB), utilization_ratio=percent, gpu=0
+        )
 
-    return parsed(lines.numbered(), row, remarks)
+    return parse_rows(lines.numbered(), row, remarks)
 
 
 def _names(line: str) -> list[str]:
     return [cell.strip().lower() for cell in line.split(",")]
 
 
-FORMAT = Format("gpu-z", starts, from_rows(rows))
+FORMAT = Format("gpu-z", detect, from_rows(rows))

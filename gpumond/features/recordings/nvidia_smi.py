@@ -22,12 +22,12 @@ from gpumond.features.recordings.reader import (
     LogRow,
     Remarks,
     Rounds,
-    amount,
     label,
-    moment,
-    parsed,
-    pid_of,
-    ratio,
+    parse_amount,
+    parse_pid,
+    parse_ratio,
+    parse_rows,
+    parse_time,
     used_of,
 )
 from gpumond.features.recordings.snapshots import Format, from_rows
@@ -93,7 +93,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
     first, numbered = lines.first().strip(), lines.numbered()
     if _is_table(first):
         return _table_rows(numbered, remarks, interval)
-    if dmon.starts(first):
+    if dmon.detect(first):
         return dmon.rows(numbered, remarks, interval)
     if _OTHER.match(first):
         raise ConfigError(f"{lines.name}, line 1: this is the output of nvidia-smi -q, not CSV; {REMEDY}")
@@ -112,7 +112,7 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
             f"{lines.name}, line 1: no header; insert the names passed to --query-gpu as the first line of the log,"
             " such as timestamp, index, memory.used"
         )
-    return parsed(numbered, log.row, remarks)
+    return parse_rows(numbered, log.row, remarks)
 
 
 class _Log:
@@ -171,12 +171,12 @@ class _Log:
         used, size, *rest = (self._bytes(cells, field) for field in ("used", "size", "free", "reserved"))
         name, pid, index = (self._cell(cells, field) for field in ("name", "pid", "index"))
         device = label(self._device(self._cell(cells, self._identity) if self._identity else "", name, size))
-        process = pid_of(pid) if "pid" in columns else None
-        at = moment(self._cell(cells, "time")) if "time" in columns else self._rounds.at(device, process)
+        process = parse_pid(pid) if "pid" in columns else None
+        at = parse_time(self._cell(cells, "time")) if "time" in columns else self._rounds.at(device, process)
         if self._identity is None and process is None:
             self._one_device(number, at, line)
         gpu = int(index) if index.isdigit() and len(index) < 5 else None
-        load = ratio(self._cell(cells, "utilization"))
+        load = parse_ratio(self._cell(cells, "utilization"))
         program = name if process is None else self._cell(cells, "program")
         return LogRow(
             number, at, device, process, used_of(used, size, *rest), size, None, None, load, gpu, label(program)
@@ -188,7 +188,7 @@ class _Log:
 
     def _bytes(self, cells: list[str], field: str) -> int | None:
         column = self._columns.get(field)
-        return amount(cells[column.at].strip(), column.factor) if column else None
+        return parse_amount(cells[column.at].strip(), column.factor) if column else None
 
     def _joined(self, cells: list[str], columns: Columns) -> list[str]:
         """Join cells that are parts of one program name. It may contain commas, and nvidia-smi does not quote."""
@@ -295,4 +295,4 @@ def _date(match: re.Match[str]) -> float:
         raise ConfigError(f"{match[0]!r} isn't a time: {error}") from None
 
 
-FORMAT = Format("nvidia-smi", dmon.starts, from_rows(rows, complete=True))
+FORMAT = Format("nvidia-smi", dmon.detect, from_rows(rows, complete=True))

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import clean
 from gpumond.facts.units import GIB, MIB, plural
-from gpumond.host.files import unreadable
+from gpumond.host.files import read_error_text
 
 MAX_LINE = 16 * 1024**2
 GZIP = b"\x1f\x8b"
@@ -104,7 +104,7 @@ def open_lines(path: str) -> Lines:
         return Lines(path, open(path, "rb"))
     except OSError as error:
         expected = "a log of memory use; `gpumond record --out FILE` writes one"
-        raise ConfigError(unreadable(path, error, expected)) from None
+        raise ConfigError(read_error_text(path, error, expected)) from None
 
 
 def _buffered(stream: BinaryIO) -> io.BufferedReader:
@@ -204,7 +204,7 @@ class Rounds:
 T = TypeVar("T")
 
 
-def parsed(
+def parse_rows(
     numbered: Iterable[tuple[int, T]], parse: Callable[[int, T], LogRow | None], remarks: Remarks
 ) -> Iterator[LogRow]:
     """Yield the rows of numbered lines. ``parse`` returns None for a line without a reading, and raises ValueError or
@@ -225,7 +225,7 @@ UNITS = {"b": 1, "bytes": 1, "kib": 1024, "kb": 1024, "mib": MIB, "mb": MIB, "gi
 UNKNOWN = ("", "-", "na", "n/a", "nan", "null", "none", "err!")
 
 
-def amount(text: str, factor: float = 1) -> int | None:
+def parse_amount(text: str, factor: float = 1) -> int | None:
     """Parse a number of bytes, or of ``factor`` bytes, or with a unit; None if it is unknown. Raises ValueError."""
     if text.isdigit() and len(text) < MOST_DIGITS:
         return int(int(text) * factor)
@@ -246,7 +246,7 @@ def used_of(used: int | None, size: int | None, free: int | None, reserved: int 
     return used if used is not None or size is None or free is None else max(0, size - free - (reserved or 0))
 
 
-def ratio(text: str, percent: bool = True) -> float | None:
+def parse_ratio(text: str, percent: bool = True) -> float | None:
     """Parse a utilization in percent, or from 0 to 1; None if it is unknown."""
     try:
         value = float(text.removesuffix("%")) / (100 if percent or text.endswith("%") else 1)
@@ -255,7 +255,7 @@ def ratio(text: str, percent: bool = True) -> float | None:
     return value if 0 <= value <= 1 else None
 
 
-def pid_of(text: str) -> int:
+def parse_pid(text: str) -> int:
     """Parse a pid; empty for the whole device. Raises ValueError."""
     if not text.isdecimal() or len(text) > 10 or not int(text):
         raise ValueError(f"pid {text[:40]!r}: expected a number, or an empty cell for the whole device")
@@ -268,7 +268,7 @@ _MILLISECONDS = 1e11
 """Larger numbers are milli-, micro- or nanoseconds; as seconds this is the year 5138."""
 
 
-def moment(text: str) -> float:
+def parse_time(text: str) -> float:
     """Parse ``2024/05/01 12:00:00.123``, ISO 8601 or a number of seconds. Raises ValueError with the remedy."""
     if text[4:5] not in ("/", "-") or text[:1] == "-":
         return _number(text)

@@ -26,7 +26,7 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.csv_log import HEADER, csv_lines
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
-from gpumond.host.files import unwritable
+from gpumond.host.files import write_error_text
 from gpumond.tick.ledger import attribute
 from gpumond.view.text import safe
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _open_output(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
                 out.write(HEADER.encode())
-            for snapshot in recorded(arguments):
+            for snapshot in snapshots_to_record(arguments):
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _print_summary(arguments, summary, snapshots=count, missed=missed)
 
 
-def recorded(arguments: argparse.Namespace) -> Iterator[Snapshot]:
+def snapshots_to_record(arguments: argparse.Namespace) -> Iterator[Snapshot]:
     """Yield the snapshots to record, and show their number unless they are shown themselves."""
     snapshots = new_snapshots(arguments.url, arguments.duration)
     to_file = arguments.out or arguments.perfetto or not sys.stdout.isatty()
@@ -186,7 +186,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
             try:
                 frame: Frame | None = None
-                for snapshot in recorded(arguments):
+                for snapshot in snapshots_to_record(arguments):
                     frame = Frame(snapshot, attribute(snapshot, frame))
                     add(program_names(frame.ledger, known))
                     add(tracks.of(frame))
@@ -197,7 +197,7 @@ def _trace(arguments: argparse.Namespace) -> int:
                 add(instants(_events(arguments.url, last), base))
                 out.write("\n]}\n")
     except OSError as error:
-        raise ConfigError(f"--perfetto {unwritable(arguments.perfetto, error)}") from None
+        raise ConfigError(f"--perfetto {write_error_text(arguments.perfetto, error)}") from None
     summary = f"{units.plural(count, 'snapshot')} recorded; open the file in https://ui.perfetto.dev"
     return _print_summary(arguments, summary, snapshots=count)
 
@@ -253,7 +253,7 @@ def _open_output(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
     except OSError as error:
-        raise ConfigError(f"--out {unwritable(path, error)}") from None
+        raise ConfigError(f"--out {write_error_text(path, error)}") from None
 
 
 def read(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:

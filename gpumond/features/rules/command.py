@@ -139,7 +139,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     rule = entry["rule"]
     scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
     unit = UNITS.get(scope, {}).get(value, "count")
-    lasting = f" for {units.duration(rule['for'])}" if rule.get("for") else ""
+    lasting = f" for {units.duration_text(rule['for'])}" if rule.get("for") else ""
     when = f"{scope} {value} {side} {readable(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
     overrides = ", ".join(_overrides(entry["overrides"], unit))
     return (
@@ -159,7 +159,7 @@ def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[
 def _text(name: str, unit: Unit, value: Any) -> str:
     if name == "threshold":
         return readable(unit, value)
-    return units.duration(value) if name == "for" else str(value).lower()
+    return units.duration_text(value) if name == "for" else str(value).lower()
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -193,7 +193,7 @@ def _report_lines(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iter
 
 def _sentence(rule: Rule) -> str:
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
-    held = f" for {units.duration(rule.for_seconds)}" if rule.for_seconds else ""
+    held = f" for {units.duration_text(rule.for_seconds)}" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
     return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
 

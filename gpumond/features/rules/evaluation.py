@@ -16,18 +16,29 @@ from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from gpumond.facts.alerts import AGAIN, OVER, AlertState, AlertStates, Labels, Rule, Scope, ended, past, same_process
+from gpumond.facts.alerts import (
+    AGAIN,
+    OVER,
+    AlertState,
+    AlertStates,
+    Labels,
+    Rule,
+    Scope,
+    as_past,
+    as_resolved,
+    same_process,
+)
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
 from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
-from gpumond.facts.units import clock
+from gpumond.facts.units import clock_text
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, remember
-from gpumond.store.table import adapter
+from gpumond.store.table import type_adapter
 from gpumond.tick.ledger import attribute
 
 GRACE_SECONDS = 600.0
@@ -96,7 +107,7 @@ def evaluate_rule(
             continue
         labels = subjects.labels(row)
         activity = absent.pop(labels, None)
-        if activity is None and (value is None or not breached(rule, value, active=False)):
+        if activity is None and (value is None or not is_breached(rule, value, active=False)):
             continue
         if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
@@ -191,13 +202,13 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
         scope = scopes.get(alert.rule)
         removed = f"the rule {alert.rule} was deleted or disabled"
         reason = removed if scope is None else ending_sentence(scope, alert, snapshot)
-        yield ended(alert if reason else _with_ended_breach(alert, snapshot.taken_at), snapshot.taken_at, reason)
+        yield as_resolved(alert if reason else _with_ended_breach(alert, snapshot.taken_at), snapshot.taken_at, reason)
 
 
 def _with_ended_breach(alert: Alert, now: float) -> Alert:
     """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
     known = dict(alert.annotations).get("summary", "").startswith(OVER)
-    return alert if known or not alert.annotations else past(alert, f"{OVER}{clock(now)}")
+    return alert if known or not alert.annotations else as_past(alert, f"{OVER}{clock_text(now)}")
 
 
 def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -213,7 +224,7 @@ def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     return replace(rule, match=(*others, ("uuid", uuid)))
 
 
-def breached(rule: Rule, value: float, active: bool) -> bool:
+def is_breached(rule: Rule, value: float, active: bool) -> bool:
     """Return True if ``value`` is beyond the threshold, or, while active, not yet back past ``clear``."""
     if rule.above is not None:
         return value > (rule.clear if active and rule.clear is not None else rule.above)
@@ -233,7 +244,7 @@ def _advance(
     now: float,
     elapsed: float,
 ) -> AlertState | None:
-    if not breached(rule, value, active=before is not None and before.cleared_elapsed is None):
+    if not is_breached(rule, value, active=before is not None and before.cleared_elapsed is None):
         return _cleared(rule, before, now, elapsed) if before else None
     owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
     identity = _identity(rule.name, (*labels, *owner), rule.labels)
@@ -300,7 +311,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f"{AGAIN}{clock(returned_at)}"
+    again = "" if returned_at is None else f"{AGAIN}{clock_text(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations
@@ -342,7 +353,7 @@ def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
 
 def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
     snapshot, verdicts = zlib.decompress(packed).split(b"\n")
-    return adapter(Snapshot).validate_json(snapshot), adapter(tuple[Verdict, ...]).validate_json(verdicts)
+    return type_adapter(Snapshot).validate_json(snapshot), type_adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 
 class PreviewWindow:

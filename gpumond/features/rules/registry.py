@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from gpumond.config.settings import Settings
-from gpumond.facts.alerts import Rule, overridden, own_fields, restored
+from gpumond.facts.alerts import Rule, from_stored, own_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.host.machine import has_ended
 from gpumond.kernel import Kernel, Part, RuleService, Tick
-from gpumond.store.table import Actions, Origin, Registered, Registry, Table, Transactions, etag_of
+from gpumond.store.table import AuditActions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
 
@@ -28,13 +28,13 @@ MAX_RULES = 500
 def rule_table(store: Transactions) -> Table[dict[str, Any]]:
     """Return the store's table of rules, each in the format of the configuration file."""
     return Table(
-        store, "rules", dict[str, Any], etag=True, actions=Actions("rule.create", "rule.replace", "rule.delete")
+        store, "rules", dict[str, Any], etag=True, actions=AuditActions("rule.create", "rule.replace", "rule.delete")
     )
 
 
 def override_table(store: Transactions) -> Table[dict[str, Any]]:
     """Return the store's table of the replaced fields of each overridden rule."""
-    actions = Actions("rule.override", "rule.override", "rule.restore")
+    actions = AuditActions("rule.override", "rule.override", "rule.restore")
     return Table(store, "rule_overrides", dict[str, Any], actions=actions)
 
 
@@ -177,7 +177,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             for name, value in fields.items()
         }
         fields = {name: each.value for name, each in overrides.items()}
-        return _registered(overridden(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
+        return _registered(with_overrides(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
 
 
 def _require(entry: RuleEntry, if_match: str | None) -> None:
@@ -214,7 +214,7 @@ class RulesPart(Part):
         if not self._resumed:
             self._resumed = True
             try:
-                activities = restored(*await self._store.kept(), time())
+                activities = from_stored(*await self._store.kept_alerts(), time())
                 self._state = RuleState(activities, awaited_alerts(activities, has_ended))
             except StoreUnavailable:
                 pass  # the store has logged it

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import Depends, Header, HTTPException, Request
 from fastapi.responses import Response
 
-from gpumond.facts.alerts import ended
+from gpumond.facts.alerts import as_resolved
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.serve import examples
-from gpumond.serve.authentication import user
+from gpumond.serve.authentication import counted_user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.responses import problem
@@ -29,7 +29,7 @@ PREVIEW = Preview(
     resolution_seconds=30.0,
     snapshots=120,
     omitted=0,
-    fired=(ended(examples.ALERT, examples.TAKEN_AT),),
+    fired=(as_resolved(examples.ALERT, examples.TAKEN_AT),),
 )
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the rule; 412 if it has changed.")]
@@ -85,7 +85,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     `from_at` is the start of the available data, at the earliest the daemon's start. 429: another preview by the same
     user is in progress. 503: too many previews are in progress.
     """
-    previews, who, this = request.app.state.previews, user(request.scope), object()
+    previews, who, this = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(who):
         own = previews.of(who)
         status, active = (429, "a preview by this user is") if own else (503, f"{MAX_PREVIEWS} previews are")

@@ -46,13 +46,13 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
 }
 
 
-def matches(scope: Scope) -> Mapping[str, str]:
+def match_keys(scope: Scope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
     named = {"device": "index, UUID or its prefix, or PCI address of the device, without globs"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 
-Threshold = Annotated[float, BeforeValidator(units.threshold)]
+Threshold = Annotated[float, BeforeValidator(units.parse_threshold)]
 
 LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -170,7 +170,7 @@ class RuleConfig(StrictModel):
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
                 raise ValueError("clear must not be higher than above, or lower than below")
-        _check(self.match, matches(self.scope), f"scope {self.scope} has no label", "match")
+        _check(self.match, match_keys(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
             _check(used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}")

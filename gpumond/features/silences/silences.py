@@ -22,7 +22,7 @@ from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
 from gpumond.facts.units import DAY_SECONDS, human
 from gpumond.host.peer import counted_name
 from gpumond.kernel import Kernel, Part, SilenceService, Tick
-from gpumond.store.table import Actions, Table, Transactions
+from gpumond.store.table import AuditActions, Table, Transactions
 
 MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
@@ -47,7 +47,7 @@ class CompiledMatchers(NamedTuple):
 
 def silence_table(store: Transactions) -> Table[Silence]:
     """Return the store's table of silences. The only change of a silence is its end."""
-    actions = Actions(create="silence.create", replace="silence.expire")
+    actions = AuditActions(create="silence.create", replace="silence.expire")
     return Table(store, "silences", Silence, key="id", valid=_has_times, actions=actions)
 
 
@@ -252,7 +252,7 @@ def _matcher_test(number: int, matcher: Matcher) -> Callable[[Mapping[str, str]]
     if matcher.operator == "!=":
         return lambda labels: labels.get(name, "") != value
     with _naming_matcher(number, matcher):
-        expression = compiled(value)
+        expression = compile_pattern(value)
     if matcher.operator == "=~":
         return lambda labels: expression(labels.get(name, ""))
     return lambda labels: not expression(labels.get(name, ""))
@@ -284,7 +284,7 @@ _TOKEN = re.compile(
 )
 
 
-def compiled(text: str) -> Callable[[str], bool]:
+def compile_pattern(text: str) -> Callable[[str], bool]:
     """Return a function that tests whether an expression matches the whole of a text. Raises ConfigError."""
     compiled_bytes(text)
     try:

@@ -20,7 +20,7 @@ FEATURE = Feature(
             "Memory",
             "move suspended programs' memory back to the GPU",
             ("gpumond resume --workload notebook", "gpumond resume --pid 4242 --wait 10m"),
-            module="command:Resume",
+            module="command:ResumeCommand",
         ),
     ),
 )

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         "idle_for_seconds": arguments.idle_for or 0.0,
         "dry_run": arguments.dry_run,
     }
-    return request(arguments, "/api/v1/suspensions", body)
+    return send_request(arguments, "/api/v1/suspensions", body)
 
 
 def target(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def target(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"workload": arguments.workload} if arguments.workload is not None else {"all": True}
 
 
-def request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> int:
+def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> int:
     """Send a request, print its receipts, and return the exit code.
 
     A resumption that waits is first asked for without a wait, so the user reads what it waits for.
@@ -104,7 +104,7 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], url: str) -> str:
     return table(header, rows)
 
 
-class Resume:
+class ResumeCommand:
     """``gpumond resume``."""
 
     @staticmethod
@@ -123,4 +123,6 @@ class Resume:
     def run(arguments: argparse.Namespace) -> int:
         if arguments.pid is None and arguments.workload is None and not arguments.all:
             raise ConfigError("one of NAME, --pid, --workload and --all is required; see `gpumond resume --help`")
-        return request(arguments, "/api/v1/resumptions", {"target": target(arguments)}, min(arguments.wait, SECONDS))
+        return send_request(
+            arguments, "/api/v1/resumptions", {"target": target(arguments)}, min(arguments.wait, SECONDS)
+        )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionOutcome
-from gpumond.facts.units import duration, human
-from gpumond.features.suspend.helper import HelperResponse
+from gpumond.facts.units import duration_text, human
+from gpumond.features.suspend.checkpoint_process import CheckpointResponse
 
 MIN_DRIVER, IPC_DRIVER = 570, 610
 """First driver with cuCheckpointProcess*, and the first that suspends a program with shared device memory."""
@@ -113,9 +113,9 @@ def refusals(
         )
     if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
-        known = "an unknown time" if idle is None else duration(idle)
+        known = "an unknown time" if idle is None else duration_text(idle)
         yield Refusal(
-            f"the program has been idle for {known}, not for {duration(request.idle_seconds)}", "try again later"
+            f"the program has been idle for {known}, not for {duration_text(request.idle_seconds)}", "try again later"
         )
     if host_state is not None:
         yield from _of_machine(
@@ -185,7 +185,7 @@ def already_suspended(program: SuspendedProgram) -> Refusal:
     return Refusal("the program is about to be resumed", "suspend it when it runs again")
 
 
-def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
+def with_suspension_marks(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
         request = SuspendRequest(process=report.key)
@@ -198,7 +198,7 @@ def marked(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class SettledProgram:
-    """What follows from a helper's answer: the program, None if it runs or has ended, and the outcome.
+    """What follows from a checkpoint process's answer: the program, None if it runs or has ended, and the outcome.
 
     ``outcome`` is None if the state is the same as before, or unknown. ``again``: the driver must be asked again later.
     """
@@ -209,10 +209,10 @@ class SettledProgram:
     again: bool = False
 
 
-def settle(program: SuspendedProgram, answer: HelperResponse | None, asked: bool = False) -> SettledProgram:
-    """Return what the driver's state means. ``answer`` is None if the helper has not answered in time.
+def settle(program: SuspendedProgram, answer: CheckpointResponse | None, asked: bool = False) -> SettledProgram:
+    """Return what the driver's state means. ``answer`` is None if the checkpoint process has not answered in time.
 
-    ``asked``: the helper has only asked for the state, since that of an earlier helper is unknown. A program that was
+    ``asked``: it has only asked for the state, since that of an earlier process is unknown. A program that was
     to be resumed then still waits, and keeps its grants.
     """
     if answer is None:

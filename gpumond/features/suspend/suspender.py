@@ -24,25 +24,25 @@ from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
 from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt, largest_programs
 from gpumond.facts.units import human
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
     HostState,
     Refusal,
     SuspendRequest,
     already_suspended,
-    marked,
     memory_of,
     refusals,
     settle,
+    with_suspension_marks,
 )
-from gpumond.features.suspend.helper import HelperRequest, HelperResponse
 from gpumond.host.files import lock_file
-from gpumond.host.machine import available_bytes, find_process, is_descendant, is_pending
+from gpumond.host.machine import available_bytes, find_process, is_descendant, is_signal_pending
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.python_commands import module_command
 from gpumond.host.tasks import Tasks
 from gpumond.kernel import AdmissionService, Clock, Kernel, Part, SuspendService, Tick
 from gpumond.store.table import Table, Transactions
-from gpumond.tick.observe import unmapped
+from gpumond.tick.observe import as_unmapped
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ MAX_BYTES = 64 * 1024
 ENDING_POLLS, ENDING_SECONDS = 100, 0.01
 BASE_SECONDS = 60.0
 BYTES_PER_SECOND = 256 << 20
-"""A quarter of the lowest rate that was measured, at which a helper moves a program's bytes while it is awaited."""
+"""A quarter of the lowest rate that was measured, at which a program's bytes are moved while the daemon waits."""
 
 
-class Helpers:
-    """The daemon's end of the helper processes: one at a time for a program, each awaited with a deadline.
+class CheckpointProcesses:
+    """The daemon's end of the checkpoint processes: one at a time for a program, each awaited with a deadline.
 
-    A helper is never killed: a driver call that is cut off may leave its program locked. It holds an flock on a file of
+    None is ever killed: a driver call that is cut off may leave its program locked. It holds an flock on a file of
     the program until it ends, so a daemon, also the next one, starts no second one beside it. ``directory``: that
     of the lock files.
     """
@@ -87,20 +87,20 @@ class Helpers:
         self._environ = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    async def ask(self, request: HelperRequest, seconds: float) -> HelperResponse | None:
-        """Return the answer of a new helper; None if there is none in time, or if an earlier helper still works."""
+    async def ask(self, request: CheckpointRequest, seconds: float) -> CheckpointResponse | None:
+        """Return the answer of a new process; None if there is none in time, or if an earlier one still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
             lock = self._locked(request)
         except BlockingIOError:
             return None
         except OSError as error:
-            return HelperResponse(error=f"the lock file can't be opened: {error.strerror}")
+            return CheckpointResponse(error=f"the lock file can't be opened: {error.strerror}")
         try:
             reading, writing = os.pipe()
             try:
                 process = subprocess.Popen(
-                    [*module_command("gpumond.features.suspend.helper"), to_json(request).decode()],
+                    [*module_command("gpumond.features.suspend.checkpoint_process"), to_json(request).decode()],
                     stdin=subprocess.DEVNULL,
                     stdout=writing,
                     env=self._environ,
@@ -109,7 +109,7 @@ class Helpers:
                 )
             except OSError as error:
                 os.close(reading)
-                return HelperResponse(error=f"the helper can't be started: {error.strerror}")
+                return CheckpointResponse(error=f"the checkpoint process can't be started: {error.strerror}")
             finally:
                 os.close(writing)
         finally:
@@ -124,16 +124,17 @@ class Helpers:
             log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
             return None
         try:
-            return from_json(HelperResponse, text)
+            return from_json(CheckpointResponse, text)
         except ProtocolError:
-            return HelperResponse(error=f"the helper has crashed ({_ending(process.poll())}); see the daemon's log")
+            ending = _ending(process.poll())
+            return CheckpointResponse(error=f"the checkpoint process has crashed ({ending}); see the daemon's log")
 
     def forget(self, order_id: str) -> None:
         """Remove the lock file of a program that runs again or has ended."""
         with suppress(OSError):
             os.unlink(self._directory / f"{order_id}.lock")
 
-    def _locked(self, request: HelperRequest) -> int:
+    def _locked(self, request: CheckpointRequest) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
@@ -178,7 +179,7 @@ class Suspender:
         snapshot: Callable[[], Snapshot | None],
         read_driver: Callable[[], Awaitable[Reading | None]],
         grants: AdmissionService,
-        helpers: Helpers,
+        processes: CheckpointProcesses,
         host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
         is_continued: Callable[[ProcessKey], bool],
@@ -190,7 +191,7 @@ class Suspender:
         clock: Clock,
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
-        self._read_driver, self._grants, self._helpers = read_driver, grants, helpers
+        self._read_driver, self._grants, self._processes = read_driver, grants, processes
         self._host_state, self._flushing = host_state, flushing
         self._is_alive, self._is_continued = is_alive, is_continued
         self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
@@ -224,7 +225,7 @@ class Suspender:
         return []
 
     async def close(self) -> None:
-        """Stop waiting. Helpers continue, and the next daemon asks for their result."""
+        """Stop waiting. Checkpoint processes continue, and the next daemon asks for their result."""
         await self._tasks.cancel()
 
     def observe(self, snapshot: Snapshot) -> Snapshot:
@@ -238,7 +239,7 @@ class Suspender:
             own = [each for each in _unlisted(program, snapshot) if (each.device_uuid, program.key) not in known]
             report = snapshot.reports_by_process.get(program.key)
             if report is not None and own:
-                pools = unmapped(report.pools, {each.device_uuid for each in own})
+                pools = as_unmapped(report.pools, {each.device_uuid for each in own})
                 changed[program.key] = replace(report, pools=pools, suspended=True)
             added += own
         snapshot = replace(
@@ -249,7 +250,7 @@ class Suspender:
         )
         if not self._allowed():
             return snapshot
-        return replace(snapshot, reports=tuple(marked(snapshot, True, self._idle_seconds())))
+        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, True, self._idle_seconds())))
 
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
@@ -261,7 +262,7 @@ class Suspender:
         for key, program in list(self.programs.items()):
             if key in self._at_work:
                 continue
-            if program.state == "resuming":  # a helper may still be restoring it
+            if program.state == "resuming":  # a checkpoint process may still be restoring it
                 self._extend(program)
             if not self._is_alive(key):
                 self._tasks.start(self._conclude_gone(program))
@@ -408,7 +409,7 @@ class Suspender:
         while True:
             program, missing = await self._request_grants(program)
             if missing is None and not self._is_alive(program.key):
-                return await self._conclude(program, HelperResponse(state="gone"), receipt)
+                return await self._conclude(program, CheckpointResponse(state="gone"), receipt)
             if missing is None and (short := await self._short_device(program)) is None:
                 program = replace(program, state="resuming")
                 if await self._keep(program):
@@ -516,7 +517,11 @@ class Suspender:
         )
 
     async def _conclude(
-        self, program: SuspendedProgram, answer: HelperResponse | None, receipt: SuspensionReceipt, asked: bool = False
+        self,
+        program: SuspendedProgram,
+        answer: CheckpointResponse | None,
+        receipt: SuspensionReceipt,
+        asked: bool = False,
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
         settled = settle(program, answer, asked)
@@ -567,14 +572,16 @@ class Suspender:
         async with self._lock(program.key):
             if self.programs.get(program.key) is not program:
                 return
-            receipt = await self._conclude(program, HelperResponse(state="gone"), self._receipt_of(program, "suspend"))
+            receipt = await self._conclude(
+                program, CheckpointResponse(state="gone"), self._receipt_of(program, "suspend")
+            )
         await self._record_receipt(receipt)
 
     async def _ask(
         self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]
-    ) -> HelperResponse | None:
-        request = HelperRequest(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
-        return await self._helpers.ask(request, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
+    ) -> CheckpointResponse | None:
+        request = CheckpointRequest(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
+        return await self._processes.ask(request, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
@@ -638,7 +645,7 @@ class Suspender:
     async def _forget(self, program: SuspendedProgram) -> None:
         self.programs.pop(program.key, None)
         self._listed_since.pop(program.key, None)
-        self._helpers.forget(program.id)
+        self._processes.forget(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
         await self._grants.keep()
@@ -757,14 +764,14 @@ class SuspendPart(Suspender, Part):
             snapshot=lambda: kernel.frame.snapshot if kernel.frame else None,
             read_driver=kernel.read_driver,
             grants=kernel.get(AdmissionService),
-            helpers=Helpers(kernel.store_file.parent / "suspend"),
+            processes=CheckpointProcesses(kernel.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
-            is_continued=lambda each: is_pending(each.pid, signal.SIGCONT),
+            is_continued=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
             flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=kernel.store,
             note=kernel.note,
-            publish=kernel.events.suspended,
+            publish=kernel.events.add_suspension_receipt,
             wake=kernel.dependencies.wake.set,
             clock=kernel.clock,
         )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.child.supervisor import Supervisor, add_up
+from gpumond.devices.child.supervisor import Supervisor, sum_xid_errors
 from gpumond.facts.snapshot import Reading, XidErrors
 from gpumond.facts.units import backoff
-from gpumond.sim.device import MIB, Spec, create
+from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.running import RunningDaemon, until
 
@@ -34,12 +34,12 @@ Xid = 8
 def test_errors_of_successive_children_are_added():
     first = (XidErrors("GPU-a", 79, 2, 10.0), XidErrors("GPU-a", 31, 1, 11.0))
     second = (XidErrors("GPU-a", 79, 1, 20.0), XidErrors("GPU-b", 79, 1, 21.0))
-    assert set(add_up(first, second)) == {
+    assert set(sum_xid_errors(first, second)) == {
         XidErrors("GPU-a", 79, 3, 20.0),
         XidErrors("GPU-a", 31, 1, 11.0),
         XidErrors("GPU-b", 79, 1, 21.0),
     }
-    assert add_up((), second) == second
+    assert sum_xid_errors((), second) == second
 
 
 def count(reading: Reading) -> int:
@@ -147,7 +147,7 @@ def state(pid: int) -> str:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_stopped_child_ends_with_the_daemon(serve: Callable[..., RunningDaemon], tmp_path: Path, end: signal.Signals):
-    create(tmp_path / "sim" / "card0", Spec("GPU-simulated", 0, "sim", 1024 * MIB))
+    create(tmp_path / "sim" / "card0", DeviceSpec("GPU-simulated", 0, "sim", 1024 * MIB))
     daemon = serve("--source", "sim", environ={"GPUMOND_SIM_DIR": str(tmp_path / "sim")})
     until(lambda: daemon.request("/-/ready")[0] == 200)
     child = child_of(daemon)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.devices.drm import DrmClient, EngineTime, client, utilization
+from gpumond.devices.drm import DrmClient, EngineTime, parse_client, utilization
 from tests.helpers import trees
 from tests.helpers.trees import MIB
 
@@ -26,7 +26,7 @@ from tests.helpers.trees import MIB
     ],
 )
 def test_resident_memory_counts(text, driver, engines):
-    entry = client(text)
+    entry = parse_client(text)
     assert entry is not None
     assert (entry.id, entry.driver, entry.used_bytes, entry.engines) == (7, driver, 60 * MIB, engines)
 
@@ -47,7 +47,7 @@ def test_resident_memory_counts(text, driver, engines):
     ],
 )
 def test_device_memory_is_counted_in_each_spelling_without_host_memory(lines, used):
-    entry = client(f"drm-driver: x\ndrm-client-id: 1\n{lines}\n")
+    entry = parse_client(f"drm-driver: x\ndrm-client-id: 1\n{lines}\n")
     assert entry is not None
     assert entry.used_bytes == used
 
@@ -56,7 +56,7 @@ def test_device_memory_is_counted_in_each_spelling_without_host_memory(lines, us
     "text", ["", "pos:\t0\nflags:\t02\n", "drm-driver:\tamdgpu\ndrm-memory-vram:\t5 KiB\n", "\x00\xff::\n:"]
 )
 def test_client_without_id_is_ignored(text):
-    assert client(text) is None
+    assert parse_client(text) is None
 
 
 def made(busy: int, total: int | None = None, capacity: int = 1) -> DrmClient:

@@ -9,7 +9,7 @@ import pytest
 from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import sensors as activity
 from gpumond.devices.nvml.library import Device as RosterDevice
-from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorClocks
+from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorReader
 from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Reading, Sensors
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds
 from tests.devices.nvml.functions import CODES, DRIVER_GONE, LOST, ONCE_FUNCTIONS, SLOW_FUNCTIONS, UNSUPPORTED
@@ -168,7 +168,7 @@ class SlowLibrary:
         self.now = 0.0
         self.asked: Counter[str] = Counter()
 
-    def at(self, index: int) -> None:
+    def set_index(self, index: int) -> None:
         pass
 
     def query(self, functions: Any, handle: str, *arguments: Any) -> Any:
@@ -179,7 +179,7 @@ class SlowLibrary:
 
 def test_slow_sensors_of_many_devices_are_spread_over_readings() -> None:
     library = SlowLibrary()
-    clocks = SensorClocks(library, lambda: library.now)  # type: ignore[arg-type]
+    clocks = SensorReader(library, lambda: library.now)  # type: ignore[arg-type]
     devices = [RosterDevice(str(i), i, handle=str(i)) for i in range(64)]
     longest = 0.0
     for _ in range(200):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.nvml.source import file_cache, shared_memory
+from gpumond.devices.nvml.source import file_cache_bytes, shared_memory
 from tests.devices.nvml.child import NvmlChild
 from tests.fakenvml import NOT_AVAILABLE, Device, FakeDriver, Process
 
@@ -126,4 +126,4 @@ def test_file_cache_is_unknown_without_node_meminfo(tmp_path: Path, content: str
     if content is not None:
         (tmp_path / "devices/system/node/node8").mkdir(parents=True)
         (tmp_path / "devices/system/node/node8/meminfo").write_text(content)
-    assert file_cache(8, str(tmp_path)) is None
+    assert file_cache_bytes(8, str(tmp_path)) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.metadata import ContainerNames, Containers, ProcessPlacement, place
+from gpumond.devices.process.metadata import ContainerNames, Containers, ProcessPlacement, parse_placement
 
 ID = "a1" * 32
 POD = "2c48913c-b29f-11e7-9350-020968147796"
@@ -185,7 +185,7 @@ V1 = "12:devices:{0}\n11:memory:{0}\n2:cpu,cpuacct:{0}\n1:name=systemd:{0}\n"
     ],
 )
 def test_place_of_a_process_follows_from_its_cgroup(text: str, expected: ProcessPlacement):
-    assert place(text) == expected
+    assert parse_placement(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_place_of_a_process_follows_from_its_cgroup(text: str, expected: Process
     ],
 )
 def test_cgroups_below_a_container_are_ignored(text: str, expected: ProcessPlacement):
-    assert place(text) == expected
+    assert parse_placement(text) == expected
 
 
 @pytest.mark.parametrize(
     "inner", [f"user.slice/libpod-{A}.scope/container", f"docker-{A}.scope", f"kubepods/pod{POD}/{A}"]
 )
 def test_units_of_user_managers_are_delegated(inner: str):
-    found = place(f"0::/user.slice/user-1000.slice/user@1000.service/{inner}\n")
+    found = parse_placement(f"0::/user.slice/user-1000.slice/user@1000.service/{inner}\n")
     assert (found.container, found.delegated, found.unit) == (A, True, "user@1000.service")
-    assert place("0::/user.slice/user-1000.slice/user@1000.service/slurm/job_5\n").slurm_job is None
+    assert parse_placement("0::/user.slice/user-1000.slice/user@1000.service/slurm/job_5\n").slurm_job is None

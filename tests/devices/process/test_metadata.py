@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.metadata import ProcessMetadata, place
+from gpumond.devices.process.metadata import ProcessMetadata, parse_placement
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.sim.device import MIB
 from tests.helpers.agents import GIB
@@ -271,7 +271,7 @@ def test_real_orphan_is_an_orphan(tmp_path: Path):
             .devices
         )
         leads = {pid: os.getsid(pid) == pid for pid in pids}
-        unit = place(Path("/proc/self/cgroup").read_text()).unit
+        unit = parse_placement(Path("/proc/self/cgroup").read_text()).unit
         kept = unit is not None and not unit.startswith("session-")  # the service that runs the tests adopts it
         assert {p.pid: p.orphaned for p in device.processes or ()} == {pid: not (leads[pid] or kept) for pid in pids}
         assert sorted(leads.values()) == [False, True]

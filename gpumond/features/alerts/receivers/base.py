@@ -131,14 +131,14 @@ class HttpReceiver(ReceiverType):
     def _addressed(self) -> HttpReceiver:
         if (self.url is None) == (self.url_file is None):
             raise ValueError(f"{self.name}: set exactly one of url and url_file")
-        if self.url is not None and not web_address(self.url):
+        if self.url is not None and not is_web_address(self.url):
             raise ValueError(
                 f"{self.name}: expected an http:// or https:// url with a host and without user or password"
             )
         return self
 
 
-def web_address(url: str) -> bool:
+def is_web_address(url: str) -> bool:
     """Return True for an http:// or https:// address with a host and without user or password."""
     try:
         return "@" not in split_address(url).netloc
@@ -146,9 +146,9 @@ def web_address(url: str) -> bool:
         return False
 
 
-def linkable(url: str) -> bool:
+def is_linkable(url: str) -> bool:
     """Return True for a web address of printable ASCII, to which messages may link."""
-    return web_address(url) and LINKABLE.fullmatch(url) is not None
+    return is_web_address(url) and LINKABLE.fullmatch(url) is not None
 
 
 async def post(
@@ -164,9 +164,9 @@ async def post(
     """
     fields = {"Content-Type": "application/json", **(headers or {})}
     if receiver.bearer_token_file:
-        fields = {"Authorization": f"Bearer {secret(receiver.bearer_token_file)}", **fields}
+        fields = {"Authorization": f"Bearer {read_receiver_secret(receiver.bearer_token_file)}", **fields}
     try:
-        url = split_address((receiver.url or secret(receiver.url_file or Path())).strip())
+        url = split_address((receiver.url or read_receiver_secret(receiver.url_file or Path())).strip())
         connection = connection_to(url, lambda: tls_context(receiver.ca_file), timeout_seconds)
         request = HttpRequest("POST", target_of(url, path), fields, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
@@ -180,7 +180,7 @@ async def post(
     return answer.status
 
 
-def secret(file: Path) -> str:
+def read_receiver_secret(file: Path) -> str:
     """Return the only line of a file. Raises Retry."""
     try:
         return read_secret(file)

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator
 
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers.base import RUNBOOK_URL, HttpReceiver, linkable, post, secret
+from gpumond.features.alerts.receivers.base import RUNBOOK_URL, HttpReceiver, is_linkable, post, read_receiver_secret
 
 Template = Literal["slack", "teams", "discord", "json"]
 
@@ -81,7 +81,7 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
     shown = [name for name in FIRST if name in labels]
     shown += [name for name in labels if name not in (*FIRST, "alertname")]
     runbook = annotations.get(RUNBOOK_URL, "")
-    if len(runbook) <= MAX_LINK and linkable(runbook):
+    if len(runbook) <= MAX_LINK and is_linkable(runbook):
         del annotations[RUNBOOK_URL]
     else:
         runbook = ""
@@ -277,7 +277,7 @@ class Webhook(HttpReceiver):
     @field_validator("page_url")
     @classmethod
     def _linkable(cls, url: str | None) -> str | None:
-        if url is not None and not linkable(url):
+        if url is not None and not is_linkable(url):
             raise ValueError("expected an http:// or https:// address such as https://node7.example.org:9917/")
         return url
 
@@ -294,7 +294,7 @@ class Webhook(HttpReceiver):
             at = str(int(time.time()))
             headers = {
                 "X-Gpumond-Timestamp": at,
-                "X-Gpumond-Signature": f"sha256={signature(secret(self.secret_file), at, content)}",
+                "X-Gpumond-Signature": f"sha256={signature(read_receiver_secret(self.secret_file), at, content)}",
             }
         return await post(self, "", content, headers)
 

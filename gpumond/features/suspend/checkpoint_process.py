@@ -1,4 +1,4 @@
-"""The helper process: it calls the driver for one program, writes one JSON object to its stdout, and ends.
+"""The checkpoint process: it calls the driver for one program, writes one JSON object to its stdout, and ends.
 
 The driver's calls may block for minutes, and a program that is restored into too little memory is lost
 (cuda-checkpoint#44). That is why they are made in a process of their own, which takes the program's user and outlives
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from gpumond.facts.messages import from_json, to_json
-from gpumond.host.machine import start_ticks, text_of
+from gpumond.host.machine import read_or_empty, start_ticks
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 STATES = ("running", "locked", "checkpointed", "failed")
@@ -30,8 +30,8 @@ MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HelperRequest:
-    """What the helper does. ``settle`` reads the state, and unlocks a program that is only locked."""
+class CheckpointRequest:
+    """What the checkpoint process does. ``settle`` reads the state, and unlocks a program that is only locked."""
 
     action: Literal["suspend", "resume", "settle"]
     pid: int
@@ -41,8 +41,8 @@ class HelperRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HelperResponse:
-    """What the helper found. ``state``: the driver's state of the program afterwards; ``gone`` if it has ended, empty
+class CheckpointResponse:
+    """What the process found. ``state``: the driver's state of the program afterwards; ``gone`` if it has ended, empty
     if unknown. ``error``: the call that failed and its result. ``steps``: seconds of each call.
     """
 
@@ -125,15 +125,15 @@ class CudaDriver:
 class _Run:
     """One request, and what was found so far."""
 
-    request: HelperRequest
+    request: CheckpointRequest
     driver: Driver
     error: str = ""
     steps: list[tuple[str, float]] = field(default_factory=list)
     host_bytes: int | None = None
 
-    def carry_out(self) -> HelperResponse:
+    def carry_out(self) -> CheckpointResponse:
         if self.is_gone():
-            return HelperResponse(state="gone")
+            return CheckpointResponse(state="gone")
         self.error = self.driver.init()
         if self.error:
             return self.answer("")
@@ -175,26 +175,26 @@ class _Run:
     def is_gone(self) -> bool:
         return start_ticks(self.request.pid) != self.request.start_ticks
 
-    def answer(self, state: str) -> HelperResponse:
+    def answer(self, state: str) -> CheckpointResponse:
         state = "gone" if self.is_gone() else state
-        return HelperResponse(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
+        return CheckpointResponse(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
 
 
-def carry_out(request: HelperRequest, driver: Driver) -> HelperResponse:
+def carry_out(request: CheckpointRequest, driver: Driver) -> CheckpointResponse:
     """Carry out a request. A program is left running, or with its memory on the host; locked only if both fail."""
     return _Run(request, driver).carry_out()
 
 
 def host_size(pid: int) -> int | None:
     """Return the bytes of a process in memory and swap, None if unknown."""
-    lines = dict(line.partition(":")[::2] for line in text_of(f"/proc/{pid}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in read_or_empty(f"/proc/{pid}/status").splitlines())
     try:
         return sum(int(lines[name].split()[0]) << 10 for name in ("VmRSS", "VmSwap"))
     except (KeyError, ValueError, IndexError):
         return None
 
 
-def take_user(request: HelperRequest) -> None:
+def take_user(request: CheckpointRequest) -> None:
     """Take groups, gid, user namespace and uid of the program, if this process may. Raises OSError.
 
     The kernel lets a user access the own programs in its user namespace only.
@@ -216,7 +216,7 @@ def take_user(request: HelperRequest) -> None:
 
 
 def _ids(process: str) -> dict[str, list[int]]:
-    lines = dict(line.partition(":")[::2] for line in text_of(f"{process}/status").splitlines())
+    lines = dict(line.partition(":")[::2] for line in read_or_empty(f"{process}/status").splitlines())
     return {name: [int(word) for word in lines[name].split()] for name in ("Uid", "Gid", "Groups") if name in lines}
 
 
@@ -244,12 +244,12 @@ def driver_of(pid: int) -> Driver:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the daemon may end first
-    request = from_json(HelperRequest, arguments[0].encode())
+    request = from_json(CheckpointRequest, arguments[0].encode())
     try:
         take_user(request)
         answer = carry_out(request, driver_of(request.pid))
     except (OSError, OverflowError) as error:
-        answer = HelperResponse(error=f"{type(error).__name__}: {error}")
+        answer = CheckpointResponse(error=f"{type(error).__name__}: {error}")
     with suppress(OSError):
         os.write(sys.stdout.fileno(), to_json(answer) + b"\n")
     return 0
