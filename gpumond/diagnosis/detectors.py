@@ -379,7 +379,8 @@ def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
 
 
 class DeviceState(NamedTuple):
-    """A device whose ``used`` and ``size`` in bytes are known; ``active``: the verdict was active after the last tick.
+    """A device whose ``used`` and ``size`` in bytes are known; ``usable``: its size without what the driver reserves.
+    ``active``: the verdict was active after the last tick.
 
     ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
     """
@@ -388,6 +389,7 @@ class DeviceState(NamedTuple):
     label: str
     used: int
     size: int
+    usable: int
     seconds_left: float | None
     active: bool
 
@@ -402,7 +404,7 @@ def pressure(case: DeviceState) -> Detection | None:
     ratio, left = case.used / case.size, case.seconds_left
     if left is None and ratio <= (FULL_CLEAR if case.active else FULL_RATIO):
         return None
-    evidence = (("used_ratio", ratio), ("free_bytes", float(case.size - case.used)))
+    evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, case.usable - case.used))))
     end = "" if left is None else f" and will be full in {duration_text(left)}"
     return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
 

@@ -129,8 +129,8 @@ class Diagnosis:
                 if active and self._freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
                     tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
-            if tracked.pid is None and device.size_bytes:
-                left = detectors.seconds_until_full(tracked.series, float(device.used_bytes or 0), device.size_bytes)
+            if tracked.pid is None and device.usable_bytes:
+                left = detectors.seconds_until_full(tracked.series, float(device.used_bytes or 0), device.usable_bytes)
                 if left is not None and self._is_beyond_start(tracked.uuid, device):
                     self._ramps[tracked.uuid] = (now, left)
                 else:
@@ -259,12 +259,12 @@ class Diagnosis:
         return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
-        """Return the bytes between the device's recent peak and its size."""
-        if device.size_bytes is None or device.used_bytes is None:
+        """Return the bytes between the device's recent peak and what programs can use."""
+        if device.usable_bytes is None or device.used_bytes is None:
             return None
         highs = self.history.device(uuid).column(MINUTE, USED, MAX, RECENT_MINUTES)
         peak = max((high for high in highs if high == high), default=0.0)
-        return max(0.0, device.size_bytes - max(peak, float(device.used_bytes)))
+        return max(0.0, device.usable_bytes - max(peak, float(device.used_bytes)))
 
     def _set_leak(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         leak, pace = tracked.leak, self.history.pace
@@ -294,10 +294,10 @@ class Diagnosis:
         if leak.what == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
         if room is not None:
-            evidence.append(("device_peak_bytes", (device.size_bytes or 0) - room))
+            evidence.append(("device_peak_bytes", (device.usable_bytes or 0) - room))
         evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
-        size, used = float(device.size_bytes or 0), float(device.used_bytes or 0)
+        size, used = float(device.usable_bytes or 0), float(device.used_bytes or 0)
         peak = size - (room or 0.0)
         later = None if left is None or peak - used < PEAK_NOTABLE * size else left + (peak - used) / per_second
         summary = sentences.leak(
@@ -393,14 +393,16 @@ class Diagnosis:
         return max(0.0, self.history.now - max(since, tracked.born))
 
     def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        size, used, now = device.size_bytes, device.used_bytes, self.history.now
-        if not size or used is None:
+        size, usable, used, now = device.size_bytes, device.usable_bytes, device.used_bytes, self.history.now
+        if not size or usable is None or used is None:
             return
         ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
         seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
             found = detect(
-                detectors.DeviceState(device, _label(device), used, size, seconds_left, kind in tracked.verdicts)
+                detectors.DeviceState(
+                    device, _label(device), used, size, usable, seconds_left, kind in tracked.verdicts
+                )
             )
             if found is None:
                 tracked.verdicts.pop(kind, None)
@@ -451,7 +453,9 @@ class Diagnosis:
             return
         label = _label(device)
         who = sentences.program(tracked.name, tracked.pid, label)
-        filled = fall.device_used >= detectors.FULL_AT_END * size and tracked.rises.are_recent(now, tracked.born)
+        filled = fall.device_used >= detectors.FULL_AT_END * (device.usable_bytes or inf) and tracked.rises.are_recent(
+            now, tracked.born
+        )
         why = detectors.crash_cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):

@@ -233,15 +233,20 @@ class DeviceReading:
         return {key: each.used_bytes for key, each in self.processes_by_key.items() if "holder" not in each.kinds}
 
     @property
+    def usable_bytes(self) -> int | None:
+        """The device's memory without what the driver reserves for itself."""
+        return None if self.size_bytes is None else self.size_bytes - (self.reserved_bytes or 0)
+
+    @property
     def current_free_bytes(self) -> int | None:
         """The free bytes of a current reading; None after a failed or missed one."""
         if self.missed_readings or not self.up:
             return None
         if self.free_bytes is not None:
             return self.free_bytes
-        if self.size_bytes is None or self.used_bytes is None:
+        if self.usable_bytes is None or self.used_bytes is None:
             return None
-        return max(0, self.size_bytes - self.used_bytes)
+        return max(0, self.usable_bytes - self.used_bytes)
 
     @cached_property
     def has_mps_server(self) -> bool:

@@ -158,9 +158,9 @@ class Evidence(FailedAllocation):
     @cached_property
     def in_use(self) -> int | None:
         """Bytes of the device that were neither free nor reserved at the error; None if unknown."""
-        if self.device is None or self.device.size_bytes is None or self.free is None:
+        if self.device is None or self.device.usable_bytes is None or self.free is None:
             return None
-        return self.device.size_bytes - (self.device.reserved_bytes or 0) - self.free
+        return self.device.usable_bytes - self.free
 
     @cached_property
     def difference(self) -> int:

@@ -74,8 +74,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
     device = _device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
-    if device.size_bytes is not None and body.need_bytes > device.size_bytes - reserved:
-        has, need = human(device.size_bytes - reserved), human(body.need_bytes)
+    if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
+        has, need = human(device.usable_bytes), human(body.need_bytes)
         kept = f" (the driver reserves {human(reserved)})" if reserved else ""
         raise HTTPException(409, f"{need} requested, but GPU {device.index} can provide at most {has}{kept}")
     admission = admissions.request(
