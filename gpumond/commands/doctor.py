@@ -288,7 +288,9 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
             subject, "bad", f"the engine isn't back in service after a release: {engine['out_of_service_reason']}"
         )
     if (uid := engine.get("pinned_uid")) is not None:
-        detail = f"{engine['kind']} responds; gpumond sends its secret to uid {uid}, the first to listen at its address"
+        detail = (
+            f"{engine['kind']} responds; gpumond sends the engine's secret to uid {uid}, the first that listened there"
+        )
         return Finding(subject, "note", detail, "set user: to the server's user")
     return Finding(subject, "good", f"{engine['kind']} responds")
 

@@ -22,8 +22,8 @@ MEANINGS: Mapping[str, str] = {
     "overhead": "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, "
     "NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
     "opaque": "Memory that can't be broken down: all of a process without an agent, or with one that has reported no "
-    "pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (about a "
-    "second).",
+    "pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (usually less "
+    "than a second ago).",
     "unattributed": "Used memory that the driver attributes to no process: left by an exited process, or managed "
     "memory (cudaMallocManaged) of a program without an agent.",
     "free": "Memory that isn't in use.",

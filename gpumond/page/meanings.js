@@ -5,7 +5,7 @@ export const MEANINGS = {
   cached: "Free memory that an allocator keeps for reuse; a flush returns it to the driver (PyTorch: free segments of the caching allocator).",
   stranded: "Free memory that an allocator keeps and a flush can't release: fragmentation (PyTorch: inactive_split_bytes), private pools and arenas.",
   overhead: "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
-  opaque: "Memory that can't be broken down: all of a process without an agent, or with one that has reported no pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (about a second).",
+  opaque: "Memory that can't be broken down: all of a process without an agent, or with one that has reported no pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (usually less than a second ago).",
   unattributed: "Used memory that the driver attributes to no process: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent.",
   free: "Memory that isn't in use.",
   reserved: "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",

@@ -125,7 +125,7 @@ def _silence(detail: Detail) -> str:
 
 def _baseline(detail: Detail) -> str:
     of = f" of {detail['workload']}" if detail["workload"] else ""
-    return f"recorded baseline {detail['name']}{of} for {duration_text(detail['for_seconds'])}"
+    return f"started to record baseline {detail['name']}{of} ({duration_text(detail['for_seconds'])})"
 
 
 def _reload(detail: Detail) -> str:
@@ -164,11 +164,12 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "silence.expire": lambda detail: f"ended the silence {_matchers(detail)}",
     "baseline.record": _baseline,
     "baseline.compare": lambda detail: (
-        f"measured memory use for {duration_text(detail['for_seconds'])}, to compare it with baseline {detail['name']}"
+        f"started to measure memory use for {duration_text(detail['for_seconds'])}, to compare it with baseline "
+        f"{detail['name']}"
     ),
     "baseline.delete": "deleted baseline {name}",
     "receiver.test": "sent a test message to receiver {receiver}",
-    "release": lambda detail: f"detached from the driver for {duration_text(detail['for_seconds'])}",
+    "release": lambda detail: f"detached the daemon from the driver for {duration_text(detail['for_seconds'])}",
     "reload": _reload,
     "store.set-aside": "renamed the corrupt store to {file}: {reason}",
 }

@@ -635,8 +635,11 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for each in processes:
         used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
         if used and limit and overhead and used > limit:
-            program = plain(each["workload"] or each["comm"] or "?", 64)
-            yield f"the limit of {program} ({human(limit)}) doesn't include its overhead ({human(overhead)})"
+            name = f"the limit of {plain(each['workload'] or each['comm'] or '?', 64)} ({human(limit)})"
+            if used - overhead <= limit:
+                yield f"{name} doesn't include its overhead ({human(overhead)})"
+            else:
+                yield f"{name} applies to each allocator's new allocations: it releases nothing"
 
 
 def differences(receipt: Mapping[str, Any]) -> Iterator[str]:

@@ -110,6 +110,9 @@ def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
     assert "limit 3.0 GiB (no quota)" in quota_text([], frame)
     frame["processes"][0]["limit_bytes"] = 4 * GIB
     assert list(limit_sentences(frame["processes"])) == []
+    frame["processes"][0]["limit_bytes"] = 2 * GIB
+    later = "the limit of train (2.0 GiB) applies to each allocator's new allocations: it releases nothing"
+    assert list(limit_sentences(frame["processes"])) == [later]
 
 
 def test_flush_of_one_device_promises_the_cache_of_that_device():

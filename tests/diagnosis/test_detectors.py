@@ -57,6 +57,25 @@ def test_pressure_begins_with_the_first_snapshot_above_95_percent():
     assert at(found, "pressure") == 100.0
 
 
+def test_memory_that_the_driver_reserves_is_not_free():
+    reserved = SIZE / 50
+    found = last(by_device(lambda at: 0.96 * SIZE, steps_of(3), reserved_bytes=int(reserved)))
+    (pressure,) = (verdict for verdict in found if verdict.kind == "pressure")
+    assert dict(pressure.evidence)["free_bytes"] == pytest.approx(0.04 * SIZE - reserved, abs=2)
+
+
+def test_leak_fills_what_the_driver_does_not_reserve():
+    def left(**fields: int) -> float:
+        found = [
+            each
+            for each in last(by_process(leaking(300 * MIB, onset=12), steps_of(60), **fields))
+            if each.kind == "leak"
+        ]
+        return found[0].time_to_full_seconds or 0.0
+
+    assert left() - left(reserved_bytes=3000 * MIB) == pytest.approx(600, rel=0.1)
+
+
 def test_pressure_begins_during_a_ramp_and_clears_below_93_percent():
     ramp = onsets(by_device(lambda at: min(1.0, 0.3 + at / 1000) * SIZE, steps_of(12)))
     assert 500 < (at(ramp, "pressure") or 0) < 650

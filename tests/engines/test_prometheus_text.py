@@ -22,9 +22,9 @@ NAME = b"vllm:num_requests_running"
 
 def test_samples_of_a_name_are_summed():
     page = Metrics(b'# HELP a x\na{x="1"} 2\na{x="2"} 3.5 1700000000\nab 7\na_total 1\n')
-    assert (page.total("a"), page.count("a"), page.mean("missing", "a")) == (5.5, 5, 2.75)
+    assert (page.total("a"), page.request_count("a"), page.mean("missing", "a")) == (5.5, 5, 2.75)
     assert [sample.labels for sample in page.samples("a")] == [{"x": "1"}, {"x": "2"}]
-    assert (page.total("missing"), page.count("missing", "ab", "a_total")) == (None, 8)
+    assert (page.total("missing"), page.request_count("missing", "ab", "a_total")) == (None, 8)
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"1e999", b"1e300", b"-1e19", b"x", b"1.2.3", b""])

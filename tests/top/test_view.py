@@ -251,7 +251,7 @@ def test_alerts_are_sorted_by_phase_and_severity():
 
 
 def test_alert_that_came_back_says_since_when():
-    texts = (("summary", "full it is; this has been true again since 00:00:03 UTC"),)
+    texts = (("summary", "full it is; true again since 00:00:03 UTC"),)
     (shown,) = view(busy_frame(alerts=(replace(make_alert("full"), annotations=texts),))).alerts
     assert (shown.title, shown.text) == ("full firing again since 00:00:03 UTC", "full it is")
 

@@ -43,7 +43,7 @@ def wrap_retry(
     if is_async(function):
 
         @functools.wraps(function)
-        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
             call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
             while True:
                 try:
@@ -53,13 +53,13 @@ def wrap_retry(
                     if not call.try_again(error):
                         raise
                 call.prepare()
-            call.done()
+            call.record_success()
             return result
 
-        return awaiting  # type: ignore[return-value]
+        return async_wrapper  # type: ignore[return-value]
 
     @functools.wraps(function)
-    def calling(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
         while True:
             try:
@@ -69,10 +69,10 @@ def wrap_retry(
                 if not call.try_again(error):
                     raise
             call.prepare()  # here Python has released the error and the objects that its frames hold
-        call.done()
+        call.record_success()
         return result
 
-    return calling  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]
 
 
 class _Attempts:
@@ -135,7 +135,7 @@ class _Attempts:
             BORROWING.request(OOMS.newest_device(), self._short)
             self._short = None
 
-    def done(self) -> None:
+    def record_success(self) -> None:
         if self._again:
             OOMS.add_rescue()
 

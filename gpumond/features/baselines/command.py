@@ -257,5 +257,5 @@ def _measures(kept: Any) -> Iterator[list[str]]:
 
 def _entry(entry: Any) -> list[str]:
     started = moment(entry["started_at"] or None)
-    state = "kept" if entry["complete"] else "being measured"
+    state = "complete" if entry["complete"] else "measuring"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]

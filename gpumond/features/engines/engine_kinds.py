@@ -197,7 +197,7 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
         if answer.status == 501:
             without_counts = "start the router with --metrics"
         page = Metrics(answer.body if answer.status == 200 else b"")
-        counts.append((page.count(LLAMA_ROUTER_REQUESTS[0]), page.count(LLAMA_ROUTER_REQUESTS[1])))
+        counts.append((page.request_count(LLAMA_ROUTER_REQUESTS[0]), page.request_count(LLAMA_ROUTER_REQUESTS[1])))
         counters = page.totals(*LLAMA_ROUTER_WORK)
         work = None if work is None or counters is None else [*work, name, *counters]
     loaded = tuple(
@@ -273,7 +273,7 @@ def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
     waiting, work = None, None
     if engine.metrics_address is not None:
         page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
-        waiting = page.count(TRITON_PENDING)
+        waiting = page.request_count(TRITON_PENDING)
         work = page.totals(*TRITON_DONE)
     return EngineState(
         models=tuple(EngineModel(name) for name in dict.fromkeys(ready)),
@@ -377,7 +377,7 @@ VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:r
 def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the metrics and, where the release is allowed, ``/is_sleeping`` and ``/is_paused`` (development mode)."""
     page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
-    running = page.count(VLLM_RUNNING)
+    running = page.request_count(VLLM_RUNNING)
     if running is None:
         raise EngineError(
             f"the metrics lack {VLLM_RUNNING}: start vLLM without --disable-log-stats, or correct the kind"
@@ -397,7 +397,7 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     return EngineState(
         models=tuple(map(EngineModel, sorted(models))),
         running=running,
-        waiting=page.count(VLLM_WAITING),
+        waiting=page.request_count(VLLM_WAITING),
         kv_cache_used_ratio=page.mean(*VLLM_KV_CACHE),
         sleeping=sleeping,
         paused=paused,
@@ -480,8 +480,8 @@ def read_sglang(engine: EngineConfig) -> Exchange[EngineState]:
     page = _SglangOneRank(answer.raise_for_status().body)
     return replace(
         _sglang_loads(loads.json) if loads.status == 200 else EngineState(),
-        running=page.count("sglang:num_running_reqs"),
-        waiting=page.count(*SGLANG_WAITING),
+        running=page.request_count("sglang:num_running_reqs"),
+        waiting=page.request_count(*SGLANG_WAITING),
         kv_cache_used_ratio=_sglang_used_ratio(page),
         work=page.totals("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     )
@@ -600,8 +600,8 @@ LMDEPLOY_WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_tot
 def read_lmdeploy(engine: EngineConfig) -> Exchange[EngineState]:
     page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
     return EngineState(
-        running=page.count("lmdeploy:num_requests_running"),
-        waiting=page.count(*LMDEPLOY_WAITING),
+        running=page.request_count("lmdeploy:num_requests_running"),
+        waiting=page.request_count(*LMDEPLOY_WAITING),
         kv_cache_used_ratio=page.mean("lmdeploy:gpu_cache_usage_perc"),
         sleeping=(yield from read_flag("is_sleeping")) if engine.may_release else None,
         work=page.totals(*LMDEPLOY_WORK),

@@ -73,8 +73,8 @@ class Metrics:
         totals = [self.total(name) for name in names]
         return None if all(total is None for total in totals) else tuple(total or 0.0 for total in totals)
 
-    def count(self, *names: str) -> int | None:
-        """Return the sum of these names' totals, as a number of requests; None if the page has none of them."""
+    def request_count(self, *names: str) -> int | None:
+        """Return the sum of these names' totals as an integer; None if the page has none of them."""
         totals = self.totals(*names)
         return None if totals is None else int(sum(totals))
 

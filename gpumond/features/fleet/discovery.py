@@ -387,7 +387,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=DEFAULT_SERVICE,
     )
     option(sources, "--slurm", "use the nodes that sinfo lists")
-    add_prometheus(parser)
+    add_prometheus(parser, "; also used to find them")
     option(
         parser,
         "--scheme",
@@ -426,9 +426,9 @@ def _label_pattern(text: str) -> tuple[str, str]:
     return name, pattern
 
 
-def add_prometheus(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the connection to Prometheus."""
-    option(parser, "--prometheus URL", "Prometheus server that scrapes your daemons; also used to find them")
+def add_prometheus(parser: argparse.ArgumentParser, role: str = "") -> None:
+    """Add the options of the connection to Prometheus. ``role``: what else it is used for."""
+    option(parser, "--prometheus URL", f"Prometheus server that scrapes your daemons{role}")
     option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
     option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
     option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")

@@ -155,6 +155,11 @@ def summary_of(case: OomCase) -> CaseSummary:
     )
 
 
+def by_effect(remedy: Remedy) -> int:
+    """Return the key that sorts remedies: those that alone would have been enough come first, then the unknown."""
+    return {True: 0, None: 1, False: 2}[remedy.enough]
+
+
 def with_repeats(before: OomCase, case: OomCase, errors: int) -> OomCase:
     """Return the case of as many more errors that repeat ``before`` at the same limit.
 
@@ -166,6 +171,7 @@ def with_repeats(before: OomCase, case: OomCase, errors: int) -> OomCase:
         replace(each, enough=False) if each.enough and (each.size_bytes or 0) < missing else each
         for each in case.remedies[1:]
     ]
+    others.sort(key=by_effect)
     return replace(
         case,
         id=before.id,

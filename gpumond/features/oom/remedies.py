@@ -23,7 +23,7 @@ from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, distinct_size_texts, duration_text, human
-from gpumond.features.oom.case import Basis, Remedy
+from gpumond.features.oom.case import Basis, Remedy, by_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
     apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
-    found.sort(key=lambda each: {True: 0, None: 1, False: 2}[each.enough])  # stable: the order of REMEDIES within
+    found.sort(key=by_effect)  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing is None:
         return tuple(found)
     return (*_together(e, found), *found)
@@ -330,7 +330,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         enough = int(math.ceil((size + max(e.limited_by, step)) / LIMIT_UNIT) * LIMIT_UNIT)
         why = f"; an allocation was {human(e.missing)} short" if e.missing else ""
         if why and e.missing and e.missing < step:
-            why += f", and a limit less than {LIMIT_STEP:.0%} higher is soon reached again"
+            why += f", and a limit less than {LIMIT_STEP:.0%} higher would soon be reached again"
         text = f"raise {what} from {human(size)} to {human(enough)} or more ({where}{why})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
@@ -611,7 +611,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
     extra = e.live + e.request - usual
     if extra > 0:
         before = "the one before" if times == 1 else f"any of the {times} before"
-        room = " that had room" if failed else ""
+        room = " that didn't run out of memory" if failed else ""
         text = f"{change}: {who} needed {human(extra)} more than {before}{room}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
