@@ -67,7 +67,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         ("agent.end.answer", {"pid": 7, "answer": None}, "pid 7 didn't respond in time, or disconnected"),
         ("rule.override", {"name": "leak", "body": {"for": "5m"}}, "overrode rule leak: for 5m"),
         ("silence.expire", SILENCE, "ended the silence rule=leak"),
-        ("release", {"for_seconds": 120.0}, "detached from the driver for 2 min"),
+        ("release", {"for_seconds": 120.0}, "detached the daemon from the driver for 2 min"),
         ("reload", {"rules": 1, "needs_restart": ["listen"]}, "reloaded the configuration (1 rule defined);"
          " restart to apply: listen"),
     ],
