@@ -2,11 +2,11 @@
 // and the actions of their cards.
 
 import { linkTo } from "./address.js";
-import { alertText, isEnded, levelOf } from "./cards.js";
+import { alertText, breachOf, isEnded, levelOf } from "./cards.js";
 import { button, make, sync } from "./elements.js";
 import { clean, clock, duration } from "./format.js";
 import { createListing } from "./viewtables.js";
-import { actsOf } from "./problems.js";
+import { actsOf, keyOf } from "./problems.js";
 import { between, rangeText } from "./range.js";
 import { label, state } from "./state.js";
 import { read } from "./live.js";
@@ -18,7 +18,8 @@ const MARGIN = 300; // seconds that a chart shows before and after an alert
 const runbooks = new Set(RUNBOOKS);
 const now = () => state.frame.snapshot.taken_at;
 const beginOf = (alert) => alert.fired_at ?? alert.active_at;
-const endOf = (alert) => alert.resolved_at ?? now();
+/** When the breach ended: an alert may be resolved later. */
+const endOf = (alert) => breachOf(alert, alert.resolved_at ?? now())[1];
 
 function subjectOf({ labels, pid }) {
   const device = state.devices.get(labels.uuid);
@@ -51,48 +52,38 @@ function showActions(cell, alert) {
   const [chart, runbook, oomCase, acts] = cell.children;
   const href = chartOf(alert);
   chart.hidden = !href;
-  if (chart.getAttribute("href") !== href) chart.href = href;
-  chart.setAttribute("aria-label", `Chart of ${alert.rule} since ${clock(beginOf(alert), now())}`);
+  chart.href = href;
+  chart.ariaLabel = `Chart of ${alert.rule} since ${clock(beginOf(alert), now())}`;
   runbook.hidden = !runbooks.has(alert.rule);
   runbook.href = `docs/runbooks/${encodeURIComponent(alert.rule)}`;
-  runbook.setAttribute("aria-label", `Runbook of ${alert.rule}`);
+  runbook.ariaLabel = `Runbook of ${alert.rule}`;
   const id = alert.notes.case; // of an out-of-memory error
   oomCase.hidden = !id;
   oomCase.href = linkTo({ view: "cases", case: id });
-  oomCase.setAttribute("aria-label", `Case of ${clean(subjectOf(alert), 100)}`);
+  oomCase.ariaLabel = `Case of ${clean(subjectOf(alert), 100)}`;
   sync(
     acts,
     alert.resolved_at ? [] : actsOf(alert),
     ([word]) => word,
     ([word]) => {
       const act = button(word, () => act.run(), "button.plain");
-      act.setAttribute("aria-label", clean(`${word} ${alert.rule} ${subjectOf(alert)}`, 200));
+      act.ariaLabel = clean(`${word} ${alert.rule} ${subjectOf(alert)}`, 200);
       return act;
     },
     (act, [, run]) => (act.run = run),
   );
 }
 
-const record = ({ notes, ...alert }) => ({
-  rule: alert.rule,
-  phase: alert.phase,
-  active_at: alert.active_at,
-  fired_at: alert.fired_at,
-  resolved_at: alert.resolved_at ?? null,
-  value: alert.value,
-  pid: alert.pid,
-  labels: JSON.stringify(alert.labels),
-  summary: notes.summary ?? null,
-});
+const record = ({ rule, phase, active_at, fired_at, resolved_at = null, value, pid, labels, notes: { summary = null } }) =>
+  ({ rule, phase, active_at, fired_at, resolved_at, value, pid, labels: JSON.stringify(labels), summary });
 
-const keyOf = (alert) => JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]);
 const NONE = "No alert has fired yet. Open Rules to see when one does.";
 let section;
 
 async function load() {
   const answer = await read("api/v1/alerts/history");
   if (!answer.ok) return;
-  const all = [...state.frame.alerts, ...(await answer.json()).reverse()];
+  const all = [...state.frame.alerts, ...(await answer.json())];
   const entries = all.map((alert) => ({
     ...alert,
     labels: Object.fromEntries(alert.labels),

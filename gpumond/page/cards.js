@@ -68,7 +68,7 @@ const AGAIN = /; true again since ([\d:]{8}) UTC/; // and has come back
 const lastAt = (time, now) => now - ((now - Date.parse(`1970-01-01T${time}Z`) / 1000) % 86400);
 
 /** Begin and end of the latest breach of an active alert, as its text states them. */
-function breachOf({ fired_at: fired, active_at: active, notes }, now) {
+export function breachOf({ fired_at: fired, active_at: active, notes }, now) {
   const [, over] = OVER.exec(notes.summary) ?? [];
   const [, again] = AGAIN.exec(notes.summary) ?? [];
   const begin = again ? lastAt(again, now) : (fired ?? active);

@@ -8,9 +8,9 @@ import { capital, clean, clock, duration, human, sum } from "./format.js";
 import { createListing, createTable, showTable } from "./viewtables.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
-import { addView } from "./views.js";
+import { addView, isOpen, reload } from "./views.js";
 
-const ENOUGH = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
+const ENOUGH = { true: "yes", false: "no" };
 const NOTHING = "nothing"; // the name of what is listed if no remedy is enough: no remedy
 
 const now = () => state.frame.snapshot.taken_at;
@@ -32,17 +32,16 @@ const COLUMNS = [
 
 function showLink(cell, { id, ...found }) {
   cell.firstChild.href = address.linkTo({ view: "cases", case: id });
-  cell.firstChild.setAttribute("aria-label", clean(`Case of ${programOf(found)}`, 100));
+  cell.firstChild.ariaLabel = clean(`Case of ${programOf(found)}`, 100);
 }
 
 const REMEDIES = [
   plain("Remedy", ({ text }) => text),
-  plain("Bytes", ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`),
-  plain("Enough alone", ({ enough }) => ENOUGH.get(enough)),
+  { title: "Bytes", text: ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`, number: true },
+  plain("Enough alone", ({ enough }) => ENOUGH[enough] ?? "unknown"),
   plain("Known from", ({ source }) => source),
   { title: "", nodes: (row) => [button("Flush…", () => row.item.flush())], update: (cell, { flush: act }) => (cell.firstChild.hidden = !act) },
 ];
-REMEDIES[1].number = true;
 
 /** The time of the program's own figures: it may have freed memory since an error that only a counter shows. */
 const knownAt = ({ seen }) => (seen === "counter" ? "after the error" : "at the error");
@@ -115,8 +114,7 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
 function table(title, columns, rows) {
   const found = createTable(title, columns);
   found.classList.toggle("wrapping", columns === REMEDIES); // the others are narrow
-  rows.forEach((row, place) => (row.place = place));
-  showTable(found, rows, (row) => row.place);
+  showTable(found, rows, (row) => row);
   return found;
 }
 
@@ -170,4 +168,9 @@ async function load() {
   shown = id;
 }
 
+document.addEventListener("keydown", ({ key, target }) => {
+  if (key !== "Escape" || !isOpen("cases") || target.closest("input, dialog")) return;
+  address.write("case", "");
+  reload();
+});
 addView("cases", create, load);

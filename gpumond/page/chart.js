@@ -12,7 +12,7 @@ import { CHART_RANGES, between, limits, moved, newest, rangeOf, rangeText, zoome
 import { intervals } from "./intervals.js";
 import { addShares } from "./shares.js";
 import { columnAt, layersOf } from "./sharelayers.js";
-import { changed, drawing, eventsSince, label, processKey, roots, sharesOfAll, state } from "./state.js";
+import { changed, drawing, eventsSince, label, processOf, roots, sharesOfAll, state } from "./state.js";
 import { OF_PROCESSES, SHARES } from "./words.js";
 
 const PAUSE = 10_000; // between requests for the newest values
@@ -188,7 +188,7 @@ function shownLimits(own) {
 /** Since when there can be values, and what has started then. */
 function beginning({ uuid, ...target }) {
   const started = startedAt();
-  const own = target.pid === null ? null : processOf(uuid, processKey(target))?.started_at;
+  const own = target.pid === null ? null : processOf(uuid, target)?.started_at;
   return own > started ? { started: own, starter: "process" } : { started, starter: "daemon" };
 }
 
@@ -205,20 +205,17 @@ function follow(node) {
   if (point) node.fresh.push(point);
 }
 
-function newestPoint({ uuid, pid, start_ticks: start }, at) {
+function newestPoint({ uuid, pid, start_ticks }, at) {
   const devices = uuid ? [state.devices.get(uuid)] : roots();
   if (devices.some((device) => !device || device.used_bytes === null || device.missed_readings)) return null;
   if (pid === null) {
     const used = sum(devices.map((device) => device.used_bytes));
     return { at, low: used, high: used, used, ...sharesOfAll(devices) };
   }
-  const key = processKey({ pid, start_ticks: start });
-  const own = processOf(uuid, key);
+  const own = processOf(uuid, { pid, start_ticks });
   const used = own?.used_bytes ?? null;
   return used === null ? null : addShares({ at, low: used, high: used, used }, own);
 }
-
-const processOf = (uuid, key) => state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
 
 function summary(used, { from, to }, { to: end }, last) {
   const lowest = human(Math.min(...used.map((each) => each.low)));

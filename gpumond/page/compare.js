@@ -31,7 +31,7 @@ let holdings = new Map(); // what was held at the moments that are compared, by 
 let wanted = null; // moments that the tables show next
 let reading = false;
 
-const programOf = ({ program, pid }) => `${program} (pid ${pid})`;
+const programOf = ({ program, pid }) => (pid ? `${program} (pid ${pid})` : program);
 
 /** The last process at an address that ended after a time, as a row: what was compared stays. */
 function endedAt(each, from) {
@@ -55,13 +55,12 @@ function showShare(cell, { share }) {
 
 /** A column for each program, and for each but the first one another with its difference from the first. */
 function columnsOf(rows) {
-  const of = (row) => ({ title: clean(programOf(row), 60), text: ({ values }) => human(values[row.key]), number: true });
-  const from = (row) => ({
-    title: rows.length > 2 ? `less ${clean(rows[0].program, 40)}` : "Difference",
-    text: ({ values }) => signed(values[row.key] - values[rows[0].key]),
-    number: true,
-  });
-  return [CHANGES[0], ...rows.flatMap((row, place) => (place ? [of(row), from(row)] : [of(row)]))];
+  const less = rows.length > 2 ? `less ${clean(rows[0].program, 40)}` : "Difference";
+  const columns = rows.flatMap((row, place) => [
+    { title: clean(programOf(row), 60), text: ({ values }) => human(values[place]), number: true },
+    { title: less, text: ({ values }) => signed(values[place] - values[0]), number: true },
+  ]);
+  return [CHANGES[0], ...columns.filter((_, place) => place !== 1)];
 }
 
 const chosen = make("span.chosen");
@@ -148,8 +147,11 @@ async function load() {
   const now = state.frame.snapshot.taken_at;
   const from = Math.min(now - SECONDS, linked);
   const all = rowsOf(state.frame);
-  const rowsAt = (each) => all.filter((row) => isAt(each, row));
-  const rows = [...new Set(markedRows().flatMap((each) => (rowsAt(each).length ? rowsAt(each) : endedAt(each, from))))].slice(0, MOST);
+  const rowsAt = (each) => {
+    const found = all.filter((row) => isAt(each, row));
+    return found.length ? found : endedAt(each, from);
+  };
+  const rows = [...new Set(markedRows().flatMap(rowsAt))].slice(0, MOST);
   showChosen(all, rows);
   histories = await Promise.all(
     rows.map(async (row) => {
@@ -174,14 +176,14 @@ function sample() {
 
 /** The programs that are compared, each with a button that removes it, and those that can be added. */
 function showChosen(all, rows) {
-  const found = (each) => rows.find((row) => isAt(each, row));
+  const nameOf = (each) => rows.find((row) => isAt(each, row))?.program ?? each;
   sync(
     chosen,
     markedRows(),
     (each) => each,
-    (each) => make("span", sample(), named(found(each)?.program ?? each, 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
+    (each) => make("span", sample(), named(nameOf(each), 60), button("✕", () => choose(markedRows().filter((other) => other !== each)), "button.plain")),
     (node, each) => {
-      node.lastChild.ariaLabel = `Remove ${clean(found(each)?.program ?? each, 60)}`;
+      node.lastChild.ariaLabel = `Remove ${clean(nameOf(each), 60)}`;
       node.querySelector("path").setAttribute("class", `series series-${markedRows().indexOf(each)}`);
     },
   );
@@ -263,18 +265,18 @@ function showTables({ at, end, to }) {
   const moment = end === to ? "now" : clock(end);
   put(of, `Between programs, ${end === to ? "" : "at "}${moment}`);
   put(since, `Between ${clock(at)} and ${moment}`);
-  const rows = histories.map(({ row }) => row);
-  const key = rows.map((row) => row.key + row.program).join();
+  const rows = histories.map((history) => ({ program: history.row.program, ...pointAt(history, end) }));
+  const columns = columnsOf(rows);
+  const key = columns.map(({ title }) => title).join();
   if (programs.key !== key) {
-    const table = Object.assign(createTable("Differences between programs", columnsOf(rows)), { key });
+    const table = Object.assign(createTable("Differences between programs", columns), { key });
     programs.replaceWith(table);
     programs = table;
   }
   programs.parentNode.hidden = rows.length < 2;
   for (const table of [programs, changed]) table.parentNode.classList.toggle("whole", rows.length > 2);
-  const valueOf = (history, share) => pointAt(history, end)?.[share];
-  const compared = NAMES.map((share) => ({ share, values: Object.fromEntries(histories.map((each) => [each.row.key, valueOf(each, share)])) }));
-  showTable(programs, compared.filter(({ values }) => Object.values(values).some(Boolean)), ({ share }) => share);
+  const compared = NAMES.map((share) => ({ share, values: rows.map((row) => row[share]) }));
+  showTable(programs, compared.filter(({ values }) => values.some(Boolean)), ({ share }) => share);
   const entries = histories.flatMap((history) => changes(history, at, end));
   changed.parentNode.hidden = !entries.length;
   showTable(changed, entries, (each) => `${each.key} ${each.share}`);
@@ -295,7 +297,8 @@ function changes(history, at, end) {
   const { row } = history;
   const [before, after] = [pointAt(history, at), pointAt(history, end)];
   const names = NAMES.filter((share) => before?.[share] || after?.[share]);
-  const program = before?.pid && after && before.pid !== after.pid ? `${row.program} (pid ${before.pid}, now ${after.pid})` : programOf(row);
+  const pids = new Set([before, after].flatMap((point) => point?.pid ?? []));
+  const program = programOf({ ...row, pid: [...pids].join(", then ") });
   return names.map((share) => ({ key: row.key, share, program, before: before?.[share], after: after?.[share] }));
 }
 

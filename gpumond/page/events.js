@@ -9,7 +9,7 @@ import { clean, clock, words } from "./format.js";
 import { showDevice } from "./shareschart.js";
 import { chosen } from "./selection.js";
 import { read } from "./live.js";
-import { addEvents, eventsSince, state } from "./state.js";
+import { addEvents, eventsSince, processKey, state } from "./state.js";
 import { REPEATS } from "./words.js";
 
 const SHOWN = 60; // groups
@@ -25,25 +25,23 @@ const CHOICES = {
 
 const choice = () => CHOICES[$("events-of").value];
 
-/** The events of the chosen kinds, and of the chosen device or of none. */
-function chosenEvents() {
-  const { uuid } = chosen() ?? {};
+/** The events of the chosen kinds, and of a device, the chosen one by default, or of none. If it is null, of all. */
+function chosenEvents(uuid = chosen()?.uuid) {
   return [...state.events.values()].filter(({ kind, device_uuid: own }) => choice()(kind) && (!uuid || !own || own === uuid));
 }
 
 let all = false; // events are listed, not only the newest
 
 /** What is listed, the newest first: groups of events that have one cause. */
-const newestGroups = () => causesOf(chosenEvents().slice(all ? 0 : -MOST)).slice(0, all ? undefined : SHOWN);
+const newestGroups = (uuid) => causesOf(chosenEvents(uuid).slice(all ? 0 : -MOST)).slice(0, all ? undefined : SHOWN);
 
-/** The most telling event of each group that is listed. */
-export const newestEvents = () => newestGroups().map(([event]) => event);
+/** The most telling event of each group that is listed if no device is chosen. */
+export const newestEvents = () => newestGroups(null).map(([event]) => event);
 
-/** Shows the minute before an event in the chart of its device. */
-export function showMinute({ at, device_uuid: uuid }) {
-  const device = state.devices.get(uuid);
-  if (device) showDevice(device);
-  else $("hero").scrollIntoView({ block: "nearest" });
+/** Shows the minute before an event in the chart of its device, or of its program's; of all if neither is known. */
+export function showMinute({ at, device_uuid: uuid, ...of }) {
+  const program = of.pid && [...state.frame.processes, ...state.events.values()].find((each) => each.device_uuid && processKey(each) === processKey(of));
+  showDevice(state.devices.get(uuid ?? program?.device_uuid));
   showMinuteBefore(at);
 }
 

@@ -20,11 +20,7 @@ function unanswered() {
       `${what} The daemon is running, but this request is waiting for a free connection. Close other windows of this address.`,
     ];
   if (cause !== "unreachable") return ["bad", "The daemon refused the request", `${what} ${cause.detail ?? cause.title}`];
-  return [
-    "bad",
-    "The daemon doesn't respond",
-    `${what} This page retries every second. To start a daemon, run: gpumond ${frame?.snapshot.source.name === "sim" ? "demo" : "serve"}`,
-  ];
+  return ["bad", "The daemon doesn't respond", `${what} This page retries every second. If the daemon has ended, start it again.`];
 }
 
 function withoutFrame() {

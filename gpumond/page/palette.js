@@ -41,7 +41,7 @@ function search() {
 
 function select(place) {
   active = Math.max(0, Math.min(place, found.length - 1));
-  [...$("palette-list").children].forEach((option, at) => option.setAttribute("aria-selected", String(at === active)));
+  [...$("palette-list").children].forEach((option, at) => (option.ariaSelected = String(at === active)));
   $("palette-list").children[active]?.scrollIntoView({ block: "nearest" });
   $("palette-text").setAttribute("aria-activedescendant", found.length ? `command-${active}` : "");
 }
@@ -60,10 +60,7 @@ const KEYS = {
 };
 
 function create() {
-  const text = control("input", { type: "text", role: "combobox", id: "palette-text", autocomplete: "off", spellcheck: false });
-  text.setAttribute("aria-label", "Command");
-  text.setAttribute("aria-expanded", "true");
-  text.setAttribute("aria-autocomplete", "list");
+  const text = control("input", { type: "text", role: "combobox", id: "palette-text", autocomplete: "off", spellcheck: false, ariaLabel: "Command", ariaExpanded: "true", ariaAutoComplete: "list" });
   text.setAttribute("aria-controls", "palette-list");
   const list = control("ul", { role: "listbox", id: "palette-list", ariaLabel: "Commands" });
   const count = control("p", { role: "status", id: "palette-count" });

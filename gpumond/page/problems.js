@@ -13,7 +13,7 @@ import { refusalOf } from "./processrow.js";
 import { choose, chosen } from "./selection.js";
 import { silence } from "./silences.js";
 import { usedPaths } from "./recentuse.js";
-import { allowsFlush, hasPools, label, processKey, reclaimableOf, state } from "./state.js";
+import { allowsFlush, hasPools, label, processKey, processOf, reclaimableOf, state } from "./state.js";
 import { movedWithin, showProcess } from "./table.js";
 import { isOpen, openView, requestScript, why } from "./views.js";
 import { RUNBOOKS } from "./words.js";
@@ -23,10 +23,7 @@ const WIDE = matchMedia("(min-width: 1240px)"); // as in page.css: three cards b
 const STEADY = 5000; // milliseconds after a movement of the pointer below the cards for which they keep their height
 const MARGIN = 120; // seconds that a chart shows before a problem began
 
-const rowOf = ({ uuid, process }) => {
-  const key = process && processKey(process);
-  return process ? state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key) : null;
-};
+const rowOf = ({ uuid, process }) => process && processOf(uuid, process);
 
 const runbookOf = ({ kind, alert }) => [kind, alert?.rule].find((each) => RUNBOOKS.includes(each));
 
@@ -40,11 +37,9 @@ function subjectOf({ uuid, process, alert }, row) {
 function showChart({ uuid, process, alert, verdict }) {
   openView("");
   showSince((verdict?.since ?? alert.fired_at ?? alert.active_at) - MARGIN);
-  const device = state.devices.get(uuid);
   const row = rowOf({ uuid, process });
   if (row) showProcess(row.key);
-  else if (device) showDevice(device);
-  else $("hero").scrollIntoView({ block: "nearest" });
+  else showDevice(state.devices.get(uuid));
 }
 
 function showEvidence(node) {
@@ -121,12 +116,12 @@ function update(node, card) {
     buttons[place].hidden = !action.of(node);
     buttons[place].disabled = !can(node, action);
     buttons[place].title = action.of(node) && buttons[place].disabled ? clean(action.off(node), 200) : "";
-    buttons[place].setAttribute("aria-label", clean(`${word} ${card.kind} ${subject}`, 200));
+    buttons[place].ariaLabel = clean(`${word} ${card.kind} ${subject}`, 200);
   });
   const [runbook, oomCase] = node.querySelectorAll(".acts a");
   runbook.hidden = !runbookOf(card);
   runbook.href = `docs/runbooks/${encodeURIComponent(runbookOf(card))}`;
-  runbook.setAttribute("aria-label", clean(`Runbook ${card.kind}`, 200));
+  runbook.ariaLabel = clean(`Runbook ${card.kind}`, 200);
   const id = card.alert?.notes.case; // of an out-of-memory error
   oomCase.hidden = !id;
   if (id) oomCase.href = linkTo({ view: "cases", case: id });
@@ -136,10 +131,12 @@ function update(node, card) {
   drawFit(node.lastChild);
 }
 
+/** Identity of an alert whose labels are an object. */
+export const keyOf = ({ rule, active_at, pid, labels }) => JSON.stringify([rule, active_at, pid, labels]);
+
 /** What the card of an active alert offers besides its chart: pairs of a word and an action. */
-export function actsOf({ rule, active_at: at, pid, labels }) {
-  const key = JSON.stringify([rule, at, pid, labels]);
-  const isOf = ({ card: { alert } }) => alert && JSON.stringify([alert.rule, alert.active_at, alert.pid, alert.labels]) === key;
+export function actsOf(alert) {
+  const isOf = ({ card }) => card.alert && keyOf(card.alert) === keyOf(alert);
   const node = [...$("alerts").children].find(isOf);
   const own = Object.entries(ACTIONS).filter(([word, action]) => node && word !== "Chart" && can(node, action));
   return own.map(([word, { act }]) => [word, () => act(node)]);

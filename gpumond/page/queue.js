@@ -39,4 +39,9 @@ async function load() {
   section.show([...queue, ...grants]);
 }
 
-addView("queue", () => (section = createListing("Queue", COLUMNS, ({ id }) => id, record, NONE)), load);
+const create = () => {
+  const device = state.devices.size > 1 ? " --need-device GPU" : "";
+  return (section = createListing("Queue", COLUMNS, ({ id }) => id, record, NONE.replace("SIZE", `$&${device}`)));
+};
+
+addView("queue", create, load);

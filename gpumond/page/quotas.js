@@ -7,7 +7,7 @@ import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 
-const amount = (kind) => ({ quota }) => (quota[kind] === undefined || quota[kind] === null ? "-" : human(quota[kind]));
+const amount = (kind) => ({ quota }) => human(quota[kind]);
 const patterns = ({ quota: { match } }) => Object.entries(match ?? {}).filter(([, pattern]) => pattern);
 
 const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];

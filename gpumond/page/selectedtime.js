@@ -3,7 +3,7 @@
 import { showCursors } from "./chart.js";
 import { clock } from "./format.js";
 import { holdingsAt } from "./history.js";
-import { processKey, state } from "./state.js";
+import { processOf, state } from "./state.js";
 import { showProcesses } from "./table.js";
 
 const UNKNOWN = Object.fromEntries(["comm", "uid", "user", "container_name", "pod_name", "unit", "slurm_job", "started_at", "limit_bytes"].map((field) => [field, null]));
@@ -28,7 +28,6 @@ export async function holdMoment(at) {
 
 /** What a program held, with what is known of it if it still runs. */
 function pastRow({ name, ended_at: ended, unattributed_bytes: _, ...own }) {
-  const key = processKey(own);
-  const now = state.frame.processes.find((row) => row.device_uuid === own.device_uuid && processKey(row) === key);
+  const now = processOf(own.device_uuid, own);
   return { ...UNKNOWN, workload: name, ...now, ...OF_NOW, ...own, state: ended === null ? "alive" : `ended ${clock(ended)}` };
 }

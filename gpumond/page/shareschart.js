@@ -28,7 +28,7 @@ function shown() {
   return one ? [one] : roots();
 }
 
-/** Shows a device, and moves the focus to its chart. */
+/** Shows a device, or all, and moves the focus to the chart. */
 export function showDevice(device) {
   choose(device);
   $("hero").scrollIntoView({ block: "nearest" });

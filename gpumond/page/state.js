@@ -72,6 +72,12 @@ export const eventsSince = () =>
 
 /** Identity of a process: pids are reused. */
 export const processKey = ({ pid, start_ticks }) => `${pid},${start_ticks}`;
+/** The row of a process on a device. */
+export function processOf(uuid, process) {
+  const key = processKey(process);
+  return state.frame.processes.find((each) => each.device_uuid === uuid && processKey(each) === key);
+}
+
 const shapes = new Set(ORDINARY);
 /** True if the verdict is of an ordinary shape of a memory curve. */
 export const ordinary = (verdict) => shapes.has(verdict.kind);

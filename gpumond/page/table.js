@@ -198,6 +198,7 @@ function sortBy(column) {
   order = { id: column.id, up: order.id === column.id ? !order.up : !column.number };
   address.write("sort", `${order.id},${order.up ? "up" : "down"}`);
   showColumns();
+  active = focusedBody()?.key ?? "";
   arrange(true);
 }
 

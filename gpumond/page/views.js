@@ -23,7 +23,10 @@ export function addView(name, create, load) {
 
 export function openView(name) {
   address.write("view", name, name !== open);
-  if (name !== open) for (const own of ["case", "moment", "until"]) address.write(own, ""); // of one view
+  if (name !== open) {
+    for (const own of ["case", "moment", "until"]) address.write(own, ""); // of one view
+    document.activeElement.blur(); // a key would act on what is no longer open
+  }
   open = name;
   reload();
   keepFocus();

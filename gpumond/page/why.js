@@ -8,7 +8,7 @@ import { entryOf, flush } from "./flushdialog.js";
 import { capital, clean, clock, human, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { attempt, save } from "./session.js";
-import { allowsFlush, isProblem, label, state } from "./state.js";
+import { allowsFlush, isProblem, label, processOf, state } from "./state.js";
 
 const CLASSES = {
   parameters: "parameters",
@@ -64,7 +64,7 @@ const entriesOfProblems = (pid, subject) =>
     .map((card) => {
       const found = card.alert?.notes.case;
       const link = found ? [Object.assign(make("a", "Case"), { href: linkTo({ view: "cases", case: found }) })] : [];
-      const row = state.frame.processes.find((each) => each.pid === pid && each.device_uuid === card.uuid);
+      const row = processOf(card.uuid, card.process);
       const texts = [leftOf(card, subject), lineOf(card, row, state.frame.snapshot.taken_at, subject)];
       return entryOf([make("b", capital(card.kind)), ...link], [], [`${capital(texts.filter(Boolean).join(" · "))}.`]);
     });

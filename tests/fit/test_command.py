@@ -31,7 +31,7 @@ def test_options_of_the_interpreter_are_no_program(command: str, program: str):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("torchrun train.py", "expected a Python program, such as: gpumond fit -- python train.py"),
+        ("torchrun train.py", "expected a Python program, as in `gpumond fit -- python train.py`"),
         ("python", "expected a script or -m MODULE"),
         ("python -c pass", "expected a script or -m MODULE"),
         ("python /absent/train.py", "the script /absent/train.py doesn't exist"),

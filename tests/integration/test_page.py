@@ -215,6 +215,9 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     page.keyboard.press("Enter")
     assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS)]
     assert page.locator("th[aria-sort=ascending]").inner_text().strip("↑ ") == "Program"
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == min(PROGRAMS)
+    page.get_by_role("button", name="Program").focus()
     page.keyboard.press("Enter")
     assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
     page.keyboard.press("/")

@@ -117,7 +117,11 @@ def test_cases_are_listed_and_an_unknown_one_is_named(browser: Browser, demo: Ru
         assert page.get_by_role("searchbox", name="Filter").input_value() == "train"
         page.get_by_role("row", name=re.compile("train .pid 4242.* 1 9.0 GiB")).wait_for()
         page.keyboard.press("Enter")
-        page.get_by_role("heading", name=re.compile("ran out of memory")).wait_for()
+        heading = page.get_by_role("heading", name=re.compile("ran out of memory"))
+        heading.wait_for()
+        page.keyboard.press("Escape")
+        heading.wait_for(state="hidden")
+        assert "case=" not in session.address()
         for id in ("1-2-3", "bogus"):
             page.goto("about:blank")
             page.goto(f"{demo.url}/#view=cases&case={id}")

@@ -237,7 +237,9 @@ def test_moment_that_the_charts_do_not_show_is_refused(session: PageSession):
 
 def test_restarted_program_is_compared_with_its_earlier_life(session: PageSession, demo: RunningDaemon):
     page = session.page
-    before, other = (of(demo.get("frame"), name) for name in ("chat-api", "etl"))
+    frame = demo.get("frame")
+    before, other = (of(frame, name) for name in ("chat-api", "etl"))
+    first, last = (int(frame["snapshot"]["taken_at"]) - ago for ago in (4, 2))
     page.get_by_role("button", name="Compare chat-api").click()
     page.get_by_role("button", name="Compare 1").click()
     page.get_by_role("heading", name=f"chat-api (pid {before['pid']})").wait_for()
@@ -256,12 +258,19 @@ def test_restarted_program_is_compared_with_its_earlier_life(session: PageSessio
         "option", has_text=f"etl (pid {of(demo.get('frame'), 'etl')['pid']})"
     )
     offered.wait_for(state="attached")
-    first, *_ = rows(session, "Differences between two moments")
-    assert first[1] in (f"chat-api (pid {before['pid']}, now {row['pid']})", f"chat-api (pid {row['pid']})")
+    both = f"chat-api (pid {before['pid']}, then {row['pid']})"
+    used, *_ = rows(session, "Differences between two moments")
+    assert used[1] in (both, f"chat-api (pid {row['pid']})")
     page.evaluate("location.hash += '&moment=1'")  # the first one
-    first, *_ = rows(session, "Differences between two moments")
-    assert first[:2] == ["used", f"chat-api (pid {before['pid']}, now {row['pid']})"]
-    assert first[2] != "-"
+    used, *_ = rows(session, "Differences between two moments")
+    assert used[:2] == ["used", both]
+    assert used[2] != "-"
+    page.goto("about:blank")
+    page.goto(f"{demo.url}/#view=compare&compare=0:chat-api,0:etl&moment={first}&until={last}")
+    earlier = [f"{each['workload']} (pid {each['pid']})" for each in (before, other)]
+    for name in earlier:
+        page.get_by_role("columnheader", name=name).wait_for()
+    assert {name for _, name, *_ in rows(session, "Differences between two moments")} == set(earlier)
     page.get_by_role("button", name="Overview").click()
     frame = demo.get("frame")
     events = page.request.get(f"{demo.url}/api/v1/events", headers={"Accept": "application/json"}).json()

@@ -102,6 +102,31 @@ def test_palette_opens_the_comparison_of_marked_rows(session: PageSession):
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Compare", exact=True).wait_for()
     assert page.locator(".chosen bdi").all_inner_texts() == ["train-llm", "etl"]
+    page.keyboard.press("Control+k")
+    page.keyboard.type("view alerts")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "Alerts", "Enter would open Compare again"
+
+
+def test_palette_shows_an_event_of_another_device_on_its_chart(session: PageSession, demo: RunningDaemon):
+    at = own_time(demo)
+    devices = [make_device(f"GPU-x{index}", index=index) for index in range(2)]
+    of = {"at": at - 5, "device_uuid": None, "pid": None, "start_ticks": None, "workload": "", "details": []}
+    own = of | {"pid": 4242, "start_ticks": 7}
+    events = [
+        of | {"id": 1, "kind": "alert-fired", "summary": "the disk is full"},
+        own | {"id": 2, "kind": "agent-connected", "summary": "old (pid 4242) connected"},
+        own | {"id": 3, "kind": "process-ended", "summary": "old (pid 4242) has exited", "device_uuid": "GPU-x1"},
+    ]
+    show_frame(session, make_frame(*devices, taken_at=at, seq=7), events)
+    page = session.page
+    for text, shown in (("4242 connected", "1"), ("4242 exited", "1"), ("disk is full", "")):
+        page.locator("#hero-of").select_option("0")
+        page.keyboard.press("Control+k")
+        page.keyboard.type(text)
+        page.locator("#palette-list li", has_text="Minute before").wait_for()
+        page.keyboard.press("Enter")
+        assert page.locator("#hero-of").input_value() == shown
 
 
 def test_palette_marks_programs_and_compares_the_marked_ones(session: PageSession):

@@ -186,7 +186,7 @@ def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemo
 
 
 def test_alert_in_the_history_began_when_it_fired(session: PageSession, demo: RunningDaemon):
-    at = demo.get("frame")["snapshot"]["taken_at"] - 3600
+    at = int(demo.get("frame")["snapshot"]["taken_at"]) - 3600
     summary = f"etl (pid 7) is idle; true again since {clock_text(at + 129)}"
     alert = {"rule": "mine", "phase": "resolved", "labels": [], "annotations": [["summary", summary]], "value": 1.0}
     alert |= {
@@ -197,12 +197,32 @@ def test_alert_in_the_history_began_when_it_fired(session: PageSession, demo: Ru
         "pid": None,
         "start_ticks": None,
     }
-    session.page.route("**/api/v1/alerts/history", lambda route: route.fulfill(json=[alert]))
+    over = [["summary", f"ended at {clock_text(at + 50)}; the alert was: etl (pid 7) is idle"]]
+    ended = alert | {"rule": "over", "annotations": over}
+    alerts = [alert, ended, ended | {"rule": "kept", "phase": "firing", "resolved_at": None}]
+    session.page.route("**/api/v1/alerts/history", lambda route: route.fulfill(json=alerts))
     session.page.get_by_role("button", name="Alerts", exact=True).click()
-    row = session.page.get_by_role("table", name="Alert history").locator("tr", has_text="mine")
+    rows = session.page.get_by_role("table", name="Alert history").locator("tr")
+    for rule in ("over", "kept"):
+        rows.filter(has_text=rule).get_by_text("50 s", exact=True).wait_for()
+    row = rows.filter(has_text="mine")
     row.get_by_text("3 min 49 s", exact=True).wait_for()
     shown = session.page.evaluate("at => new Date(1000 * at).toLocaleTimeString('en-GB')", at)
     row.get_by_text(shown).wait_for()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_command_for_the_queue_names_a_device_where_there_are_several(
+    browser: Browser, demo: RunningDaemon, count: int
+):
+    def idle(frame: Any) -> None:
+        (device,) = frame["snapshot"]["devices"]
+        frame["snapshot"]["devices"] = [device, device | {"uuid": "GPU-x1", "index": 1}][:count]
+        frame["queue"], frame["grants"] = [], []
+
+    with open_page(browser, demo, rewrite=idle) as session:
+        session.page.get_by_role("button", name="Queue", exact=True).click()
+        session.shows(f"gpumond run --need SIZE {'--need-device GPU ' * (count > 1)}--wait 10m -- COMMAND")
 
 
 def with_requests(frame: Any) -> None:
