@@ -125,7 +125,7 @@ STATED = {
     "workloads with flush counters": f"{MAX_WORKLOADS}",
     "series in a scrape": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES:,}",
-    "rules over the API": f"{MAX_RULES}",
+    "rules created through the API": f"{MAX_RULES}",
     "silences per caller": f"{silences.MAX_SILENCES}",
     "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
     "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
@@ -135,7 +135,7 @@ STATED = {
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
     "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
-    "quotas over the API": f"{MAX_QUOTAS}",
+    "quotas created through the API": f"{MAX_QUOTAS}",
     "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon remembers having set": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
     "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",

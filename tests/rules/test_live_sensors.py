@@ -185,7 +185,7 @@ def test_command_line_overrides_and_restores_a_rule(start: Callable[..., Running
     restored = json.loads(daemon.run("rules", "restore", "leak", "--json").stdout)
     assert (restored["enabled"], restored["overrides"]) == (True, {})
     again = daemon.run("rules", "restore", "leak")
-    assert (again.returncode, "leak isn't overridden over the API" in again.stderr) == (2, True)
+    assert (again.returncode, "leak isn't overridden through the API" in again.stderr) == (2, True)
     for options, text in (((), "pass at least one of"), (("--for", "soon"), "--for 'soon': expected a duration")):
         wrong = daemon.run("rules", "override", "leak", *options)
         assert (wrong.returncode, text in wrong.stderr) == (2, True)

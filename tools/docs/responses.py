@@ -35,27 +35,27 @@ stay unique when pids are reused |
 | `source.responsive` | false while a driver call exceeds its deadline |
 | `up`, `missed_readings` (device) | whether the device responds, and for how many consecutive readings it has had \
 no new values. After three, its values are null |
-| `kinds` (process) | how the process uses the device, such as `compute`. `holder`: the driver doesn't list the \
-process, but it has the device open |
+| `kinds` (process) | how the process uses the device, such as `compute`. `holder`: the process has the device \
+open, but the driver doesn't list the process |
 | `state` (process) | `alive`, `stopped`, `uninterruptible`, `zombie`, or `gone` (the driver lists a pid that no \
 longer exists) |
 | `overcounts` | how much the processes' memory exceeds each device's used memory |
-| `frameworks` | libraries with an allocator that the program has imported |
+| `frameworks` | the libraries with an allocator, among those that the program has imported |
 | `flush_policy`, `allows_limit`, `suspendable` | what the program [permits](agent.md#start) |
 | `uses_device` | false for a process that never used device memory, such as a data loader's worker |
 | `admission` | the ID of the memory request (`--need`) that the program was started with |
 | `can_suspend`, `may_suspend` | whether gpumond could suspend the program when a user asks, and whether the program \
 has also been idle for long enough to be suspended by a rule or a request for memory |
-| `resume_signals` | SIGCONT signals that the program has received |
-| `refusals` | commands that the agent has refused |
+| `resume_signals` | the number of SIGCONT signals that the program has received |
+| `refusals` | the number of commands that the agent has refused |
 | `phase` (alert) | `pending`, `firing` or `resolved` |
 | `origin`, `etag` | where a rule or quota comes from (`built-in`, `file`, `api`), and its version, for `If-Match` |
-| `requested_by` | the [caller](api.md#callers) who requested it |
+| `requested_by` | the [caller](api.md#callers) who requested the action |
 | `command` (process) | the program and, for Python, the script or module that it runs; no other arguments |
 | `seen` (out-of-memory error) | how the agent noticed the error: in a `scope` or `retry`, as `unhandled`, from the \
 allocator's `counter`, or from the `oom_pool` |
 | `basis` (remedy) | whether the bytes are `measured`, `reported` by an agent or engine, or an `estimate` |
-| `ahead` (request for memory) | number of requests before it in the queue |
+| `ahead` (request for memory) | the number of requests that precede this one in the queue |
 """
 
 WIDTH = 120

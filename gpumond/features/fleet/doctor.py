@@ -24,7 +24,7 @@ NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their envir
 DIFFERENCES = {
     "version": ("another version of gpumond", "install the same version of gpumond on all machines"),
     "config": ("another configuration", "compare the configuration files; `systemctl reload gpumond` loads a new one"),
-    "rules": ("other rules", "compare `gpumond rules list`, which also shows the rules that were created over the API"),
+    "rules": ("other rules", "compare `gpumond rules list`, which also shows rules created through the API"),
 }
 """Subject and remedy of each aspect of `drift.Build`."""
 

@@ -1,4 +1,4 @@
-"""Quotas of the processes of a snapshot: those of the configuration file, those set over the API, which the store
+"""Quotas of the processes of a snapshot: those of the configuration file, those set through the API, which the store
 keeps, and the limits that are due in programs.
 """
 
@@ -47,7 +47,7 @@ def quota_table(store: Transactions) -> Table[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class QuotaEntry:
-    """One quota in the format of the configuration file. Only those of origin ``api`` can be changed over the API."""
+    """One quota in the format of the configuration file. The API can change only those of origin ``api``."""
 
     name: str
     origin: QuotaOrigin

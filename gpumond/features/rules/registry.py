@@ -1,7 +1,7 @@
-"""Rules in effect: the built-in rules, those of the configuration file, and those created over the API.
+"""Rules in effect: the built-in rules, those of the configuration file, and those created through the API.
 
 The store keeps the last kind. The first two are read-only here, but individual fields of a built-in rule can be
-overridden in the file and over the API; the store keeps the latter. An hour of frames is kept for previews.
+overridden in the file and through the API; the store keeps the latter. An hour of frames is kept for previews.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OverriddenField:
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One rule in the format of the configuration file. Only those of origin ``api`` can be changed over the API.
+    """One rule in the format of the configuration file. Only those of origin ``api`` can be changed through the API.
 
     ``overrides``: the replaced fields of a built-in rule. A rule that isn't ``enabled`` isn't evaluated.
     """
@@ -128,11 +128,11 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             return self._registered[name].entry
 
     async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
-        """Delete the override of a rule over the API. Raises NoSuchEntry, EntryChanged."""
+        """Delete the override of a rule through the API. Raises NoSuchEntry, EntryChanged."""
         async with self._lock:
             if name not in self._stored_overrides:
                 self.get(name)  # raises if no rule has this name
-                raise NoSuchEntry(f"{name} isn't overridden over the API")
+                raise NoSuchEntry(f"{name} isn't overridden through the API")
             if name in self._registered:
                 _require(self.get(name), if_match)
             await self._overrides.delete(name, actor)
@@ -210,7 +210,7 @@ class RulesPart(Part):
         kernel.provide(RulesPart, self)
 
     async def load(self) -> Sequence[str]:
-        """Load the rules that were created over the API and, at the start, the alerts of the previous daemon."""
+        """Load the rules that were created through the API and, at the start, the alerts of the previous daemon."""
         if not self._resumed:
             self._resumed = True
             try:
