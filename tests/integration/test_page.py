@@ -220,6 +220,8 @@ def test_keyboard_sorts_filters_and_opens_rows(session: PageSession):
     page.get_by_role("button", name="Program").focus()
     page.keyboard.press("Enter")
     assert session.texts("tbody .of-program bdi") == [sorted(PROGRAMS, reverse=True)]
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.textContent") == max(PROGRAMS)
     page.keyboard.press("/")
     page.keyboard.type("NOTE")
     assert session.texts("tbody .of-program bdi", "#shown") == [["notebook"], ["1 of 4"]]
