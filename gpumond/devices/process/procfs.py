@@ -114,7 +114,7 @@ class ProcessTable:
 def command_of(command_line: bytes) -> str | None:
     """Return the program of a command line, with the script or module that it runs if it is a Python interpreter.
 
-    None if it is unknown. A program that has replaced its command line by a title with spaces, which may contain
+    None if it is unknown. A program that has replaced its command line with a title with spaces, which may contain
     arguments, is unknown.
     """
     path, *arguments = command_line.decode("utf-8", "replace").split("\0")

@@ -494,7 +494,7 @@ def pretend_cuda(torch: Any, size_bytes: int) -> None:
 
 
 def replace_functions(module: Any, answers: Mapping[str, Any]) -> None:
-    """Replace functions by ones that return these values."""
+    """Replace functions with ones that return these values."""
     for name, value in answers.items():
         setattr(module, name, lambda *args, value=value, **kwargs: value)
 
@@ -556,7 +556,7 @@ def pretend_distributed(torch: Any) -> None:
 
 
 def replicate_locally(torch: Any, trace: Trace) -> None:
-    """Replace ``DistributedDataParallel``, whose reducer reads values, by a module with the memory of its buckets."""
+    """Replace ``DistributedDataParallel``, whose reducer reads values, with a module with the memory of its buckets."""
 
     def flat(tensors: Sequence[Any], limit_bytes: float) -> list[Any]:
         """Return flat tensors that hold these, each of at least the limit except the last."""
