@@ -23,7 +23,7 @@ from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, Proce
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free_clause
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
-from gpumond.facts.units import caller_text, clock_text, duration_text, human
+from gpumond.facts.units import caller_text, clock_text, duration_text, size_text
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.host.tasks import Signal
 
@@ -230,7 +230,7 @@ def _agents(
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
-            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; its allocators held {human(held)}"
+            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; its allocators held {size_text(held)}"
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
             yield _by_report(report, "agent-disconnected", summary, details=details)
 
@@ -252,7 +252,7 @@ def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, 
             workload, name = names.get(process, ("", ""))
             yield _draft(
                 "process-ended",
-                f"{program(name, process.pid, '')} has exited; it used {human(held)} on {_gpu(frame, device.uuid)}",
+                f"{program(name, process.pid, '')} has exited; it used {size_text(held)} on {_gpu(frame, device.uuid)}",
                 device_uuid=device.uuid,
                 process=process,
                 workload=workload,
@@ -305,7 +305,7 @@ def _counted_ooms(report: AgentReport, before: AgentReport, frame: Frame) -> Ite
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None) -> str:
     where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
-    request = "" if oom.request_bytes is None else f" when it requested {human(oom.request_bytes)}"
+    request = "" if oom.request_bytes is None else f" when it requested {size_text(oom.request_bytes)}"
     scope = f" in the scope {oom.scope}" if oom.scope else ""
     place = program_line_clause(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
@@ -321,7 +321,7 @@ def _user_names(frame: Frame) -> dict[int, str]:
 def _flush(receipt: Receipt, frame: Frame) -> Event:
     name = program(receipt.workload, receipt.pid, "")
     where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
-    released = f", {receipt.allocator} released {human(receipt.released_bytes)}" if receipt.allocator else ""
+    released = f", {receipt.allocator} released {size_text(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
     caller = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
     summary = f"flush of {name}{where} by {caller}: {receipt.outcome}{released}{why}"
@@ -348,7 +348,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     memory = next((each.memory for each in suspended if each.key == receipt.key), ())
     uuid = memory[0].device_uuid if len(memory) == 1 else None
     where = f" on {_gpu(frame, uuid)}" if uuid else ""
-    size = f", {human(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
+    size = f", {size_text(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
     why = f": {receipt.reason}" if receipt.reason else ""
     who = f"{receipt.workload or 'a program'} (pid {receipt.pid}{size})"
     by = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
@@ -392,13 +392,15 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
         if request.id in _waiting(frame) - known:
             where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
             held = f"; {largest_programs(where, holders)}" if holders else ""
-            summary = f"{_requester(request)} is waiting for {human(request.need_bytes)} on {where}{held}"
+            summary = f"{_requester(request)} is waiting for {size_text(request.need_bytes)} on {where}{held}"
             yield _of_request("wait", summary, request, (("occurred_at", request.since),))
     for grant in frame.grants:
         if grant.id not in granted:
             own = waited.get(grant.id)
             after = f" after {duration_text(at - own.since)}" if own else ""
-            summary = f"{_requester(grant)} was granted {human(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
+            summary = (
+                f"{_requester(grant)} was granted {size_text(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
+            )
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
             device = frame.snapshot.device(grant.device_uuid)
             short = only_free_clause(grant.unused_bytes, device.free_bytes if device else None)
@@ -540,7 +542,7 @@ Details = tuple[tuple[str, int | float | str], ...]
 def amounts_text(oom: Oom) -> str:
     """Return the live, cached and stranded bytes of the device that was full as text."""
     live, cached, stranded = _sums(oom)
-    return f"{human(live)} live, {human(cached)} cached, {human(stranded)} stranded"
+    return f"{size_text(live)} live, {size_text(cached)} cached, {size_text(stranded)} stranded"
 
 
 def oom_details(oom: Oom, limit: int | None = None) -> Details:
@@ -576,7 +578,7 @@ def oom_text(oom: Oom, limit: int | None) -> str:
     """Return what happened. ``limit``: the program's own, if it was reached."""
     if oom.seen == "oom_pool":
         return "has used its out-of-memory pool"
-    return "ran out of memory" if limit is None else f"reached its limit of {human(limit)}"
+    return "ran out of memory" if limit is None else f"reached its limit of {size_text(limit)}"
 
 
 def program_line_clause(calls: Sequence[Call]) -> str:
@@ -633,7 +635,10 @@ def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterato
 
 def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
     for number, site in enumerate(sites[:SHOWN_SITES], 1):
-        yield f"allocation site {number}", f"{human(site.size_bytes)}: {stack_text(site.calls[:SHOWN_THREAD_CALLS])}"
+        yield (
+            f"allocation site {number}",
+            f"{size_text(site.size_bytes)}: {stack_text(site.calls[:SHOWN_THREAD_CALLS])}",
+        )
 
 
 def _sums(oom: Oom) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import gpumond.agent
 from gpumond.cli import client
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 WAIT_SECONDS = 3600.0
 RESPONSE_SECONDS = 600.0
@@ -53,7 +53,7 @@ class Notebook:
             if time.monotonic() < self._ask_from or not (own := self._fetch_suspension()):
                 return
             began = time.monotonic()
-            size = human(sum(each["used_bytes"] for each in own["memory"]))
+            size = size_text(sum(each["used_bytes"] for each in own["memory"]))
             print(f"gpumond: this notebook is {own['state']}; moving its {size} back to the GPU…", flush=True)
             for wait in (0.0, WAIT_SECONDS):
                 receipt = self._request_resumption(wait)

@@ -235,9 +235,11 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
     if any(pool.live_bytes for pool in pools if pool.allocator == "torch"):
         return "this version of PyTorch isn't understood: its live memory can't be classified"
     if held := sum(pool.held_bytes for pool in pools):
-        from gpumond.facts.units import human  # needed for this text only
+        from gpumond.facts.units import size_text  # needed for this text only
 
-        return f"the program's allocators hold {human(held)}, and none of it is live: only live memory is classified"
+        return (
+            f"the program's allocators hold {size_text(held)}, and none of it is live: only live memory is classified"
+        )
     return "the program's allocators hold no memory on a device, so there is nothing to classify"
 
 

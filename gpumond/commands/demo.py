@@ -21,7 +21,7 @@ from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
 from gpumond.facts.errors import GpumondError
-from gpumond.facts.units import GIB, MIB, caller_text, duration_text, human, plural
+from gpumond.facts.units import GIB, MIB, caller_text, duration_text, plural, size_text
 from gpumond.host.python_commands import code_command, module_command
 from gpumond.sim.device import DeviceSpec, SimDevice, create
 
@@ -277,16 +277,18 @@ def captions(
         command: Returns the complete command line of a command.
     """
     for wait in frame["queue"]:
-        text = f"{wait['workload'] or 'A program'} is waiting for {human(wait['need_bytes'])} on a GPU"
+        text = f"{wait['workload'] or 'A program'} is waiting for {size_text(wait['need_bytes'])} on a GPU"
         yield "queue", f"{text}. See: {command('queue')}"
     for process in frame["processes"]:
         name, cached = process["workload"], process["cached_bytes"] or 0
         if name == TRAINING and cached >= LARGE_CACHE:
-            text = f"{name} keeps {human(cached)} in its cache, which a flush would release"
+            text = f"{name} keeps {size_text(cached)} in its cache, which a flush would release"
             yield "cache", f"{text}. Try: {command(f'flush {name}')}"
         soft = (process["quota"] or {}).get("soft_limit_bytes")
         if soft and (process["used_bytes"] or 0) > soft:
-            excess = f"{human(process['used_bytes'] - soft)} more than the soft limit of its quota ({human(soft)})"
+            excess = (
+                f"{size_text(process['used_bytes'] - soft)} more than the soft limit of its quota ({size_text(soft)})"
+            )
             yield "quota", f"{name} uses {excess}. See: {command('quota')}"
     names = {process["pid"]: process["workload"] for process in frame["processes"]}
     for verdict in frame["verdicts"]:
@@ -309,11 +311,11 @@ def captions(
             yield "back", f"{text}. See: {command('receipts')}"
         if receipt["outcome"] == "freed" and receipt["released_bytes"]:
             by = caller_text(receipt["requested_by"], receipt["requested_for"], user_name).replace("rule:", "rule ")
-            text = f"A flush of {name}, requested by {by}, released {human(receipt['released_bytes'])}"
+            text = f"A flush of {name}, requested by {by}, released {size_text(receipt['released_bytes'])}"
             yield "flush", f"{text}. See: {command('receipts')}"
     for program in frame["snapshot"]["suspended_programs"]:
         if program["state"] == "suspended":
-            name, need = program["workload"], human(sum(each["used_bytes"] for each in program["memory"]))
+            name, need = program["workload"], size_text(sum(each["used_bytes"] for each in program["memory"]))
             text = f"{name} is suspended. To resume, it needs {need}"
             yield "suspended", f"{text}. Try: {command(f'resume {name} --wait 2m')}"
     for alert in frame["alerts"]:

@@ -29,7 +29,7 @@ from gpumond.devices import AUTOMATIC, SourceSpec
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
-from gpumond.facts.units import human, plural
+from gpumond.facts.units import plural, size_text
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
@@ -128,7 +128,7 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
     detail = f"{state.driver_version}{library}, {plural(len(reading.devices), 'GPU')}"
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
-        size = "size unknown" if device.size_bytes is None else human(device.size_bytes)
+        size = "size unknown" if device.size_bytes is None else size_text(device.size_bytes)
         listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
         known: State = "note" if device.processes is None or device.used_bytes is None else "good"
         yield Finding(f"GPU {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")

@@ -117,7 +117,7 @@ def _is_index(part: object, values: object) -> bool:
 def _bound(bound: float, found: object, written: object) -> str:
     """Return a bound in the form in which the value was written: as a duration, a size, or a number."""
     if isinstance(written, str) and isinstance(found, (int, float)):
-        for read, shown in ((units.parse_seconds, _duration), (units.parse_size, units.human)):
+        for read, shown in ((units.parse_seconds, _duration), (units.parse_size, units.size_text)):
             try:
                 if not written.strip().isdigit() and isclose(read(written), found):
                     return shown(bound)

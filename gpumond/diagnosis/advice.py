@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, Oom
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
@@ -223,7 +223,7 @@ def _preallocates(context: AdviceContext, allocator: str) -> bool:
 
 def _holders(context: AdviceContext, allocator: str) -> str:
     return ", ".join(
-        f"{report.workload or 'a program'} (pid {report.pid}), which holds {human(size)} unused"
+        f"{report.workload or 'a program'} (pid {report.pid}), which holds {size_text(size)} unused"
         for report, size in _unused(context, allocator)
     )
 

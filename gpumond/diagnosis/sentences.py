@@ -15,10 +15,10 @@ from gpumond.facts.units import (
     clock_text,
     duration_text,
     growth_rate_text,
-    human,
     listed,
     plural,
     rough_duration_text,
+    size_text,
 )
 from gpumond.facts.verdicts import AT_PEAK
 
@@ -53,7 +53,7 @@ def leak(
     if left is not None:
         times = [rough_duration_text(left)]
         if later is not None and rough_duration_text(later) != rough_duration_text(left):
-            times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {human(peak)}"]
+            times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {size_text(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
 
@@ -69,7 +69,7 @@ def growing(
 ) -> str:
     """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
     owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
-    steps = [f"{human(step)} per step"] if step is not None and step > 0 else []
+    steps = [f"{size_text(step)} per step"] if step is not None and step > 0 else []
     details = [*steps, *_number(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
@@ -100,8 +100,8 @@ def growing_together(one: str, programs: int, devices: int, left: float | None) 
 
 def fragmentation(who: str, device: str, kept: float, live: float) -> str:
     """Describe a fragmented program by its recent peaks. The ratio is in the alert, which covers a different window."""
-    peak = f"held up to {human(kept)} on {device}, not counting its cache"
-    return f"{who} recently {peak}, but at most {human(live)} of it was live; the rest was fragmented"
+    peak = f"held up to {size_text(kept)} on {device}, not counting its cache"
+    return f"{who} recently {peak}, but at most {size_text(live)} of it was live; the rest was fragmented"
 
 
 def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
@@ -110,23 +110,27 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
     """
     since = f"unchanged for {duration_text(seconds)}"
     if who:
-        return f"{device} still has {human(size)} in use that belonged to {who}, which has exited ({since})"
+        return f"{device} still has {size_text(size)} in use that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the GPU open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
         managed = f"probably managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
-        return f"{device} has {human(size)} in use that the driver attributes to no process ({since}): {managed}{named}"
-    return f"{device} has {human(size)} in use that belongs to no visible process ({since}){named}"
+        owned = f"that the driver attributes to no process ({since}): {managed}"
+    else:
+        owned = f"that belongs to no visible process ({since})"
+    return f"{device} has {size_text(size)} in use {owned}{named}"
 
 
 def idle(who: str, device: str, size: float, seconds: float) -> str:
-    used = f"{who} uses {human(size)} on {device}" if who != device else f"{device} has {human(size)} in use"
+    used = f"{who} uses {size_text(size)} on {device}" if who != device else f"{device} has {size_text(size)} in use"
     return f"{used} and has been idle for {duration_text(seconds)}"
 
 
 def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
     who = "a program" if who == device else who
-    return f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program used {human(size)}"
+    return (
+        f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program used {size_text(size)}"
+    )
 
 
 def release(who: str, device: str, size: float, failed: bool = False) -> str:
@@ -134,8 +138,8 @@ def release(who: str, device: str, size: float, failed: bool = False) -> str:
     program's allocations failed shortly before.
     """
     if not who:
-        return f"{human(size)} on {device} was freed within seconds"
-    return f"{who} freed {human(size)} on {device}{' after an allocation failed' if failed else ''}"
+        return f"{size_text(size)} on {device} was freed within seconds"
+    return f"{who} freed {size_text(size)} on {device}{' after an allocation failed' if failed else ''}"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:
@@ -154,18 +158,18 @@ def pattern(
     at = clock_text(since, now)
     if kind == "steady":
         where = " at the end of its steps" if by_step else ""
-        return f"{who} has been steady at {human(evidence['level_bytes'])}{where} since {at}"
+        return f"{who} has been steady at {size_text(evidence['level_bytes'])}{where} since {at}"
     if kind == "step-change":
         size = evidence["step_bytes"]
         more, less = ("higher", "lower") if whole else ("more", "less")
-        return f"{who} has {'been' if whole else 'used'} {human(abs(size))} {more if size > 0 else less} since {at}"
+        return f"{who} has {'been' if whole else 'used'} {size_text(abs(size))} {more if size > 0 else less} since {at}"
     if kind == "filling":
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
         end = f"; the GPU will be full in {rough_duration_text(left)}, unless growth stops" if is_notable else ""
         pace = growth_rate_text(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {at}, now by {pace}{end}"
-    low, high = human(evidence["low_bytes"]), human(evidence["high_bytes"])
+    low, high = size_text(evidence["low_bytes"]), size_text(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} cycles between {low} and {high} every {duration_text(evidence['period_seconds'])}"
     return f"{who} fluctuates between {low} and {high} without growing"
@@ -204,7 +208,7 @@ def retained_by(program: Program) -> str:
         if scope.entries > 1 and sum(device.last_retained_bytes for device in scope.devices) > 0  # not a set-up
     }
     name = max(kept, key=lambda name: kept[name], default="")
-    return f"the measured scope {name} retains {human(kept[name])}" if kept.get(name, 0) > 0 else ""
+    return f"the measured scope {name} retains {size_text(kept[name])}" if kept.get(name, 0) > 0 else ""
 
 
 def _line(retainer: Retainer) -> str:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 MAX_KNOWN_OWNERS = 4096
 
@@ -159,7 +159,7 @@ class GrantedRequest:
 
 def only_free_clause(unused: int, free: int | None) -> str:
     """Return how much of granted memory is free, as the end of a sentence; empty if all of it is, or if unknown."""
-    return "" if free is None or free >= unused else f"; only {human(free)} is free"
+    return "" if free is None or free >= unused else f"; only {size_text(free)} is free"
 
 
 ReclaimPolicy = Literal["user", "all", "off"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.facts.program import HasProcessKey
-from gpumond.facts.units import human, listed
+from gpumond.facts.units import listed, size_text
 
 SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
 """``waiting``: to be resumed as soon as its memory is granted. ``stuck``: the driver reports an error that it cannot
@@ -73,8 +73,8 @@ class MemoryHolder:
     granted_bytes: int = 0
 
     def __str__(self) -> str:
-        granted = f"{human(self.granted_bytes)} granted" if self.granted_bytes else ""
-        used = human(self.used_bytes) if self.used_bytes else ""
+        granted = f"{size_text(self.granted_bytes)} granted" if self.granted_bytes else ""
+        used = size_text(self.used_bytes) if self.used_bytes else ""
         pid = "" if self.pid is None else f"pid {self.pid}"
         return f"{self.workload or 'a process'} ({', '.join(filter(None, (pid, used, granted)))})"
 

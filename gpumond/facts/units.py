@@ -144,7 +144,7 @@ LARGEST = 999.95
 """Number from which on the next unit is used: rounded, it has four digits."""
 
 
-def human(size: float) -> str:
+def size_text(size: float) -> str:
     """Format bytes: ``31.2 GiB``, ``1.5 TiB``. The number has at most three digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < (999.5 if unit == "B" else LARGEST):
@@ -154,10 +154,10 @@ def human(size: float) -> str:
 
 
 def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
-    """Format two sizes whose difference the reader sees as `human` formats it: with another digit if the rounded sizes
-    differ by another number.
+    """Format two sizes whose difference the reader sees as `size_text` formats it: with another digit if the rounded
+    sizes differ by another number.
     """
-    first, second = human(whole), human(part)
+    first, second = size_text(whole), size_text(part)
     (number, unit), (other, other_unit) = first.split(), second.split()
     scale = _FACTORS[unit]
     if unit != other_unit or f"{abs(float(number) - float(other)):.1f}" == f"{abs(whole - part) / scale:.1f}":
@@ -166,11 +166,11 @@ def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
 
 
 def growth_rate_text(per_minute: float) -> str:
-    """Format growth that is known roughly, with two digits in the unit that `human` uses: ``about 840 MiB/min``.
+    """Format growth that is known roughly, with two digits in the unit that `size_text` uses: ``about 840 MiB/min``.
 
     The text is the same in the next seconds.
     """
-    number, unit = human(per_minute).split()
+    number, unit = size_text(per_minute).split()
     rough = float(f"{float(number):.2g}")
     return f"about {rough:.{1 if abs(rough) < 10 and unit != 'B' else 0}f} {unit}/min"
 

@@ -1,7 +1,7 @@
 // Memory as a bar: one part for each share.
 
 import { make } from "./elements.js";
-import { human, sum, words } from "./format.js";
+import { sizeText, sum, words } from "./format.js";
 import { CLAIMS } from "./shares.js";
 import { SHARES } from "./words.js";
 
@@ -19,7 +19,7 @@ export function showEdge(node, sums, top) {
   PARTS.forEach((part, place) => {
     const bytes = sums[part] ?? 0;
     node.children[place].style.height = `${top ? (100 * bytes) / top : 0}%`;
-    node.children[place].title = bytes ? `${words(part)} ${human(bytes)}` : "";
+    node.children[place].title = bytes ? `${words(part)} ${sizeText(bytes)}` : "";
   });
   label(node, sums);
 }
@@ -50,7 +50,7 @@ export function gradient(sums, size) {
 }
 
 function label(node, sums) {
-  const shown = PARTS.filter((part) => part !== "reserved" && sums[part]).map((part) => `${words(part)} ${human(sums[part])}`);
+  const shown = PARTS.filter((part) => part !== "reserved" && sums[part]).map((part) => `${words(part)} ${sizeText(sums[part])}`);
   const text = shown.join(", ") || "no memory in use";
   if (node.ariaLabel !== text) node.ariaLabel = text;
 }

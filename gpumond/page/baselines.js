@@ -2,7 +2,7 @@
 
 import { curves } from "./curves.js";
 import { button, choice, control, labeled, make, named, put, svg } from "./elements.js";
-import { clean, clock, duration, human, percent } from "./format.js";
+import { clean, clock, duration, sizeText, percent } from "./format.js";
 import { createTable, showTable } from "./viewtables.js";
 import { attempt } from "./session.js";
 import { state } from "./state.js";
@@ -26,7 +26,7 @@ const signed = (text, value) => (value > 0 ? `+${text}` : text);
 function valueText({ measure }, value) {
   if (value === null) return "-";
   if (measure === "utilization") return percent(value, 1);
-  return measure === "retries" ? `${Number(value.toPrecision(3))} per hour` : human(value);
+  return measure === "retries" ? `${Number(value.toPrecision(3))} per hour` : sizeText(value);
 }
 
 const signedText = (each, value) => signed(valueText(each, value), value);
@@ -167,7 +167,7 @@ function curveOf({ workload, top, before, after }) {
   const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": label });
   drawing.append(svg("path", { class: "before", d: before }), svg("path", { class: "after", d: after }));
   const keys = ["before", "after"].map((side) => make("span", make(`i.${side}`), side));
-  return make("div", make("div.keys", named(workload, 80), ...keys), make("div.plot", drawing, make("span.top", human(top))));
+  return make("div", make("div.keys", named(workload, 80), ...keys), make("div.plot", drawing, make("span.top", sizeText(top))));
 }
 
 const create = () => make("section", make("div.title", make("h2", "Baselines"), make("p", ABOUT)), createForm(), refusal, table, panel);

@@ -1,7 +1,7 @@
 // The demo's captions: what is true of it now, and what to try. No element of the document.
 
 import { cardsOf, levelOf } from "./cards.js";
-import { human } from "./format.js";
+import { sizeText } from "./format.js";
 
 const [TRAINING, LEAKING] = ["train-llm", "notebook"]; // workloads of the demo
 const LARGE = 2 * 2 ** 30; // bytes of a cache that is worth a caption
@@ -16,11 +16,11 @@ export function captionsOf(frame) {
   const leak = cardsOf(frame).find((card) => card.verdict?.kind === "leak" && card.verdict.pid === leaking.pid);
   if (leak && levelOf(leak) !== "quiet") found.set("leak", `${LEAKING} retains more memory with each step. Under Problems, you see ${leak.verdict.retained_by ? "which line retains it, and " : ""}when the GPU will be full.`);
   for (const row of processes.filter(({ workload, cached_bytes: bytes }) => workload === TRAINING && bytes >= LARGE))
-    found.set("cache", `${TRAINING} keeps ${human(row.cached_bytes)} in its cache. A flush returns it while the program runs.`);
+    found.set("cache", `${TRAINING} keeps ${sizeText(row.cached_bytes)} in its cache. A flush returns it while the program runs.`);
   for (const { id, workload, need_bytes: need, device_uuid: uuid } of queue) {
     const device = snapshot.devices.find((each) => each.uuid === uuid);
     const resumes = snapshot.suspended_programs.some(({ grants }) => grants.includes(id));
-    found.set("queue", `${workload || "A program"} is waiting for ${human(need)} on GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} once it is free.`);
+    found.set("queue", `${workload || "A program"} is waiting for ${sizeText(need)} on GPU ${device?.index ?? "?"}, and ${resumes ? "resumes" : "starts"} once it is free.`);
   }
   found.set("start", "The GPUs are simulated, the agents are real. Click a program for its history. Press ? for help.");
   return found;

@@ -1,6 +1,6 @@
 // What the cards of problems contain. No element of the document.
 
-import { age, clock, duration, human, percent, rate } from "./format.js";
+import { age, clock, duration, sizeText, percent, rate } from "./format.js";
 import { callerText, isProblem, ordinary, processKey } from "./state.js";
 import { REMEDIES, RUNBOOKS } from "./words.js";
 
@@ -133,13 +133,13 @@ export const alertText = ({ summary, description }) => textOf([summary, descript
 const held = ({ live_bytes: live, cached_bytes: cached, stranded_bytes: stranded }) => (live ?? 0) + (cached ?? 0) + (stranded ?? 0);
 
 const amountsOf = (row) =>
-  row.stranded_bytes ? `now ${human(held(row))} held, ${human(row.live_bytes)} live, ${human(row.stranded_bytes)} stranded` : "nothing is stranded now";
+  row.stranded_bytes ? `now ${sizeText(held(row))} held, ${sizeText(row.live_bytes)} live, ${sizeText(row.stranded_bytes)} stranded` : "nothing is stranded now";
 
 const LINES = {
   leak: ({ slope_bytes_per_second: slope, window_seconds: seconds }, _, { since, retained_by: kept }, now) =>
     `since ${clock(since, now)}, ${rate(60 * slope)} in the last ${duration(seconds)}${kept && `; ${kept}`}`,
   fragmentation: ({ fragmentation_ratio: ratio, peak_live_bytes: live, peak_kept_bytes: kept }, row) =>
-    `${amountsOf(row)}; when last measured, at most ${human(live)} of ${human(kept)} was live: ${percent(ratio, 1)} fragmented`,
+    `${amountsOf(row)}; when last measured, at most ${sizeText(live)} of ${sizeText(kept)} was live: ${percent(ratio, 1)} fragmented`,
 };
 
 /** When the device, which is named unless the `subject` ends with it, will be full at this rate, as the verdict's summary

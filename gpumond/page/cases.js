@@ -4,7 +4,7 @@ import * as address from "./address.js";
 import { callText, ownCalls, siteText } from "./calls.js";
 import { button, make, named, svg } from "./elements.js";
 import { flush } from "./flushdialog.js";
-import { capital, clean, clock, duration, human, sum } from "./format.js";
+import { capital, clean, clock, duration, sizeText, sum } from "./format.js";
 import { createListing, createTable, showTable } from "./viewtables.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
@@ -17,7 +17,7 @@ const now = () => state.frame.snapshot.taken_at;
 const programOf = ({ workload, pid }) => `${workload || "a program"} (pid ${pid})`;
 const gpuOf = ({ device_uuid: uuid }) => (state.devices.has(uuid) ? `GPU ${state.devices.get(uuid).index}` : "");
 const rowOf = ({ workload, pid }) => (pid === null ? workload || "unattributed" : `${workload || "pid"} ${pid}`);
-const bytes = (title, key) => ({ title, text: (row) => human(row[key]), number: true });
+const bytes = (title, key) => ({ title, text: (row) => sizeText(row[key]), number: true });
 const plain = (title, text) => ({ title, text });
 
 const COLUMNS = [
@@ -37,7 +37,7 @@ function showLink(cell, { id, ...found }) {
 
 const REMEDIES = [
   plain("Remedy", ({ text }) => text),
-  { title: "Bytes", text: ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${human(size)}`, number: true },
+  { title: "Bytes", text: ({ size_bytes: size, basis }) => `${basis === "estimate" && size !== null ? "about " : ""}${sizeText(size)}`, number: true },
   plain("Enough alone", ({ enough }) => ENOUGH[enough] ?? "unknown"),
   plain("Known from", ({ source }) => source),
   { title: "", nodes: (row) => [button("Flush…", () => row.item.flush())], update: (cell, { flush: act }) => (cell.firstChild.hidden = !act) },
@@ -68,7 +68,7 @@ function* tablesOf(found, ranks) {
   if (!oom) return;
   for (const one of oom.classes) {
     const known = Object.entries(one).filter(([key, value]) => /_bytes$/.test(key) && key !== "live_bytes" && value);
-    yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => human(value), number: true }], known];
+    yield [`Live memory of ${one.allocator} by class`, [plain("Class", ([key]) => key.replace("_bytes", "")), { title: "Bytes", text: ([, value]) => sizeText(value), number: true }], known];
   }
   yield ["Largest allocation sites", [bytes("Bytes", "size_bytes"), plain("Calls, innermost first", siteText)], oom.sites];
   yield ["Scopes that retain the most memory", [plain("Scope", ({ name: scope }) => scope), bytes("Bytes", "retained_bytes")], oom.scopes];
@@ -88,7 +88,7 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
   const [from, to] = [at[0], at.at(-1)];
   const x = (place) => ((1000 * (at[place] - from)) / Math.max(1, to - from)).toFixed(2);
   const y = (value) => (100 - (100 * value) / top).toFixed(2);
-  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": `Memory by program in the last ${duration(to - from)} before the error, at most ${human(top)}` });
+  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": `Memory by program in the last ${duration(to - from)} before the error, at most ${sizeText(top)}` });
   const keys = make("div.keys");
   let base = at.map(() => 0);
   curves.forEach((curve, place) => {
@@ -101,13 +101,13 @@ function drawTimeline({ at, curves }, { at: failed, request_bytes: request, free
     keys.append(make("span", sign, named(rowOf(curve), 80)));
     base = upper;
   });
-  for (const [kind, bytes, text] of [["size", usable, `${limit ? "limit" : "usable"} ${human(usable)}`], ["bound", asked, `with the request ${human(asked)}`]]) {
+  for (const [kind, bytes, text] of [["size", usable, `${limit ? "limit" : "usable"} ${sizeText(usable)}`], ["bound", asked, `with the request ${sizeText(asked)}`]]) {
     if (bytes === null) continue;
     drawing.append(svg("path", { class: kind, d: `M0 ${y(bytes)}H1000` }));
     keys.append(make("span", make(`i.${kind}`), named(text)));
   }
-  if (free !== null) keys.append(named(`${human(free)} free at the error`));
-  const plot = make("div.plot", drawing, make("span.top", human(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
+  if (free !== null) keys.append(named(`${sizeText(free)} free at the error`));
+  const plot = make("div.plot", drawing, make("span.top", sizeText(top)), make("span.from", clock(from, now())), make("span.to", `${clock(failed, now())}, the error`));
   return [make("h3", `The ${limit ? "program" : "GPU"} before the error`), plot, keys];
 }
 
@@ -121,13 +121,13 @@ function table(title, columns, rows) {
 /** What the summary doesn't state. */
 function factsOf(found) {
   const { oom, missing_bytes: missing, errors } = found;
-  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${errors > 1 ? "up to " : ""}${human(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
+  const facts = [errors > 1 && `last of ${errors} errors at this limit`, missing !== null && `${errors > 1 ? "up to " : ""}${sizeText(missing)} was missing`, oom?.scope && `in ${oom.scope}`];
   return capital(facts.filter(Boolean).join(" · "));
 }
 
 /** Everything that is known of a case. */
 function documentOf({ case: found, ranks }) {
-  const what = found.limit_bytes ? `reached its limit of ${human(found.limit_bytes)}` : "ran out of memory";
+  const what = found.limit_bytes ? `reached its limit of ${sizeText(found.limit_bytes)}` : "ran out of memory";
   const title = make("div.title", make("h2", named(`${programOf(found)} ${what}${gpuOf(found) && ` on ${gpuOf(found)}`}`, 160)), make("time", clock(found.at, now())));
   const save = make("a", "Save as HTML");
   save.href = `api/v1/oom/${encodeURIComponent(found.id)}/report`;

@@ -4,7 +4,7 @@
 import * as address from "./address.js";
 import { chartTable, csvOf, fileName } from "./downloads.js";
 import { button, make, put, saveBlob } from "./elements.js";
-import { age, clock, human, sum, words } from "./format.js";
+import { age, clock, sizeText, sum, words } from "./format.js";
 import { marksAt, marksOf } from "./chartmarks.js";
 import { readPast } from "./history.js";
 import { createPlot, drawCursor, drawPlot, drawSelection } from "./plot.js";
@@ -218,16 +218,16 @@ function newestPoint({ uuid, pid, start_ticks }, at) {
 }
 
 function summary(used, { from, to }, { to: end }, last) {
-  const lowest = human(Math.min(...used.map((each) => each.low)));
-  const highest = human(Math.max(...used.map((each) => each.high)));
+  const lowest = sizeText(Math.min(...used.map((each) => each.low)));
+  const highest = sizeText(Math.max(...used.map((each) => each.high)));
   const when = end === null ? `since ${clock(used[0].at, to)}` : `from ${clock(from, to)} to ${clock(to)}`;
-  return `Used: ${lowest} to ${highest} ${when}, most recently ${human(last.used)}.`;
+  return `Used: ${lowest} to ${highest} ${when}, most recently ${sizeText(last.used)}.`;
 }
 
 /** The values at the crosshair, as a sentence. */
 function readout({ size, marks, from, to }, column) {
-  const values = column ? SHARES.filter((share) => column[share]).map((share) => `${share} ${human(column[share])}`) : [];
-  if (column) values.unshift(`used (driver) ${human(column.used)}${size === null ? "" : ` of ${human(size)}`}`);
+  const values = column ? SHARES.filter((share) => column[share]).map((share) => `${share} ${sizeText(column[share])}`) : [];
+  if (column) values.unshift(`used (driver) ${sizeText(column.used)}${size === null ? "" : ` of ${sizeText(size)}`}`);
   const near = new Set(marksAt(marks, cursor, from, to).map((mark) => words(mark.kind)));
   return [`${clock(cursor, to)}: ${values.join(", ") || "no data"}`, ...near].join("; ");
 }

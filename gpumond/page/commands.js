@@ -4,7 +4,7 @@ import { showRange } from "./chart.js";
 import { $ } from "./elements.js";
 import { newestEvents, showMinute } from "./events.js";
 import { flush } from "./flushdialog.js";
-import { clock, human } from "./format.js";
+import { clock, sizeText } from "./format.js";
 import { isMarked, markedRows, setMarked } from "./markedrows.js";
 import { expire, matchersOf } from "./silences.js";
 import { showDevice } from "./shareschart.js";
@@ -53,7 +53,7 @@ export function* commandsOf() {
   for (const { id, title } of COLUMNS) yield [`Sort by ${title.toLowerCase()}`, () => visit(() => sortById(id))];
   for (const { device_uuid: uuid, kind, ...of } of state.frame.verdicts) {
     const row = kind === IDLE && rows.find((each) => each.device_uuid === uuid && processKey(each) === processKey(of));
-    if (row) yield [`Idle memory (waste): ${human(row.used_bytes)} of ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
+    if (row) yield [`Idle memory (waste): ${sizeText(row.used_bytes)} of ${subjectOf(row)}`, () => visit(() => showProcess(row.key))];
   }
   for (const name of ["", ...Object.keys(GROUPS)]) yield [`Group by ${name || "nothing"}`, () => visit(() => groupBy(name))];
   for (const [text, seconds] of CHART_RANGES) yield [`Range ${text} (zoom)`, () => visit(() => showRange(seconds))];

@@ -2,7 +2,7 @@
 
 import * as address from "./address.js";
 import { $, button, choice, control, make, named, put, showChoices, svg, sync } from "./elements.js";
-import { capital, clean, clock, human, signed } from "./format.js";
+import { capital, clean, clock, sizeText, signed } from "./format.js";
 import { createTable, showTable } from "./viewtables.js";
 import { earlierLives } from "./previousprocesses.js";
 import { intervals, runs } from "./intervals.js";
@@ -43,8 +43,8 @@ function endedAt(each, from) {
 const CHANGES = [
   { title: "Share", nodes: () => [make("i"), make("bdi")], update: showShare },
   { title: "Program", text: ({ program }) => program },
-  { title: "Before", text: ({ before }) => human(before), number: true },
-  { title: "After", text: ({ after }) => human(after), number: true },
+  { title: "Before", text: ({ before }) => sizeText(before), number: true },
+  { title: "After", text: ({ after }) => sizeText(after), number: true },
   { title: "Difference", text: ({ before, after }) => signed(after - before), number: true },
 ];
 
@@ -57,7 +57,7 @@ function showShare(cell, { share }) {
 function columnsOf(rows) {
   const less = rows.length > 2 ? `less ${clean(rows[0].program, 40)}` : "Difference";
   const columns = rows.flatMap((row, place) => [
-    { title: clean(programOf(row), 60), text: ({ values }) => human(values[place]), number: true },
+    { title: clean(programOf(row), 60), text: ({ values }) => sizeText(values[place]), number: true },
     { title: less, text: ({ values }) => signed(values[place] - values[0]), number: true },
   ]);
   return [CHANGES[0], ...columns.filter((_, place) => place !== 1)];
@@ -234,7 +234,7 @@ function showTogether(from, to, top, at, end) {
   if (together.hidden) return;
   const x = (time) => ((1000 * (time - from)) / (to - from)).toFixed(2);
   const step = ({ at: begin, end, used }) => `L${x(begin)} ${(100 - (100 * used) / top).toFixed(2)}H${x(end)}`;
-  const texts = histories.map(({ row }) => `${clean(programOf(row), 60)} ${human(row.used_bytes)}`);
+  const texts = histories.map(({ row }) => `${clean(programOf(row), 60)} ${sizeText(row.used_bytes)}`);
   const axes = { ...PLAIN, from, to, top, columns: [], blocks: false, summary: `Used memory now: ${texts.join(", ")}` };
   drawPlot(overlay, axes);
   overlay.querySelector(".unknown").remove();

@@ -1,7 +1,7 @@
 // Devices of a machine with many of them: what their rows and tiles contain.
 
 import { cardsOf, levelOf } from "./cards.js";
-import { human, many, percent } from "./format.js";
+import { sizeText, many, percent } from "./format.js";
 import { sharesByDevice } from "./shares.js";
 import { label } from "./state.js";
 import { MISSED_LIMIT } from "./words.js";
@@ -39,7 +39,7 @@ export function stateOf(device) {
   return device.up ? "" : "at fault";
 }
 
-const share = (name) => ({ title: name, text: ({ sums }) => human(sums[name]), number: true, medium: true });
+const share = (name) => ({ title: name, text: ({ sums }) => sizeText(sums[name]), number: true, medium: true });
 const sensor = (name, title, text) => ({
   title,
   text: ({ device }) => (device.sensors[name] === null ? "-" : text(device.sensors[name])),
@@ -62,7 +62,7 @@ export const DEVICE_COLUMNS = [
 
 function total({ used_bytes: used, size_bytes: size }) {
   if (used === null) return "-";
-  return size === null ? human(used) : `${human(used)} of ${human(size)}`;
+  return size === null ? sizeText(used) : `${sizeText(used)} of ${sizeText(size)}`;
 }
 
 /** Used memory as a part of the size; `-` if it is unknown. */

@@ -1,7 +1,7 @@
 // Declared serving engines: their state, models, requests, and the use of their KV cache.
 
 import { $ } from "./elements.js";
-import { duration, human, percent, sum } from "./format.js";
+import { duration, sizeText, percent, sum } from "./format.js";
 import { createTable, showTable } from "./viewtables.js";
 import { processKey, state } from "./state.js";
 import { NOT_READ } from "./words.js";
@@ -14,7 +14,7 @@ const COLUMNS = [
   { title: "Kind", text: (engine) => engine.kind, wide: true },
   { title: "State", text: condition, update: (cell, { up, out_of_service_seconds: out }) => cell.classList.toggle("warn", !up || out !== null) },
   { title: "Models", text: models, wide: true },
-  { title: "Used", text: (engine) => human(used(engine)), number: true },
+  { title: "Used", text: (engine) => sizeText(used(engine)), number: true },
   { title: "KV cache in use", text: kvCache, number: true },
   { title: "Running", text: (engine) => count(engine.running), number: true, wide: true },
   { title: "Waiting", text: (engine) => count(engine.waiting), number: true, wide: true },
@@ -37,7 +37,7 @@ function service(engine) {
 
 function models(engine) {
   const known = engine.models.map((model) =>
-    model.size_bytes === null ? model.name : `${model.name} (${human(model.size_bytes)})`,
+    model.size_bytes === null ? model.name : `${model.name} (${sizeText(model.size_bytes)})`,
   );
   return known.join(", ") || "-";
 }
@@ -59,7 +59,7 @@ function kvCacheBytes(engine, ofBytes) {
 function kvCache(engine) {
   if (engine.kv_cache_used_ratio === null) return "-";
   const bytes = kvCacheBytes(engine, used(engine));
-  return `${percent(engine.kv_cache_used_ratio, 1)}${bytes === null ? "" : ` of ${human(bytes)}`}`;
+  return `${percent(engine.kv_cache_used_ratio, 1)}${bytes === null ? "" : ` of ${sizeText(bytes)}`}`;
 }
 
 /** The engine that a process belongs to, if it belongs to one. */
@@ -77,7 +77,7 @@ export function kvCacheOf(process, engine) {
   if (!engine || engine.sleeping || engine.kv_cache_used_ratio === null) return "";
   const alone = processesOf(engine).length === 1;
   const bytes = alone ? kvCacheBytes(engine, process[`${holder(process)}_bytes`]) : null;
-  const size = bytes === null ? "" : `${human(bytes)}, `;
+  const size = bytes === null ? "" : `${sizeText(bytes)}, `;
   return `of which KV cache ${size}${percent(engine.kv_cache_used_ratio, 1)} in use`;
 }
 

@@ -3,7 +3,7 @@
 import { make, named, put, svg, sync } from "./elements.js";
 import { limits, shapes } from "./evidenceshapes.js";
 import { figures, summary } from "./evidencetexts.js";
-import { capital, clean, clock, human } from "./format.js";
+import { capital, clean, clock, sizeText } from "./format.js";
 import { label, state } from "./state.js";
 
 const SAID = ["slope_bytes_per_second", "window_seconds"]; // what the sentence about the line contains
@@ -32,7 +32,7 @@ export function drawFit(node) {
   const plot = node.querySelector(".plot");
   plot.querySelector("svg")?.remove();
   plot.prepend(drawing);
-  put(plot.querySelector(".top"), full === null ? human(high) : `${human(full)}${pid ? " of this program" : ""}: the GPU is full`);
+  put(plot.querySelector(".top"), full === null ? sizeText(high) : `${sizeText(full)}${pid ? " of this program" : ""}: the GPU is full`);
   put(plot.querySelector(".from"), clock(from, to));
   put(plot.querySelector(".to"), clock(to));
   const sentences = fit.ruled_out.map(({ kind, reason, value }) => `Ruled out: ${kind} (${reason}: ${value.toFixed(2)}).`);

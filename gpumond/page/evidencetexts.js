@@ -1,11 +1,11 @@
 // Evidence of a verdict in words and figures.
 
-import { about, duration, extent, human, percent, words } from "./format.js";
+import { about, duration, extent, sizeText, percent, words } from "./format.js";
 
 /** The rate, and the time until the device is full with its limits, in a sentence. `now`: unix time of the frame. */
 export function summary(fit, now = fit.at) {
   const { slope_bytes_per_second: slope, slope_low_bytes_per_second: slow, slope_high_bytes_per_second: fast } = fit;
-  const [middle, range] = [human(60 * slope), extent({ low: 60 * slow, high: 60 * fast })];
+  const [middle, range] = [sizeText(60 * slope), extent({ low: 60 * slow, high: 60 * fast })];
   const rate = `${middle}/min${range === middle ? "" : ` (${range})`} in the ${duration(fit.at - fit.points[0][0])} shown`;
   if (fit.full_at === null) return `${rate}.`;
   if (fit.full_at <= now) return `${rate}; the GPU would be full by now.`;
@@ -16,9 +16,9 @@ export function summary(fit, now = fit.at) {
 }
 
 const UNITS = [
-  ["_bytes_per_second", (value) => `${human(60 * value)}/min`],
-  ["_bytes_per_step", (value) => `${human(value)}/step`],
-  ["_bytes", human],
+  ["_bytes_per_second", (value) => `${sizeText(60 * value)}/min`],
+  ["_bytes_per_step", (value) => `${sizeText(value)}/step`],
+  ["_bytes", sizeText],
   ["_seconds", duration],
   ["_ratio", (value) => percent(value, 1)],
 ];

@@ -1,7 +1,7 @@
 // The dialog of a flush or a suspension: the plan, the confirmation and the receipts.
 
 import { $, make, named, put } from "./elements.js";
-import { capital, clean, clock, extent, human, sum } from "./format.js";
+import { capital, clean, clock, extent, sizeText, sum } from "./format.js";
 import { differences } from "./receipttexts.js";
 import { change } from "./session.js";
 import { label, processKey, state } from "./state.js";
@@ -95,13 +95,13 @@ const FLUSH = {
     const effect = "The programs keep running: each pauses briefly, and reallocates memory when it needs it.";
     return high ? `This flush should release ${extent({ low, high })}. ${effect}` : "";
   },
-  result: ({ released_bytes: bytes }) => `${human(bytes)} released.`,
+  result: ({ released_bytes: bytes }) => `${sizeText(bytes)} released.`,
   planArticle(receipt) {
     const { expected, before } = receipt;
     const facts = [
       ["expected", expected && extent(expected)],
-      ["held", before && human(before.held_bytes)],
-      ["live", before && human(before.live_bytes)],
+      ["held", before && sizeText(before.held_bytes)],
+      ["live", before && sizeText(before.live_bytes)],
     ];
     return articleOf(receipt, facts, [capital(receipt.reason)]);
   },
@@ -111,11 +111,11 @@ const FLUSH = {
     const facts = [
       ["planned", plan?.expected && `${extent(plan.expected)} at ${clock(plan.started_at)}`],
       ["expected at start", expected && extent(expected)],
-      ["released", human(receipt.released_bytes)],
-      ["counted by the driver", human(receipt.driver_released_bytes)],
-      ["held", before && after && `${human(before.held_bytes)} → ${human(after.held_bytes)}`],
+      ["released", sizeText(receipt.released_bytes)],
+      ["counted by the driver", sizeText(receipt.driver_released_bytes)],
+      ["held", before && after && `${sizeText(before.held_bytes)} → ${sizeText(after.held_bytes)}`],
       ["took", seconds(receipt.duration_seconds)],
-      ["steps", receipt.steps.map((step) => `${step.step} ${human(step.released_bytes)}`).join(", ")],
+      ["steps", receipt.steps.map((step) => `${step.step} ${sizeText(step.released_bytes)}`).join(", ")],
     ];
     return articleOf(receipt, facts, [...differences(receipt, plan), capital(receipt.reason)]);
   },
@@ -124,7 +124,7 @@ const FLUSH = {
 function suspensionArticle(receipt) {
   const { expected_bytes: expected, released_bytes: released, host_bytes: host } = receipt;
   const amounts = [["expected", expected], ["released", released], ["on the host", host]];
-  const facts = amounts.map(([term, bytes]) => [term, bytes !== null && human(bytes)]);
+  const facts = amounts.map(([term, bytes]) => [term, bytes !== null && sizeText(bytes)]);
   const took = receipt.outcome !== "planned" && seconds(receipt.duration_seconds);
   return articleOf(receipt, [...facts, ["took", took]], [receipt.reason, receipt.remedy]);
 }
@@ -134,7 +134,7 @@ const SUSPENSION = {
   done: "Suspension",
   route: "suspensions",
   planned: (plan) =>
-    plan.length ? `This should move ${human(sum(plan.map((receipt) => receipt.expected_bytes)))} to the host. The program can’t use the GPU until it’s resumed.` : "",
+    plan.length ? `This should move ${sizeText(sum(plan.map((receipt) => receipt.expected_bytes)))} to the host. The program can’t use the GPU until it’s resumed.` : "",
   result: ({ receipts }) => receipts.map(({ outcome }) => outcome).join(", "),
   planArticle: suspensionArticle,
   article: suspensionArticle,

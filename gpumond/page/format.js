@@ -28,7 +28,7 @@ function tenths(value) {
 }
 
 /** Bytes with a binary unit, such as `31.2 GiB`; `-` if unknown. The number has at most three digits before the point. */
-export function human(bytes) {
+export function sizeText(bytes) {
   if (bytes === null || bytes === undefined) return "-";
   let size = bytes;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -39,17 +39,17 @@ export function human(bytes) {
 }
 
 /** A difference of bytes with its sign; `-` if one of them is unknown. */
-export const signed = (bytes) => (bytes > 0 ? `+${human(bytes)}` : human(Number.isNaN(bytes) ? null : bytes));
+export const signed = (bytes) => (bytes > 0 ? `+${sizeText(bytes)}` : sizeText(Number.isNaN(bytes) ? null : bytes));
 
 /** Growth per minute with two digits, so that the text is the same in the next seconds: `about 840 MiB/min`. */
 export function rate(bytes) {
-  const [number, unit] = human(bytes).split(" ");
+  const [number, unit] = sizeText(bytes).split(" ");
   const size = Number(Number(number).toPrecision(2));
   return `about ${size.toFixed(Math.abs(size) < 10 && unit !== "B" ? 1 : 0)} ${unit}/min`;
 }
 
 /** An interval of bytes, such as `1.0 GiB to 1.5 GiB`. */
-export const extent = ({ low, high }) => (human(low) === human(high) ? human(low) : `${human(low)} to ${human(high)}`);
+export const extent = ({ low, high }) => (sizeText(low) === sizeText(high) ? sizeText(low) : `${sizeText(low)} to ${sizeText(high)}`);
 
 /** Seconds, to the nearest second, minute or hour: `42 s`, `1 min 39 s`, `26 min`, `2 h 5 min`, `3 d 4 h`. */
 export function duration(seconds) {

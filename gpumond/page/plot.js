@@ -1,7 +1,7 @@
 // Draws a chart: layers, the driver's count, the size, lines of the axes, marks and what is unknown.
 
 import { make, put, svg, sync } from "./elements.js";
-import { clean, clock, human, words } from "./format.js";
+import { clean, clock, sizeText, words } from "./format.js";
 import { NARROW, runs, unknown } from "./intervals.js";
 import { spaceOf, together } from "./chartmarks.js";
 import { causesOf, timesOf } from "./eventgroups.js";
@@ -51,9 +51,9 @@ export function drawPlot(plot, view) {
     drawing,
     ...unknown(columns, from, to).map((part) => hatching(part, view, wide)),
     ...view.spans.filter((span) => span.to >= from && span.from <= to).map((span) => marking(span, view)),
-    ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", human(bytes).replace(".0", ""), { top: `${y(bytes)}%` })),
+    ...levels.filter((bytes) => !sized || Math.abs(bytes - size) > NEAR_SIZE * top).map((bytes) => tick("axis.level", sizeText(bytes).replace(".0", ""), { top: `${y(bytes)}%` })),
     ...inner.map((at) => tick("axis.time", clock(at, to), { left: `${x(at) / 10}%` })),
-    ...(sized ? [tick("axis.level.sized", human(size).replace(".0", ""), { top: `${y(size)}%` })] : []),
+    ...(sized ? [tick("axis.level.sized", sizeText(size).replace(".0", ""), { top: `${y(size)}%` })] : []),
   );
   drawMarks(plot.querySelector(".marks"), view, wide);
   return top;

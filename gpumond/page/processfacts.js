@@ -1,7 +1,7 @@
 // What is known about one process on one device, in words.
 
 import { engineOf, holder, kvCacheOf } from "./engines.js";
-import { duration, human, many, percent } from "./format.js";
+import { duration, sizeText, many, percent } from "./format.js";
 import { hasAgent, hasPools } from "./state.js";
 import { OF_PROCESSES } from "./words.js";
 
@@ -19,14 +19,14 @@ export function* facts(row, report, now) {
     const bytes = row[`${share}_bytes`];
     const parts = share === "overhead" && overheadSentence(row);
     if (bytes !== null) {
-      const words = [human(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ");
-      yield [share, parts ? `${words}: ${parts}` : words, !parts && words === human(bytes)];
+      const words = [sizeText(bytes), share === holder(row) && kvCache].filter(Boolean).join(", ");
+      yield [share, parts ? `${words}: ${parts}` : words, !parts && words === sizeText(bytes)];
     }
   }
-  if (row.unmapped_bytes !== null) yield ["unmapped", human(row.unmapped_bytes)];
-  if (row.limit_bytes !== null) yield ["limit", human(row.limit_bytes)];
+  if (row.unmapped_bytes !== null) yield ["unmapped", sizeText(row.unmapped_bytes)];
+  if (row.limit_bytes !== null) yield ["limit", sizeText(row.limit_bytes)];
   if (row.quota) yield ["quota", quotaSentence(row)];
-  if (row.reserve_shortage_bytes) yield ["reserve", `${human(row.reserve_shortage_bytes)} taken by other programs`];
+  if (row.reserve_shortage_bytes) yield ["reserve", `${sizeText(row.reserve_shortage_bytes)} taken by other programs`];
   const known = {
     command: row.command ?? row.comm,
     user: row.owner,
@@ -49,7 +49,7 @@ export function* facts(row, report, now) {
 /** The parts of the overhead, as far as they are known. */
 function overheadSentence(row) {
   const parts = (row.overhead_parts ?? []).filter(([, bytes]) => bytes);
-  return parts.map(([name, bytes]) => `${name} ${human(bytes)}`).join(", ");
+  return parts.map(([name, bytes]) => `${name} ${sizeText(bytes)}`).join(", ");
 }
 
 /** Why the limit of a row's quota isn't in effect; empty if it is. */
@@ -64,7 +64,7 @@ function quotaSentence(row) {
   const kinds = { "soft limit": "soft_limit", limit: "limit", reserve: "reserve", "cgroup limit": "cgroup_limit" };
   return Object.entries(kinds)
     .filter(([, kind]) => quota[`${kind}_bytes`] !== null)
-    .map(([name, kind]) => `${name} ${human(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
+    .map(([name, kind]) => `${name} ${sizeText(quota[`${kind}_bytes`])} (${quota[`${kind}_quota`]})`)
     .concat(unset(row) || [])
     .join(", ");
 }
@@ -75,10 +75,10 @@ function* factsOfAgent(agent, uuid) {
   for (const pool of agent.pools) {
     if (pool.device_uuid !== uuid) continue;
     const texts = [
-      pool.held_known || pool.live_bytes !== null ? `${human(pool.held_bytes)} held` : "held bytes unknown",
+      pool.held_known || pool.live_bytes !== null ? `${sizeText(pool.held_bytes)} held` : "held bytes unknown",
       pool.live_bytes === null ? "live bytes unknown" : "",
       pool.managed ? "managed memory, on the GPU or the host" : "",
-      pool.peak_live_bytes === null ? "" : `${human(pool.peak_live_bytes)} live at its peak`,
+      pool.peak_live_bytes === null ? "" : `${sizeText(pool.peak_live_bytes)} live at its peak`,
       pool.ooms ? many(pool.ooms, "out-of-memory error") : "",
     ];
     yield [`${pool.allocator}${pool.inside ? ` in ${pool.inside}` : ""}`, texts.filter(Boolean).join(", ")];

@@ -1,7 +1,7 @@
 // Rows of the table of processes: what they contain, which are shown, their order and their groups.
 
 import { cardsOf, levelOf, rankOf } from "./cards.js";
-import { capital, clock, duration, human, signed, sum } from "./format.js";
+import { capital, clock, duration, sizeText, signed, sum } from "./format.js";
 import { isProblem, label, ordinary, processKey } from "./state.js";
 import { OF_PROCESSES, VERDICTS } from "./words.js";
 
@@ -10,7 +10,7 @@ const size = (id, bytes = `${id}_bytes`) => ({
   title: capital(id),
   bytes,
   of: (row) => row[bytes] ?? -1,
-  text: (row) => (row.partial?.has(id) ? "≥ " : "") + human(row[bytes]),
+  text: (row) => (row.partial?.has(id) ? "≥ " : "") + sizeText(row[bytes]),
   number: true,
 });
 
@@ -67,8 +67,8 @@ export function suspensionSentence({ snapshot }, program) {
   const ago = (at) => duration(Math.max(0, snapshot.taken_at - at));
   const now = stateOf(program);
   const parts = asked ? [`${now} for ${ago(asked)}`, `suspended for ${ago(since)}`] : [`${now} for ${ago(since)}`];
-  if (host_bytes !== null) parts.push(`${human(host_bytes)} on the host`);
-  parts.push(`needs ${human(sum(memory.map((each) => each.used_bytes)))} to resume (overhead included)`);
+  if (host_bytes !== null) parts.push(`${sizeText(host_bytes)} on the host`);
+  parts.push(`needs ${sizeText(sum(memory.map((each) => each.used_bytes)))} to resume (overhead included)`);
   return [...parts, reason].filter(Boolean).join("; ");
 }
 
@@ -76,9 +76,9 @@ export function suspensionSentence({ snapshot }, program) {
 function verdictOf(row, kind, { rule, rank } = {}) {
   const state = row.suspended || (row.state !== "alive" && row.state);
   const urgent = rank < (!kind || ordinary({ kind }) ? 2 : 1) ? rule : kind; // only a critical alert replaces a problem
-  const odd = [row.orphaned && "parent exited", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${human(row.unmapped_bytes)} unmapped`];
+  const odd = [row.orphaned && "parent exited", row.kinds.includes("holder") && "device open", row.unmapped_bytes && !row.suspended && `${sizeText(row.unmapped_bytes)} unmapped`];
   const verdict = [state, urgent, ...odd].find(Boolean) ?? "";
-  const idle = kind === IDLE && `${human(row.used_bytes)} idle`;
+  const idle = kind === IDLE && `${sizeText(row.used_bytes)} idle`;
   const remarks = [rule, isProblem({ kind }) && kind, idle, ...odd].filter((each) => each && each !== verdict);
   return { verdict, remarks: [...new Set(remarks)] };
 }

@@ -6,7 +6,7 @@ import { isMarked, setMarked } from "./markedrows.js";
 import { button, colored, make, name, put, sync } from "./elements.js";
 import { facts } from "./processfacts.js";
 import { flush } from "./flushdialog.js";
-import { clean, human, many } from "./format.js";
+import { clean, sizeText, many } from "./format.js";
 import { read } from "./live.js";
 import { COLUMNS, kindOf } from "./processlist.js";
 import { allowsFlush, hasAgent, hasPools, ordinary, processKey, state } from "./state.js";

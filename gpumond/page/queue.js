@@ -1,17 +1,17 @@
 // The view of the queue: requests for memory that wait, or are granted and not all used.
 
-import { clock, duration, human } from "./format.js";
+import { clock, duration, sizeText } from "./format.js";
 import { holdersText } from "./shareschart.js";
 import { createListing } from "./viewtables.js";
 import { state } from "./state.js";
 import { addView } from "./views.js";
 
 const now = () => state.frame.snapshot.taken_at;
-const bytes = (field) => (each) => (each[field] === undefined ? "" : human(each[field] === null ? null : Math.max(0, each[field])));
+const bytes = (field) => (each) => (each[field] === undefined ? "" : sizeText(each[field] === null ? null : Math.max(0, each[field])));
 /** What flushes return before the request is granted, with which the other amounts add up. */
-const flushed = ({ need_bytes: need, available_bytes: available, missing_bytes: missing }) => ((available ?? -1) < 0 ? "" : human(Math.max(0, need - available - missing)));
+const flushed = ({ need_bytes: need, available_bytes: available, missing_bytes: missing }) => ((available ?? -1) < 0 ? "" : sizeText(Math.max(0, need - available - missing)));
 const nameOf = ({ workload, pid }) => [workload, pid === null ? "" : `pid ${pid}`].filter(Boolean).join(", ");
-const stateOf = ({ unused_bytes: unused }) => (unused ? `granted, ${human(unused)} not used yet` : "waiting");
+const stateOf = ({ unused_bytes: unused }) => (unused ? `granted, ${sizeText(unused)} not used yet` : "waiting");
 
 /** The programs whose turn is before a request's. */
 const ahead = ({ device_uuid: uuid, ahead: count }) =>

@@ -1,13 +1,13 @@
 // The view of quotas: limits of processes, and who they apply to.
 
 import { unset } from "./processfacts.js";
-import { human } from "./format.js";
+import { sizeText } from "./format.js";
 import { createListing } from "./viewtables.js";
 import { state } from "./state.js";
 import { read } from "./live.js";
 import { addView } from "./views.js";
 
-const amount = (kind) => ({ quota }) => human(quota[kind]);
+const amount = (kind) => ({ quota }) => sizeText(quota[kind]);
 const patterns = ({ quota: { match } }) => Object.entries(match ?? {}).filter(([, pattern]) => pattern);
 
 const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
@@ -16,15 +16,15 @@ const KINDS = ["soft_limit", "limit", "reserve", "cgroup_limit"];
 function users({ name }) {
   const applies = ({ quota }) => quota && KINDS.some((kind) => quota[`${kind}_quota`] === name);
   const own = state.frame.processes.filter(applies);
-  const remarks = (row) => [human(row.used_bytes), row.quota.soft_limit_quota === name && excess(row), row.quota.limit_quota === name && (unset(row) || uncounted(row))].filter(Boolean).join("; ");
+  const remarks = (row) => [sizeText(row.used_bytes), row.quota.soft_limit_quota === name && excess(row), row.quota.limit_quota === name && (unset(row) || uncounted(row))].filter(Boolean).join("; ");
   return own.map((row) => `${row.workload || row.comm || "?"} (${remarks(row)})`).join(", ");
 }
 
-const excess = ({ used_bytes: used, quota: { soft_limit_bytes: soft } }) => (used > soft ? `${human(used - soft)} more than the soft limit` : "");
+const excess = ({ used_bytes: used, quota: { soft_limit_bytes: soft } }) => (used > soft ? `${sizeText(used - soft)} more than the soft limit` : "");
 
 /** Why a process uses more than its limit; empty if it doesn't. */
 const uncounted = ({ used_bytes: used, limit_bytes: limit, overhead_bytes: overhead }) =>
-  limit && overhead && used > limit ? `the limit doesn't count ${human(overhead)} of overhead` : "";
+  limit && overhead && used > limit ? `the limit doesn't count ${sizeText(overhead)} of overhead` : "";
 
 const COLUMNS = [
   { title: "Quota", text: ({ name }) => name },

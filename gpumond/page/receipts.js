@@ -1,6 +1,6 @@
 // The view of receipts: what past flushes and suspensions were expected to release, and what they released.
 
-import { capital, clean, clock, duration, extent, human } from "./format.js";
+import { capital, clean, clock, duration, extent, sizeText } from "./format.js";
 import { createListing } from "./viewtables.js";
 import { record } from "./receiptrecords.js";
 import { differences } from "./receipttexts.js";
@@ -10,7 +10,7 @@ import { addView } from "./views.js";
 
 const gpuOf = (uuid) => String(state.devices.get(uuid)?.index ?? uuid);
 const gpu = ({ device_uuid: uuid, device_uuids: more }) => (more ?? [uuid]).filter(Boolean).map(gpuOf).join(", ");
-const amount = (value) => (value === null || value === undefined ? "" : value.low === undefined ? human(value) : extent(value));
+const amount = (value) => (value === null || value === undefined ? "" : value.low === undefined ? sizeText(value) : extent(value));
 const remarks = (receipt) => [...differences(receipt, { expected: receipt.planned }), capital(receipt.reason)].filter(Boolean).join(" ");
 
 const finishedAt = ({ started_at: at, duration_seconds: seconds }) => at + seconds;
@@ -35,7 +35,7 @@ const ofSuspension = ({ expected_bytes: bytes, released_bytes: driver, host_byte
   expected: bytes === null ? null : { low: bytes, likely: bytes, high: bytes },
   released_bytes: null,
   driver_released_bytes: driver,
-  reason: [reason, remedy, host ? `${human(host)} on the host` : "", back ? `the driver counts ${human(back)} again after ${duration(receipt.duration_seconds)}` : ""].filter(Boolean).join("; "),
+  reason: [reason, remedy, host ? `${sizeText(host)} on the host` : "", back ? `the driver counts ${sizeText(back)} again after ${duration(receipt.duration_seconds)}` : ""].filter(Boolean).join("; "),
 });
 
 const keyOf = (receipt) => [receipt.started_at, receipt.pid, receipt.allocator, receipt.device_uuid].join();

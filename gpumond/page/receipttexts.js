@@ -1,11 +1,11 @@
 // What a receipt says besides its figures.
 
-import { extent, human } from "./format.js";
+import { extent, sizeText } from "./format.js";
 
 /** Sentences on why planned, expected, released and driver bytes differ. */
 export function* differences({ expected, before, released_bytes: released, raced, ...receipt }, plan) {
   if (plan?.expected && expected && extent(plan.expected) !== extent(expected)) {
-    const amounts = (each) => (each ? ` (${human(each.held_bytes)} held, ${human(each.live_bytes)} live)` : "");
+    const amounts = (each) => (each ? ` (${sizeText(each.held_bytes)} held, ${sizeText(each.live_bytes)} live)` : "");
     const held = [plan.before, before].map(amounts);
     if (!held[0] || held[0] === held[1]) held.fill("");
     yield `The program's memory changed between the plan${held[0]} and the flush${held[1]}.`;

@@ -1,7 +1,7 @@
 // Rules as text, and what the fields of the editor state as a rule.
 
 import { BOOLEANS, EXCEEDING } from "./booleans.js";
-import { duration, human, words } from "./format.js";
+import { duration, sizeText, words } from "./format.js";
 import { VERDICTS } from "./words.js";
 
 const SIZES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
@@ -61,7 +61,7 @@ export function groupsOf(units) {
 }
 
 function readable(value, threshold) {
-  if (value.endsWith("_bytes")) return human(threshold);
+  if (value.endsWith("_bytes")) return sizeText(threshold);
   return value.endsWith("_seconds") ? duration(threshold) : thresholdText(value, threshold);
 }
 

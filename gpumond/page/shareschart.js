@@ -6,7 +6,7 @@ import { edge, showEdge } from "./bars.js";
 import { createChart, setTarget } from "./chart.js";
 import { $, button, make, name, put, showChoices, sync } from "./elements.js";
 import { flush } from "./flushdialog.js";
-import { clock, duration, human, percent, sum, words } from "./format.js";
+import { clock, duration, sizeText, percent, sum, words } from "./format.js";
 import { stateOf } from "./devicegrid.js";
 import { MEANINGS } from "./meanings.js";
 import { holdMoment } from "./selectedtime.js";
@@ -89,7 +89,7 @@ function showLegend() {
     },
     (entry, [share, now]) => {
       const bytes = past ? past[share] : now;
-      put(entry.lastChild, human(bytes));
+      put(entry.lastChild, sizeText(bytes));
       const opener = entry.querySelector("button");
       if (opener) opener.ariaPressed = String(!hidden.has(share));
       entry.classList.toggle("none", !bytes);
@@ -108,7 +108,7 @@ function totalText(devices) {
   const known = devices.filter((device) => device.used_bytes !== null);
   if (!known.length) return "";
   const [used, size] = [total(known, "used_bytes"), total(known, "size_bytes")];
-  return `${human(used)} of ${human(size)} used${size ? ` · ${percent(used, size)}` : ""}`;
+  return `${sizeText(used)} of ${sizeText(size)} used${size ? ` · ${percent(used, size)}` : ""}`;
 }
 
 function showChoice(devices) {
@@ -121,24 +121,24 @@ function showChoice(devices) {
 /** Who holds or is granted the memory that a request waits for. */
 export const holdersText = (holders) => holders.map((each) => `${each.workload || `pid ${each.pid}`} ${heldText(each)}`).join(", ");
 const heldText = ({ used_bytes: used, granted_bytes: granted }) =>
-  [used || !granted ? `uses ${human(used)}` : "", granted ? `is granted ${human(granted)}` : ""].filter(Boolean).join(" and ");
+  [used || !granted ? `uses ${sizeText(used)}` : "", granted ? `is granted ${sizeText(granted)}` : ""].filter(Boolean).join(" and ");
 
 /** The state of a request or grant in the words of `gpumond status`: the program, and the rest of the sentence. */
 function sentenceOf({ device_uuid: uuid, workload, pid, user, need_bytes: need, available_bytes: available, missing_bytes: missing, unused_bytes: unused, holders = [], ahead, since }, of, now) {
   const [first, ...more] = [workload, pid === null ? "" : `pid ${pid}`, user].filter(Boolean);
   if (unused) {
     const { free_bytes: free } = state.devices.get(uuid);
-    const short = free === null || free >= unused ? "" : `; only ${human(free)} is free`;
-    return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${human(need)} of ${of}; ${human(unused)} of it isn't used yet${short}`];
+    const short = free === null || free >= unused ? "" : `; only ${sizeText(free)} is free`;
+    return [first, `${more.length ? `(${more.join(", ")}) ` : ""}is granted ${sizeText(need)} of ${of}; ${sizeText(unused)} of it isn't used yet${short}`];
   }
   const flushed = available === null ? 0 : need - available - missing;
-  const room = available === null ? "" : `${human(Math.max(0, available))} is available, ${flushed > 0 ? `flushes would release ${human(flushed)}, ` : ""}and `;
+  const room = available === null ? "" : `${sizeText(Math.max(0, available))} is available, ${flushed > 0 ? `flushes would release ${sizeText(flushed)}, ` : ""}and `;
   const claimed = ahead && available !== null && available < 0; // by earlier requests, more than there is
   const rest = [
     more.length ? `(${more.join(", ")}) ` : "",
-    `has been waiting ${duration(Math.max(0, now - since))} for ${human(need)} on ${of}`,
+    `has been waiting ${duration(Math.max(0, now - since))} for ${sizeText(need)} on ${of}`,
     ahead ? `, behind ${ahead}` : "",
-    missing && !claimed ? `; ${room}${human(missing)} ${flushed > 0 ? "would still be" : "is"} missing` : "",
+    missing && !claimed ? `; ${room}${sizeText(missing)} ${flushed > 0 ? "would still be" : "is"} missing` : "",
     holders.length ? `; ${holdersText(holders)}` : "",
   ];
   return [first, rest.join("")];
@@ -164,7 +164,7 @@ function showQueue(devices) {
     (entry, each) => {
       const kind = each.kind ?? (each.memory ? "suspended" : each.unused_bytes ? "granted" : "waiting");
       const [program, rest] = each.kind
-        ? [each.name, `reserves ${human(each.bytes)} of ${of.get(each.uuid)} that its programs aren't using`]
+        ? [each.name, `reserves ${sizeText(each.bytes)} of ${of.get(each.uuid)} that its programs aren't using`]
         : each.memory
           ? [each.workload || `pid ${each.pid}`, `(pid ${each.pid}): ${suspensionSentence(state.frame, each)}`]
           : sentenceOf(each, of.get(each.device_uuid), snapshot.taken_at);

@@ -1,6 +1,6 @@
 // The newest frame and the events, as this window received them, and what follows from a frame.
 
-import { human, sum } from "./format.js";
+import { sizeText, sum } from "./format.js";
 import { claimsOf, sharesByDevice } from "./shares.js";
 import { ORDINARY, NOTES } from "./words.js";
 
@@ -122,6 +122,6 @@ export function reclaimableOf(devices) {
 /** What a flush would release, as the parts of a sentence: the amount is the second. */
 export function estimate({ bytes, refused, known }) {
   if (!known) return ["", "", ""];
-  const more = refused ? `Programs that don't allow a flush have ${human(refused)} more in their caches.` : "";
-  return [`A flush now releases${bytes ? " about" : ""}`, bytes ? human(bytes) : "nothing", more];
+  const more = refused ? `Programs that don't allow a flush have ${sizeText(refused)} more in their caches.` : "";
+  return [`A flush now releases${bytes ? " about" : ""}`, bytes ? sizeText(bytes) : "nothing", more];
 }

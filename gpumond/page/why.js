@@ -5,7 +5,7 @@ import { cardsOf, leftOf, lineOf, remedyOf } from "./cards.js";
 import { siteText } from "./calls.js";
 import { $, button, make, named, put } from "./elements.js";
 import { entryOf, flush } from "./flushdialog.js";
-import { capital, clean, clock, human, percent, sum } from "./format.js";
+import { capital, clean, clock, sizeText, percent, sum } from "./format.js";
 import { MEANINGS } from "./meanings.js";
 import { attempt, save } from "./session.js";
 import { allowsFlush, isProblem, label, processOf, state } from "./state.js";
@@ -71,7 +71,7 @@ const entriesOfProblems = (pid, subject) =>
 
 /** The lines that allocated what is live, after a recording. */
 const entryOfSites = (sites, before) =>
-  entryOf([make("b", "Live memory by the line that allocated it")], [], [...sites.map((site) => `${human(site.size_bytes)}: ${siteText(site)}`), `${human(before)}: allocated before the recording`]);
+  entryOf([make("b", "Live memory by the line that allocated it")], [], [...sites.map((site) => `${sizeText(site.size_bytes)}: ${siteText(site)}`), `${sizeText(before)}: allocated before the recording`]);
 
 function wordsOf(answer) {
   const pause = answer.paused_seconds >= 0.001 && `the program paused for at most ${Math.round(1000 * answer.paused_seconds)} ms`;
@@ -86,7 +86,7 @@ async function saveSnapshot(pid) {
   const dump = await attempt("POST", `agents/${pid}/snapshot`, {});
   if (!dump?.ok) return show(dump?.detail ?? "");
   const name = clean(dump.path.split("/").pop(), 200);
-  show(`Fetching ${name} (${human(dump.size_bytes)})…`);
+  show(`Fetching ${name} (${sizeText(dump.size_bytes)})…`);
   const refusal = await save(`api/v1/agents/${pid}/snapshots/${dump.id}`, name).catch(() => "The transfer was interrupted.");
   show(refusal || `${name} is saved; to view a PyTorch snapshot, open pytorch.org/memory_viz.`);
 }
@@ -100,9 +100,9 @@ function entryOfShares(row, asked) {
   const held = sum(known.map(([, bytes]) => bytes));
   const listed = known.filter(([share, bytes]) => bytes && !(asked && share === "live"));
   if (!listed.length) return [];
-  const facts = listed.map(([share, bytes]) => [share, asked ? human(bytes) : `${human(bytes)} (${percent(bytes, held)})`]);
+  const facts = listed.map(([share, bytes]) => [share, asked ? sizeText(bytes) : `${sizeText(bytes)} (${percent(bytes, held)})`]);
   const remarks = listed.filter(([share]) => share !== "live").map(([share]) => `${share}: ${MEANINGS[share]}`);
-  const total = asked ? "besides live memory" : `${human(held)} held`;
+  const total = asked ? "besides live memory" : `${sizeText(held)} held`;
   return [entryOf([named(row.device ? label(row.device) : row.device_uuid, 40), `${total} at ${clock(state.frame.snapshot.taken_at)}`], facts, remarks)];
 }
 
@@ -113,21 +113,21 @@ function nextSteps(rows, subject) {
   const remedies = [...kinds].map((kind) => remedyOf(kind, rows[0]).split("; ").filter((clause) => !/\b(Why|Flush)\b/.test(clause)).join("; ")).filter(Boolean);
   const bytes = sum(rows.filter(allowsFlush).map((row) => row.cached_bytes ?? 0));
   const others = bytes || remedies.length ? [] : ["A flush would release nothing: the program must free live memory first, or exit."];
-  const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${human(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
+  const entry = entryOf([make("b", "Next steps")], [], [...remedies.map(capital), ...others, bytes && `A flush releases about ${sizeText(bytes)} while the program runs: gpumond flush ${workload || pid}`]);
   if (bytes) entry.lastChild.append(" ", button("Flush…", () => $("why").close() ?? flush({ pid, start_ticks }, subject)));
   return entry;
 }
 
 function entryOfClasses(found, kvCache) {
-  const part = (bytes) => `${human(bytes)} (${percent(bytes, found.live_bytes || 1)})`;
+  const part = (bytes) => `${sizeText(bytes)} (${percent(bytes, found.live_bytes || 1)})`;
   const known = Object.entries(CLASSES).filter(([name]) => found[`${name}_bytes`] !== null);
   const facts = known.map(([name, text]) => [text, found[`${name}_bytes`]]);
   const rest = found.live_bytes - sum(known.map(([name]) => found[`${name}_bytes`]));
   if (known.length < Object.keys(CLASSES).length)
     facts.push([known.length < REGISTERED ? "unknown" : "other tensors and activations", rest]);
   const device = state.devices.get(found.device_uuid);
-  const where = `${device ? ` on ${label(device)}` : ""}: ${human(found.live_bytes)} live`;
-  const ofKvCache = kvCache !== null && `${human(kvCache)} of the other leaf tensors are KV cache.`;
+  const where = `${device ? ` on ${label(device)}` : ""}: ${sizeText(found.live_bytes)} live`;
+  const ofKvCache = kvCache !== null && `${sizeText(kvCache)} of the other leaf tensors are KV cache.`;
   const some = facts.filter(([, bytes]) => bytes > 0).map(([text, bytes]) => [text, part(bytes)]);
   return entryOf([named(found.allocator, 40), where], some, [ofKvCache]);
 }

@@ -11,7 +11,7 @@ from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.quantities.program_quantities import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
@@ -92,7 +92,7 @@ def _last_oom(row: _Pool) -> str:
 
 def _shortage(row: _Pool) -> str:
     limit = row.track.limit
-    return "was short of memory" if limit is None else f"reached its limit of {human(limit)}"
+    return "was short of memory" if limit is None else f"reached its limit of {size_text(limit)}"
 
 
 def _relief(row: _Pool) -> str:

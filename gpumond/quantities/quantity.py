@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
@@ -92,9 +92,9 @@ def number(value: float | None) -> float | None:
 def readable(unit: Unit, value: float) -> str:
     """Format a value with its unit."""
     if unit == "bytes":
-        return human(value)
+        return size_text(value)
     if unit == "bytes/s":
-        return f"{human(60 * value)}/min"
+        return f"{size_text(60 * value)}/min"
     if unit == "seconds":
         return duration_text(value)
     if unit == "ratio":

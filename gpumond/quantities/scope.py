@@ -14,7 +14,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Ledger, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot, owner_of
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 from gpumond.facts.verdicts import PROBLEMS, REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
@@ -106,7 +106,7 @@ OF_VERDICTS: Placeholders[RuleRow] = {
     "verdicts": ("summaries of the active verdicts", _summaries),
     "slope": (
         "growth of the leak per minute",
-        lambda row: f"{human(60 * (row.verdict_values['leak_bytes_per_second'] or 0.0))}/min",
+        lambda row: f"{size_text(60 * (row.verdict_values['leak_bytes_per_second'] or 0.0))}/min",
     ),
     "time_to_full": ("time until the memory is full", _time_to_full),
 }
@@ -242,7 +242,7 @@ def increase(
 
 
 def size(value: float | None) -> str:
-    return "an unknown amount" if value is None else human(value)
+    return "an unknown amount" if value is None else size_text(value)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

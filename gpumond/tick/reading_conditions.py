@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpumond.facts.errors import CONDITIONS
 from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.tick.claims import unmapped_by_device
 
 OF_DEVICES = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
@@ -32,15 +32,15 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     for device in snapshot.devices:
         for kind in device_conditions(device):
             part = device.partition_bytes if kind == "memory_partition" else None
-            yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {human(part)}")
+            yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {size_text(part)}")
     own = {each.key for each in snapshot.suspended_programs}
     for each in snapshot.suspensions:
         if each.confirmed and each.process not in own:
             yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
     for report in snapshot.reports:
         for uuid, size in _managed(report).items():
-            size_text = f"{human(size)} is allocated; the part on the GPU is unknown"
-            detail = f"{_process(report.pid, report.workload)}: {size_text}"
+            allocated = f"{size_text(size)} is allocated; the part on the GPU is unknown"
+            detail = f"{_process(report.pid, report.workload)}: {allocated}"
             yield Condition(uuid, "managed_memory", detail)
         yield from _uncounted(report, snapshot)
     for excess in snapshot.excesses:
@@ -53,7 +53,7 @@ def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
     process = _process(report.pid, report.workload)
     for pool in report.pools:
         if pool.live_bytes is None and pool.inside is None:
-            size = human(pool.held_bytes) if pool.held_known else "an unknown amount of memory"
+            size = size_text(pool.held_bytes) if pool.held_known else "an unknown amount of memory"
             detail = f"{process}: {size} in {pool.allocator} can't be split into live and free bytes"
             yield Condition(pool.device_uuid, "live_unknown", detail)
     if not report.pools and any(framework.startswith("rmm ") for framework in report.frameworks):
@@ -85,19 +85,19 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     report = snapshot.reports_by_process.get(suspension.process)
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
     unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
-    counted = human(suspension.usage.used_bytes or 0)
+    counted = size_text(suspension.usage.used_bytes or 0)
     process = f"pid {suspension.process.pid} ({name})"
-    return f"{process}: {human(unmapped)} in its allocators; the driver counted {counted} before"
+    return f"{process}: {size_text(unmapped)} in its allocators; the driver counted {counted} before"
 
 
 def _of_excess(excess: ExcessClaim) -> Condition:
     process = _process(excess.pid, excess.workload)
-    claimed, limit = human(excess.claimed_bytes), human(excess.limit_bytes)
+    claimed, limit = size_text(excess.claimed_bytes), size_text(excess.limit_bytes)
     if excess.allocator:
         detail = f"{process}: {excess.allocator} claims {claimed}, but the GPU has {limit}: counted as {limit}"
         return Condition(excess.device_uuid, "pool_exceeds_device", detail)
     detail = (
-        f"{process}: the allocators claim {claimed}, but the driver counts {limit}: {human(excess.unmapped_bytes)} "
+        f"{process}: the allocators claim {claimed}, but the driver counts {limit}: {size_text(excess.unmapped_bytes)} "
         "is estimated to be unmapped"
     )
     return Condition(excess.device_uuid, "unmapped_estimated", detail)

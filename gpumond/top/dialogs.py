@@ -13,7 +13,7 @@ from gpumond.facts.alerts import OVER
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import duration_text, human, plural
+from gpumond.facts.units import duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, send_signal, signal_refusal
 from gpumond.top.screen import Hints, Panel, entry_line
@@ -118,7 +118,7 @@ class FlushDialog:
         problems = [answer.problem for answer in self.answers if answer.problem]
         if problems and len(problems) == len(self.answers):
             return f"not flushed: {problems[0]}"
-        return f"released {human(sum(answer.released_bytes for answer in self.answers))}"
+        return f"released {size_text(sum(answer.released_bytes for answer in self.answers))}"
 
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
@@ -143,7 +143,7 @@ class FlushDialog:
         if self.ready:
             sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
             known = [each for each in sizes if each is not None]
-            amount = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+            amount = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
             yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
         elif self.state == "plan of a flush" and not any(answer.problem for answer in self.answers):
@@ -179,8 +179,8 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     numbers = (
         _size(receipt.get("planned"), "likely"),
         _size(expected, "likely"),
-        human(receipt["released_bytes"]),
-        "-" if driver is None else human(driver),
+        size_text(receipt["released_bytes"]),
+        "-" if driver is None else size_text(driver),
         f"{receipt['duration_seconds']:.2f} s",
     )
     remark = "; ".join(filter(None, (plain(receipt["reason"]), *differences(receipt))))
@@ -195,7 +195,7 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
 
 
 def _size(promise: Mapping[str, int] | None, name: str) -> str:
-    return human(promise[name]) if promise and promise[name] is not None else "-"
+    return size_text(promise[name]) if promise and promise[name] is not None else "-"
 
 
 COPY_SECONDS = 3600.0
@@ -267,7 +267,7 @@ class SuspensionDialog:
 
 def _result(receipt: Mapping[str, Any]) -> str:
     size = receipt["released_bytes"] if receipt["released_bytes"] is not None else receipt["expected_bytes"]
-    words = [plain(receipt["outcome"], 20), "" if size is None or receipt["outcome"] == "refused" else human(size)]
+    words = [plain(receipt["outcome"], 20), "" if size is None or receipt["outcome"] == "refused" else size_text(size)]
     reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
-from gpumond.facts.units import clock_text, duration_text, human, plural
+from gpumond.facts.units import clock_text, duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
 from gpumond.view.frame import View, view_of_device
@@ -92,18 +92,18 @@ def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome
         return [clipped([Span(f"{name}no history yet")], width)]
     start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
-    limits = " to ".join(dict.fromkeys((human(min(sums)), human(max(sums)))))
+    limits = " to ".join(dict.fromkeys((size_text(min(sums)), size_text(max(sums)))))
     length = duration_text(past.until - start)
     head = [Span(f"{name}used in the last {length}: {limits}")]
     head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
         if size:
             mark = [] if monochrome else [Span(" ", ground=band)]
-            part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {human(size)}", "dim")]
+            part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {size_text(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
     chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
-    labels = [human(max(sums)), *[""] * (len(chart) - 2), "0"]
+    labels = [size_text(max(sums)), *[""] * (len(chart) - 2), "0"]
     scaled = (
         [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
         for label, row in zip(labels, chart, strict=False)
@@ -302,12 +302,12 @@ def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[L
     more = {holder: f" ({kv_cache})"} if kv_cache else {}
     if row.overhead_parts:
         more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
-    terms = [(share, human(size) + more.get(share, "")) for share, size in shares if size is not None]
+    terms = [(share, size_text(size) + more.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     if row.host:
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
         terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
-        terms.append(("host memory", human(row.host.resident_bytes)))
+        terms.append(("host memory", size_text(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
         lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:

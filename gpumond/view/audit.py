@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import duration_text, human, listed, plural
+from gpumond.facts.units import duration_text, listed, plural, size_text
 from gpumond.view.text import moment
 
 PAIRS_LENGTH, QUOTE = 100, '"'
@@ -65,7 +65,7 @@ def _operation(detail: Detail) -> str:
 
 def _receipts(detail: Detail) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
-    return f"flushed {_pids(detail)}: {human(detail['released_bytes'])} released (receipts: {counts})"
+    return f"flushed {_pids(detail)}: {size_text(detail['released_bytes'])} released (receipts: {counts})"
 
 
 def _automatically(waits: str) -> str:
@@ -77,8 +77,8 @@ def _suspension(detail: Detail) -> str:
     """Describe the receipt of a suspension or resumption."""
     waits = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
     released, returned = detail["released_bytes"], detail.get("returned_bytes")
-    result = f"{human(released)} released" if released is not None else detail["reason"]
-    result = f"{human(returned)} back on the GPU" if returned is not None else result
+    result = f"{size_text(released)} released" if released is not None else detail["reason"]
+    result = f"{size_text(returned)} back on the GPU" if returned is not None else result
     outcome, program = detail["outcome"], f"{_program(detail)}{waits}"
     if outcome in ("suspended", "resumed"):
         return f"{_automatically(waits)}{outcome} {program}" + (f": {result}" if result else "")
@@ -95,12 +95,12 @@ def _limit(detail: Detail) -> str:
     device = f" on {detail['device']}" if detail["device"] else ""
     if detail["limit_bytes"] is None:
         return f"asked {_program(detail)} to remove its limit{device}"
-    return f"asked {_program(detail)} to limit each of its allocators to {human(detail['limit_bytes'])}{device}"
+    return f"asked {_program(detail)} to limit each of its allocators to {size_text(detail['limit_bytes'])}{device}"
 
 
 def _cgroup_limit(detail: Detail) -> str:
     cgroup, size = detail["cgroup"], detail["limit_bytes"]
-    change = f"remove the limit of {cgroup}" if size is None else f"limit {cgroup} to {human(size)}"
+    change = f"remove the limit of {cgroup}" if size is None else f"limit {cgroup} to {size_text(size)}"
     return f"asked the driver to {change} on {detail['device']}"
 
 

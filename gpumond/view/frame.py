@@ -17,7 +17,7 @@ from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck_processes, verdicts
 from gpumond.view.rows import (
     DeviceRow,
@@ -248,7 +248,8 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = safe(
-            f"{who} has been waiting {lasted} for {human(request['need_bytes'])} on {device}{before}{_missing(request)}"
+            f"{who} has been waiting {lasted} for {size_text(request['need_bytes'])} on "
+            f"{device}{before}{_missing(request)}"
         ) + (f"; {holders}" if (holders := held_by_sentence(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
@@ -269,9 +270,9 @@ def _missing(request: Mapping[str, Any]) -> str:
     if not missing or (request["ahead"] and available is not None and available < 0):
         return ""
     flushed = 0 if available is None else need - available - missing
-    after = f"flushes would release {human(flushed)}, " if flushed > 0 else ""
-    room = "" if available is None else f"{human(max(0, available))} is available, {after}and "
-    return f"; {room}{human(missing)} {'would still be' if after else 'is'} missing"
+    after = f"flushes would release {size_text(flushed)}, " if flushed > 0 else ""
+    room = "" if available is None else f"{size_text(max(0, available))} is available, {after}and "
+    return f"; {room}{size_text(missing)} {'would still be' if after else 'is'} missing"
 
 
 def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:

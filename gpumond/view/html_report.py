@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 from gpumond.view.text import safe
 
 WIDTH, HEIGHT = 860.0, 200.0
@@ -127,7 +127,7 @@ def curve(
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
         shapes.append(f'<polyline class="curve" points="{path}"/>')
     shapes += _dates(begin, end, x) if span else _ends("0 s", duration_text(end - begin))
-    return _svg(HEIGHT, f"memory over {duration_text(end - begin)}, at most {human(highest)}", shapes)
+    return _svg(HEIGHT, f"memory over {duration_text(end - begin)}, at most {size_text(highest)}", shapes)
 
 
 COLORS = ("#1f6feb", "#d1751f", "#2da44e", "#8250df", "#bf3989", "#9a6700", "#1b7c83", "#cf222e")
@@ -188,12 +188,12 @@ def bars(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], overlaid: bool = 
                 size = f'width="{room * bar.value / scale:.1f}" height="{thick:g}"'
                 shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{at:g}" {size}/>')
                 place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
-                shown = human(bar.value) if bar.text is None else text(bar.text)
+                shown = size_text(bar.value) if bar.text is None else text(bar.text)
                 shapes.append(f"<text {place}>{shown}</text>")
             if bar.peak is not None:
                 x = left + room * bar.peak / scale
                 line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
-                shapes.append(f'<line class="peak" {line}><title>peak {text(human(bar.peak))}</title></line>')
+                shapes.append(f'<line class="peak" {line}><title>peak {text(size_text(bar.peak))}</title></line>')
     return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
 
 
@@ -216,7 +216,7 @@ def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:
         at = y(share * scale / 1.05)
         kind = "grid" if share else "axis"
         yield f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        label = human(share * scale / 1.05) if share else "0"
+        label = size_text(share * scale / 1.05) if share else "0"
         yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{text(label)}</text>'
 
 

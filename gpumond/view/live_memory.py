@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.program import CLASSES
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 REGISTERED = 4
 """Number of classes that need no search of the heap: the first ones."""
@@ -19,7 +19,7 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
     """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
     for one in found["classes"]:
         device = gpus.get(one["device_uuid"], one["device_uuid"])
-        yield f"{one['allocator']} on {device}: {human(one['live_bytes'])} live{_age(found)}"
+        yield f"{one['allocator']} on {device}: {size_text(one['live_bytes'])} live{_age(found)}"
         known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
         rest = one["live_bytes"] - sum(known.values())
         if len(known) < len(CLASSES):
@@ -27,11 +27,11 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
         for text, size in known.items():
             if not size:
                 continue
-            yield f"  {human(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
+            yield f"  {size_text(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
             if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
-                yield f"  {human(found['kv_cache_bytes']):>10}        of this is KV cache"
+                yield f"  {size_text(found['kv_cache_bytes']):>10}        of this is KV cache"
         if one["excess_bytes"]:
-            yield f"  {human(one['excess_bytes']):>10}        of the live memory belongs to another allocator"
+            yield f"  {size_text(one['excess_bytes']):>10}        of the live memory belongs to another allocator"
     if found["reason"]:
         yield found["reason"]
     if found["paused_seconds"] >= SHOWN_PAUSE:
@@ -39,8 +39,8 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
     if found["sites"]:
         yield "live memory by the line that allocated it:"
         for site in found["sites"]:
-            yield f"  {human(site['size_bytes']):>10}  {_stack(site['calls'])}"
-        yield f"  {human(found['unrecorded_bytes']):>10}  allocated before the recording"
+            yield f"  {size_text(site['size_bytes']):>10}  {_stack(site['calls'])}"
+        yield f"  {size_text(found['unrecorded_bytes']):>10}  allocated before the recording"
     for name, title in (("snapshot", "memory snapshot"), ("folded", "stacks for flame graphs")):
         if found[name] is not None and found[name]["path"] is not None:
             yield f"{title}: {found[name]['path']}"

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import distinct_size_texts, human
+from gpumond.facts.units import distinct_size_texts, size_text
 from gpumond.view.text import fitting_table, moment, size
 
 NOT_FOUND = 404
@@ -118,4 +118,4 @@ def _key(entry: Entry) -> tuple[str, int | None, int | None]:
 def _change(before: Entry | None, after: Entry | None, name: str) -> str:
     """Return how much a share changed: all shares add up to the used bytes, so one that isn't listed is 0."""
     old, new = (0 if entry is None else entry[f"{name}_bytes"] or 0 for entry in (before, after))
-    return "0 B" if new == old else f"{'+' if new > old else '-'}{human(abs(new - old))}"
+    return "0 B" if new == old else f"{'+' if new > old else '-'}{size_text(abs(new - old))}"

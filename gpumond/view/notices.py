@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpumond.facts.alerts import AGAIN, OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
-from gpumond.facts.units import duration_text, human, listed
+from gpumond.facts.units import duration_text, listed, size_text
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
 from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
 
@@ -217,7 +217,7 @@ def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckPro
         if _is_idle(process):
             states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
-            states.append(f"uses {human(used)}")
+            states.append(f"uses {size_text(used)}")
         what = f"pid {process['pid']} ({program}{where}) {listed(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
         yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)

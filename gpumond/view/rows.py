@@ -13,7 +13,7 @@ from gpumond.facts.quota import SHOWN_EARLIER, only_free_clause
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.suspension import MemoryHolder, largest_programs
-from gpumond.facts.units import duration_text, human, listed, plural
+from gpumond.facts.units import duration_text, listed, plural, size_text
 from gpumond.facts.verdicts import PATTERNS, VERDICTS
 from gpumond.view.text import cut
 
@@ -54,7 +54,7 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
             continue
         alone, share = parts[engine["name"]] == 1, process[f"{kv_cache_share(process)}_bytes"]
         stated = kv_cache_bytes(engine, share) if alone else None
-        size = "" if stated is None else f"{human(stated)}, "
+        size = "" if stated is None else f"{size_text(stated)}, "
         found[process["device_uuid"], key] = f"KV cache: {size}{engine['kv_cache_used_ratio']:.0%} in use"
     return found
 
@@ -316,7 +316,7 @@ def requester(request: Mapping[str, Any]) -> str:
 def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return which requests precede one, such as ``behind pretrain (20.0 GiB) and 2 more``."""
     named = [each["workload"] or ("a program" if each["pid"] is None else f"pid {each['pid']}") for each in earlier]
-    shown = [f"{plain(name)} ({human(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
+    shown = [f"{plain(name)} ({size_text(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
     shown = shown[:SHOWN_EARLIER]
     if not shown:
         return f"behind {plural(ahead, 'other request')}"
@@ -342,7 +342,7 @@ def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     ahead = request["ahead"]
     before = requests_ahead(ahead, earlier_requests(frame, request))
     room = claimed_room(request)
-    claim = f"; the available {human(room)} is kept for earlier requests" if room else ""
+    claim = f"; the available {size_text(room)} is kept for earlier requests" if room else ""
     return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""
 
 
@@ -353,8 +353,8 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
-                f"{requester(request)} is waiting for {human(request['need_bytes'])} on {gpu}, where the quota "
-                f"{plain(quota)} reserves {human(unused)} that its programs aren't using"
+                f"{requester(request)} is waiting for {size_text(request['need_bytes'])} on {gpu}, where the quota "
+                f"{plain(quota)} reserves {size_text(unused)} that its programs aren't using"
             )
 
 
@@ -390,7 +390,7 @@ def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         short = -(request["available_bytes"] or 0)
         if short > 0 and not request["ahead"]:  # the earlier requests would count as well
             gpu = f"GPU {index.get(request['device_uuid'], '?')}"
-            yield f"other programs use {human(short)} of {gpu} that belongs to grants or to quotas' reserves"
+            yield f"other programs use {size_text(short)} of {gpu} that belongs to grants or to quotas' reserves"
 
 
 def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
@@ -414,7 +414,7 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     size, place = max(free, default=(0, 0))
     if size < request["need_bytes"]:
         return ""
-    other = f"GPU {-place} has {human(size)} available"
+    other = f"GPU {-place} has {size_text(size)} available"
     return f"{other}: to use it, start {requester(request)} with --need-device {-place}"
 
 
@@ -434,8 +434,8 @@ def grant_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         name, free = (f"GPU {device['index']}", device["free_bytes"]) if device else (grant["device_uuid"], None)
         unused = grant["unused_bytes"]
         used = grant["need_bytes"] - unused
-        so_far = f"uses {human(used)} of it so far" if used else "isn't using it yet"
-        granted = f"{human(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
+        so_far = f"uses {size_text(used)} of it so far" if used else "isn't using it yet"
+        granted = f"{size_text(grant['need_bytes'])} of {name} is granted to {requester(grant)}"
         yield f"{granted}, which {so_far}{only_free_clause(unused, free)}"
 
 
@@ -453,8 +453,10 @@ def suspension_sentence(program: Mapping[str, Any], now: float) -> str:
             f"suspended for {suspended}",
         ]
     if program["host_bytes"] is not None:
-        parts.append(f"{human(program['host_bytes'])} on the host")
-    parts.append(f"needs {human(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)")
+        parts.append(f"{size_text(program['host_bytes'])} on the host")
+    parts.append(
+        f"needs {size_text(sum(each['used_bytes'] for each in program['memory']))} to resume (overhead included)"
+    )
     return "; ".join([*parts, program["reason"]] if program["reason"] else parts)
 
 
@@ -546,7 +548,9 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
 
 def overhead_sentence(process: Mapping[str, Any]) -> str:
     """Return the parts of the overhead, such as ``context 0.5 GiB, with NCCL 1.2 GiB``; empty if they are unknown."""
-    return ", ".join(f"{plain(name, 60)} {human(size)}" for name, size in process.get("overhead_parts") or () if size)
+    return ", ".join(
+        f"{plain(name, 60)} {size_text(size)}" for name, size in process.get("overhead_parts") or () if size
+    )
 
 
 def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
@@ -554,7 +558,7 @@ def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
         suspension or (process["state"] if process["state"] != "alive" else None),
         "parent exited" if process["orphaned"] else None,
         "device open" if "holder" in process["kinds"] else None,
-        f"{human(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
+        f"{size_text(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
     )
     return plain(", ".join(word for word in odd if word))
 
@@ -575,10 +579,10 @@ def _facts(
     yield "Slurm job", process["slurm_job"]
     yield "engine", engine and f"{engine['name']} ({engine['kind']})"
     yield "busy", None if process["utilization_ratio"] is None else f"{process['utilization_ratio']:.0%}"
-    yield "limit", None if process.get("limit_bytes") is None else human(process["limit_bytes"])
+    yield "limit", None if process.get("limit_bytes") is None else size_text(process["limit_bytes"])
     yield "quota", quota_sentence(process, report)
     shortage = process.get("reserve_shortage_bytes")
-    yield "reserve", f"{human(shortage)} not available" if shortage else None
+    yield "reserve", f"{size_text(shortage)} not available" if shortage else None
     yield "idle for", duration_text(process["idle_seconds"]) if process["idle_seconds"] else None
     if report:
         yield "frameworks", ", ".join(report["frameworks"])
@@ -606,11 +610,11 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
     )
     sizes = ((name, quota[f"{kind}_bytes"], quota[f"{kind}_quota"]) for name, kind in kinds)
     used, soft = process.get("used_bytes"), quota["soft_limit_bytes"]
-    excess = f"; exceeded by {human(used - soft)}" if used and soft and used > soft else ""
+    excess = f"; exceeded by {size_text(used - soft)}" if used and soft and used > soft else ""
     return ", ".join(
         _limit_sentence(process, report, size, owner)
         if name == "limit"
-        else f"{name} {human(size)} ({owner}{excess if name == 'soft limit' else ''})"
+        else f"{name} {size_text(size)} ({owner}{excess if name == 'soft limit' else ''})"
         for name, size, owner in sizes
         if size is not None
     )
@@ -619,15 +623,15 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
 def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
     """Return the limit in effect where a quota sets one: the program's allocators may have a lower one."""
     if report is None:
-        return f"limit {human(required)} ({owner}; not in effect: the program has no agent)"
+        return f"limit {size_text(required)} ({owner}; not in effect: the program has no agent)"
     own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
     if own and min(own) != required:
         origin = "set with gpumond limit or by the program"
-        return f"limit {human(min(own))} ({origin}; the limit of the quota {owner} is {human(required)})"
+        return f"limit {size_text(min(own))} ({origin}; the limit of the quota {owner} is {size_text(required)})"
     if own:
-        return f"limit {human(required)} ({owner})"
+        return f"limit {size_text(required)} ({owner})"
     reason = "no allocator has applied it" if report["allows_limit"] else "the program doesn't allow limits"
-    return f"limit {human(required)} ({owner}; not in effect: {reason})"
+    return f"limit {size_text(required)} ({owner}; not in effect: {reason})"
 
 
 def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -635,9 +639,9 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for each in processes:
         used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
         if used and limit and overhead and used > limit:
-            name = f"the limit of {plain(each['workload'] or each['comm'] or '?', 64)} ({human(limit)})"
+            name = f"the limit of {plain(each['workload'] or each['comm'] or '?', 64)} ({size_text(limit)})"
             if used - overhead <= limit:
-                yield f"{name} doesn't include its overhead ({human(overhead)})"
+                yield f"{name} doesn't include its overhead ({size_text(overhead)})"
             else:
                 yield f"{name} applies to each allocator's new allocations: it releases nothing"
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import GIB, duration_text, human, plural
+from gpumond.facts.units import GIB, duration_text, plural, size_text
 from gpumond.view.frame import View
 from gpumond.view.notices import FrameNotice
 from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
@@ -75,11 +75,11 @@ def flush_estimate(view: View) -> str:
     if view.reclaimable_bytes is None:
         return ""
     more = (
-        f"; programs that don't allow a flush have another {human(view.refused_bytes)} in their caches"
+        f"; programs that don't allow a flush have another {size_text(view.refused_bytes)} in their caches"
         if view.refused_bytes
         else ""
     )
-    what = f"about {human(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
+    what = f"about {size_text(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
     programs = f"the programs on GPU {view.only}" if view.only else "all programs"
     return f"a flush of {programs} would release {what}{more}"
 
@@ -136,13 +136,15 @@ def _used(device: DeviceRow) -> str:
     if device.used_bytes is None:
         return ""
     if not device.size_bytes:
-        return f"{human(device.used_bytes)} used"
-    return f"{human(device.used_bytes)} of {human(device.size_bytes)}  {device.used_bytes / device.size_bytes:.0%}"
+        return f"{size_text(device.used_bytes)} used"
+    return (
+        f"{size_text(device.used_bytes)} of {size_text(device.size_bytes)}  {device.used_bytes / device.size_bytes:.0%}"
+    )
 
 
 def _used_short(device: DeviceRow) -> str:
     used = device.used_bytes or 0
-    return f"{used / GIB:.1f}/{device.size_bytes / GIB:.1f} GiB" if device.size_bytes else f"{human(used)} used"
+    return f"{used / GIB:.1f}/{device.size_bytes / GIB:.1f} GiB" if device.size_bytes else f"{size_text(used)} used"
 
 
 def _sensors(device: DeviceRow) -> Iterator[str]:
@@ -223,7 +225,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {'of it ' * (part == 'waiting')}{part} {human(amount)}"
+        words = f" {'of it ' * (part == 'waiting')}{part} {size_text(amount)}"
         words += " (takes no memory)" if part == "unmapped" else ""
         if used + 3 + len(words) > width:
             lines.append([])
@@ -377,7 +379,7 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     yield from (engine["name"], engine["kind"])
     yield engine["problem"] or _service(engine)
     yield size(total)
-    yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {human(kv_cache)}" if kv_cache else "")
+    yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {size_text(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
     yield "-" if idle is None else duration_text(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"

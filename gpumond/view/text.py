@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 FILLS: Mapping[str, str] = {
     "live": "#",
@@ -468,7 +468,7 @@ def wrapped_text(text: str, width: int | None) -> str:
 
 def size(value: int | None) -> str:
     """Return a size such as ``31.2 GiB``, ``-`` if it is unknown."""
-    return "-" if value is None else human(value)
+    return "-" if value is None else size_text(value)
 
 
 def moment(at: float | None) -> str:
@@ -550,7 +550,7 @@ def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), bloc
     highest = max((value for value in columns if value is not None), default=0.0)
     scale = max(top or 0.0, highest) or 1.0
     levels = [None if value is None else max(1, round(value / scale * ROWS * 8)) for value in columns]
-    labels = [human(scale), *[""] * (ROWS - 2), "0"]
+    labels = [size_text(scale), *[""] * (ROWS - 2), "0"]
     lines = [
         f"{label:>{LABEL - 1}} {cells}".rstrip()
         for label, cells in zip(labels, curve_rows(levels, ROWS, blocks), strict=True)

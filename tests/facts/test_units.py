@@ -9,10 +9,10 @@ from gpumond.facts.units import (
     caller_text,
     distinct_size_texts,
     growth_rate_text,
-    human,
     parse_seconds,
     plural,
     seconds_argument,
+    size_text,
 )
 
 
@@ -57,7 +57,7 @@ def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
     ],
 )
 def test_sizes_have_the_largest_unit_that_they_reach(size: int, text: str):
-    assert human(size) == text
+    assert size_text(size) == text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpumond.facts.alerts import OVER
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 
 CLAIMS = {
     r"uses {}": "used_bytes",
@@ -49,7 +49,7 @@ def _contradictions(frame: Any, uuid: str | None, pid: int | None, text: str) ->
         return
     for words, column in CLAIMS.items():
         stated = re.search(words.format(SIZE), text)
-        if stated and stated[1] != human(_reclaimable(frame, row) if column == "reclaimable" else row[column] or 0):
+        if stated and stated[1] != size_text(_reclaimable(frame, row) if column == "reclaimable" else row[column] or 0):
             yield f"{text!r} isn't the row's {column}"
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.view.text import size
 from tests.helpers.browser import LIVE, PageSession, show_frame
@@ -256,7 +256,7 @@ def _notable(frame: Any) -> list[str]:
 
 
 def _used(device: Any) -> str:
-    return f"{human(device['used_bytes'])} of {human(device['size_bytes'])}"
+    return f"{size_text(device['used_bytes'])} of {size_text(device['size_bytes'])}"
 
 
 def _percent(device: Any) -> int:
@@ -278,19 +278,19 @@ def _legend(frame: Any, device: Any) -> list[tuple[str, str]]:
     parts = [(share, _held(frame, device, share)) for share in SHARES]
     parts += [("free", device["free_bytes"]), ("reserved", device["reserved_bytes"])]
     parts += [("overcount", overcounts.get(device["uuid"], 0))]
-    return [(name, human(held)) for name, held in parts if held]
+    return [(name, size_text(held)) for name, held in parts if held]
 
 
 def _legend_of_page(frame: Any, device: Any) -> list[tuple[str, str]]:
     """Return what the web UI lists beside the bar, from its upper end."""
-    shares = [(share, human(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
+    shares = [(share, size_text(_held(frame, device, share) or 0)) for share in reversed(SHARES)]
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
     rest = {
         "reserved": device["reserved_bytes"],
         "overcount": overcounts.get(device["uuid"], 0),
         "free": device["free_bytes"],
     }
-    return [*((name, human(held)) for name, held in rest.items()), *shares]
+    return [*((name, size_text(held)) for name, held in rest.items()), *shares]
 
 
 def command(fake: FakeDaemon, *arguments: str) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpumond.events import EventKind
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.flush.routes import ANSWER, EXAMPLE
 from gpumond.features.quotas.command import KINDS
 from gpumond.serve.examples import RECEIPT
@@ -53,15 +53,15 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
         name: sum(line["used_bytes"] for line in frame["ledger"]["lines"] if line["share"] == name) for name in SHARES
     }
     ratio = round(100 * device["used_bytes"] / device["size_bytes"])
-    assert used == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])} used · {ratio}%"]
+    assert used == [f"{size_text(device['used_bytes'])} of {size_text(device['size_bytes'])} used · {ratio}%"]
     (overcount,) = frame["ledger"]["overcounts"]
     assert legend == [
-        human(device["reserved_bytes"]),
-        human(overcount["overcount_bytes"]),
-        human(device["free_bytes"]),
-        *(human(share[name]) for name in reversed(SHARES)),
+        size_text(device["reserved_bytes"]),
+        size_text(overcount["overcount_bytes"]),
+        size_text(device["free_bytes"]),
+        *(size_text(share[name]) for name in reversed(SHARES)),
     ]
-    cached = human(share["cached"])
+    cached = size_text(share["cached"])
     assert promise == (
         ["A flush now releases about", cached] if share["cached"] else ["A flush now releases", "nothing"]
     )
@@ -133,12 +133,15 @@ def test_flush_shows_its_plan_asks_for_confirmation_and_shows_its_receipt(browse
         dialog.get_by_text(" released.").wait_for(timeout=60_000)
         (receipt,) = receipts_of(demo, "train-llm")
         facts = dict(zip(*session.texts("#receipts dt", "#receipts dd"), strict=True))
-        assert session.texts("#flush-words")[0] == [f"{human(receipt['released_bytes'])} released."]
-        assert facts["released"] == human(receipt["released_bytes"])
-        assert facts["counted by the driver"] == human(receipt["driver_released_bytes"])
-        assert facts["planned"].startswith(f"{human(receipt['planned']['low'])} at ")
-        assert facts["expected at start"] == human(receipt["expected"]["low"])
-        assert facts["held"] == f"{human(receipt['before']['held_bytes'])} → {human(receipt['after']['held_bytes'])}"
+        assert session.texts("#flush-words")[0] == [f"{size_text(receipt['released_bytes'])} released."]
+        assert facts["released"] == size_text(receipt["released_bytes"])
+        assert facts["counted by the driver"] == size_text(receipt["driver_released_bytes"])
+        assert facts["planned"].startswith(f"{size_text(receipt['planned']['low'])} at ")
+        assert facts["expected at start"] == size_text(receipt["expected"]["low"])
+        assert (
+            facts["held"]
+            == f"{size_text(receipt['before']['held_bytes'])} → {size_text(receipt['after']['held_bytes'])}"
+        )
         assert session.texts("#receipts .outcome")[0] == [receipt["outcome"]]
         dialog.get_by_role("button", name="Close").click()
         page.locator("#events .flush", has_text="train-llm").first.wait_for()  # without a reload
@@ -414,7 +417,7 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
         route.fulfill(json={"points": points})
 
     def shows(mib: int) -> None:
-        page.locator("tbody .of-change", has_text=f"+{human(mib * MIB)}").first.wait_for()
+        page.locator("tbody .of-change", has_text=f"+{size_text(mib * MIB)}").first.wait_for()
 
     page.route("**/api/v1/history?**", past)
     for process in frame["processes"]:
@@ -424,7 +427,7 @@ def test_change_is_that_since_the_start_of_the_range(session: PageSession, demo:
     page.get_by_label("Change in").select_option("15 min")
     shows(900)
     shows(1000)
-    new = page.locator("tbody .of-change", has_text=f"+{human(1000 * MIB)}")
+    new = page.locator("tbody .of-change", has_text=f"+{size_text(1000 * MIB)}")
     assert new.get_attribute("title") == "all that it uses: it started after the range began"
     frame["snapshot"]["taken_at"] += 60
     shows(840)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.serve.examples import VERDICT
 from tests.helpers.browser import LIVE, PageSession, needs_chromium, open_page, show_frame, stream_of
 from tests.helpers.running import RunningDaemon, until
@@ -336,8 +336,8 @@ def test_link_shows_the_held_moment(session: PageSession, demo: RunningDaemon):
     link = session.address()
     at = link.split("at=")[1].split("&")[0]
     device, *_ = demo.get(f"history/moment?at={at}")["holdings"]
-    readout = page.locator("#hero .readout", has_text=f"used (driver) {human(device['used_bytes'])} of ")
-    readout.get_by_text(f", live {human(device['live_bytes'])}, ").wait_for()
+    readout = page.locator("#hero .readout", has_text=f"used (driver) {size_text(device['used_bytes'])} of ")
+    readout.get_by_text(f", live {size_text(device['live_bytes'])}, ").wait_for()
     shown = readout.inner_text()
     page.goto("about:blank")
     page.goto(link)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.facts.shares import SHARES
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from tests.helpers.browser import LIVE, PHONE, PageSession, check_access, needs_chromium, open_page, show_frame
 from tests.helpers.curves import MIB
 from tests.helpers.running import RunningDaemon, until
@@ -54,7 +54,7 @@ def of(frame: Any, workload: str) -> Any:
 def texts(one: int | None, other: int | None) -> list[str]:
     """Return two sizes and their difference; an unknown one is ``-``."""
     more = None if one is None or other is None else other - one
-    shown = ["-" if each is None else human(each) for each in (one, other, more)]
+    shown = ["-" if each is None else size_text(each) for each in (one, other, more)]
     return [*shown[:2], f"+{shown[2]}" if more and more > 0 else shown[2]]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from tests.helpers.browser import CHECK, PHONE, PageSession, axe, needs_chromium, open_page
 from tests.helpers.running import RunningDaemon
 from tests.integration.large_machine import NODES, machine, show
@@ -27,7 +27,7 @@ def test_eight_devices_are_rows(session: PageSession):
     assert page.evaluate(NODES) <= MAX_NODES
     (totals,) = session.texts("#device-rows td:nth-child(3)")
     devices = frame["snapshot"]["devices"]
-    assert totals == [f"{human(device['used_bytes'])} of {human(device['size_bytes'])}" for device in devices]
+    assert totals == [f"{size_text(device['used_bytes'])} of {size_text(device['size_bytes'])}" for device in devices]
     page.get_by_role("button", name="GPU 3 ").click()
     assert session.texts("#hero-title span", ".device .total")[0] == ["GPU 3"]
     session.shows("64 of 512")
@@ -38,7 +38,7 @@ def test_eight_devices_are_rows(session: PageSession):
     page.get_by_label("Group by").select_option("device")
     groups, sums = session.texts("tbody.group .of-program bdi", "tbody.group .of-used")
     assert groups == [f"GPU {index}" for index in range(7, -1, -1)], "the largest first"
-    assert sums == [human(device["used_bytes"]) for device in reversed(devices)]
+    assert sums == [size_text(device["used_bytes"]) for device in reversed(devices)]
 
 
 def test_first_screen_has_eight_devices_and_eight_processes(session: PageSession):

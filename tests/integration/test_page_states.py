@@ -9,7 +9,7 @@ import pytest
 
 from gpumond import __version__
 from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.agents import GIB
 from tests.helpers.browser import Serve, needs_chromium, open_page
@@ -49,7 +49,7 @@ def test_page_names_a_hanging_driver_and_withdraws_its_values(browser: Browser, 
         session.shows("values are hidden")
         session.shows("timeout")
         until(lambda: not [text for text in session.texts(".total")[0] if text])
-        assert set(session.texts(".legend dd")[0]) <= {human(0)}
+        assert set(session.texts(".legend dd")[0]) <= {size_text(0)}
 
 
 def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon(
@@ -62,7 +62,7 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
     daemon = serve("--source", "nvml", environ=driver.env)
     with open_page(browser, daemon) as session:
         session.shows("gpumond run --workload train")
-        assert session.texts("tbody .of-opaque") == [[human(3 * GIB)]]
+        assert session.texts("tbody .of-opaque") == [[size_text(3 * GIB)]]
         assert session.page.get_by_role("button", name="Flush").count() == 0
         session.shows("of 141.0 GiB used")
         daemon.process.send_signal(signal.SIGKILL)
@@ -70,5 +70,5 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
         session.shows("If the daemon has ended, start it again.")
         session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
         session.page.locator("header").get_by_text("no response since ").wait_for()
-        assert session.texts("tbody .of-opaque", "#version") == [[human(3 * GIB)], [f"gpumond {__version__}"]]
+        assert session.texts("tbody .of-opaque", "#version") == [[size_text(3 * GIB)], [f"gpumond {__version__}"]]
         assert session.page.locator("#content").evaluate("node => getComputedStyle(node).opacity") == "0.55"

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import clock_text, human
+from gpumond.facts.units import clock_text, size_text
 from gpumond.features.suspend.routes import RECEIPT
 from tests.helpers.agents import GIB
 from tests.helpers.browser import (
@@ -92,7 +92,7 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
         cells = row.locator("th, td").all_inner_texts()
         assert cells[1] == f"train-llm (pid {receipt['pid']})"
         assert cells[4] == receipt["outcome"]
-        assert cells[7:9] == [human(receipt["released_bytes"]), human(receipt["driver_released_bytes"])]
+        assert cells[7:9] == [size_text(receipt["released_bytes"]), size_text(receipt["driver_released_bytes"])]
         check_access(session)
         with page.expect_download() as saved:
             page.get_by_role("button", name="CSV").click()
@@ -143,7 +143,7 @@ def test_baselines_are_recorded_compared_and_deleted(browser: Browser, demo: Run
         for each in found:
             if each["measure"] == "used":
                 key = (each["workload"], f"used {each['stat']}")
-                assert shown[key] == [human(each["before"]), human(each["after"])]
+                assert shown[key] == [size_text(each["before"]), size_text(each["after"])]
         page.get_by_role("button", name="Delete second").click()
         page.get_by_role("row", name="second").wait_for(state="detached")
         assert [each["name"] for each in demo.get("baselines")] == ["first"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from tests.helpers.browser import Serve, needs_chromium, open_page, put_rule
 from tests.helpers.running import RunningDaemon, until
 
@@ -82,4 +82,4 @@ def test_figures_of_cards_are_those_of_the_rows_beside_them(browser: Browser, de
         live = re.search(r"held, (.+?) live", line)
         assert live is not None
         assert live[1] in row
-        assert f"of {human(4 << 30)} was live: 57% fragmented" in line
+        assert f"of {size_text(4 << 30)} was live: 57% fragmented" in line

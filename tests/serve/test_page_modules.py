@@ -44,7 +44,7 @@ SIZES = [
 
 
 def test_sizes_are_written_as_on_the_command_line():
-    assert run_module("format", "given.map(m.human)", *SIZES) == [size(value) for value in SIZES]
+    assert run_module("format", "given.map(m.sizeText)", *SIZES) == [size(value) for value in SIZES]
 
 
 DURATIONS = {

@@ -15,7 +15,7 @@ import pytest
 
 from gpumond.facts.frame import Alert, StatedFault
 from gpumond.facts.snapshot import SourceState
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from tests.helpers import forks
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame
 from tests.helpers.running import RunningDaemon, until
@@ -101,10 +101,10 @@ def run(*arguments: str, url: str, **environ: str) -> subprocess.CompletedProces
 def numbers(frame: dict[str, Any]) -> Iterator[str]:
     """Return the displayed values that both views show."""
     for device in frame["devices"]:
-        yield from (human(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
+        yield from (size_text(device[name]) for name in ("size_bytes", "used_bytes", "free_bytes"))
     for process in frame["processes"]:
         names = ("used", "live", "cached", "stranded", "overhead")
-        yield from (human(process[f"{name}_bytes"]) for name in names if process[f"{name}_bytes"] is not None)
+        yield from (size_text(process[f"{name}_bytes"]) for name in names if process[f"{name}_bytes"] is not None)
 
 
 def test_values_equal_those_of_status_for_the_same_frame(demo: RunningDaemon):

@@ -19,7 +19,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.facts.units import HOUR_SECONDS, duration_text, human
+from gpumond.facts.units import HOUR_SECONDS, duration_text, size_text
 
 MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 REFILL_RATIO = 0.5
@@ -229,7 +229,7 @@ def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentRepo
     if sum(_taken(each, pools) for each in track.released) < REFILL_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
-    note = f"the programs reallocated the memory that the last flush released ({human(released)})"
+    note = f"the programs reallocated the memory that the last flush released ({size_text(released)})"
     return replace(track, note=f"{note}; next attempt {_wait_text(track, action)} after that flush")
 
 
@@ -335,12 +335,12 @@ def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     sizes = [receipt.expected.likely for receipt in receipts if receipt.expected]
     known = [size for size in sizes if size is not None]
-    expected = human(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+    expected = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
     if order.action.dry_run:
         return f"dry run: a {noun} of {programs} would release {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
         done = "suspended" if order.action.suspend else "flushed"
-        return f"{done} {programs}: {human(released)} released, {expected} expected"
+        return f"{done} {programs}: {size_text(released)} released, {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
     return f"a {noun} of {programs} released nothing ({reasons})"

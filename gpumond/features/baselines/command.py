@@ -16,7 +16,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option,
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, parse_threshold
 from gpumond.view import html_report
 from gpumond.view.text import moment, table
@@ -239,7 +239,7 @@ def _shown(each: Difference, number: float | None) -> str:
         return "-"
     if each.measure == "utilization":
         return f"{100 * number:.1f}%"
-    return f"{number:.1f}/h" if each.measure == "retries" else human(number)
+    return f"{number:.1f}/h" if each.measure == "retries" else size_text(number)
 
 
 def _share(each: Difference) -> str:

@@ -25,7 +25,7 @@ from gpumond.facts.flush import FlushRequest, receipt_without_bytes
 from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
-from gpumond.facts.units import human, plural
+from gpumond.facts.units import plural, size_text
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
@@ -122,8 +122,8 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
         return "the engine's memory would move to the host, whose free memory is unknown"
     if available < most + MARGIN_BYTES:
         return (
-            f"up to {human(most)} moves to the host, where {human(available)} is available; "
-            f"{human(MARGIN_BYTES)} must remain free"
+            f"up to {size_text(most)} moves to the host, where {size_text(available)} is available; "
+            f"{size_text(MARGIN_BYTES)} must remain free"
         )
     return ""
 
@@ -150,11 +150,13 @@ def outcome_of(
     if error is not None and released <= TOLERANCE_BYTES:
         return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
     if released <= TOLERANCE_BYTES:
-        more = f", {human(-released)} more than before" if released < -TOLERANCE_BYTES else ""
-        return "nothing", f"the engine responded, but the driver still counts {human(after.total)}{more}"
+        more = f", {size_text(-released)} more than before" if released < -TOLERANCE_BYTES else ""
+        return "nothing", f"the engine responded, but the driver still counts {size_text(after.total)}{more}"
     if error is not None or released < max(FREED_RATIO * (expected.likely or 0), USEFUL_RATIO * before.total):
-        most = f"at most {human(expected.high)}" if expected.likely is None else human(expected.likely)
-        return "partial", join_reasons(error, f"released {human(released)} of the expected {most} (driver-reported)")
+        most = f"at most {size_text(expected.high)}" if expected.likely is None else size_text(expected.likely)
+        return "partial", join_reasons(
+            error, f"released {size_text(released)} of the expected {most} (driver-reported)"
+        )
     return ("gone" if lost else "freed"), ""
 
 
@@ -201,8 +203,8 @@ def shortage_reason(needed: Mapping[str, int], free: Mapping[str, int]) -> str:
     for uuid, size in needed.items():
         available = free.get(uuid)
         if size > TOLERANCE_BYTES and (available is None or available < size + MARGIN_BYTES):
-            has = "an unknown amount" if available is None else human(available)
-            return f"the engine needs {human(size + MARGIN_BYTES)} on device {uuid}, where {has} is free"
+            has = "an unknown amount" if available is None else size_text(available)
+            return f"the engine needs {size_text(size + MARGIN_BYTES)} on device {uuid}, where {has} is free"
     return ""
 
 
@@ -270,7 +272,8 @@ class _Flush:
     def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
         receipt = self.receipt(
-            outcome, f"{human(max(0, more))} of the released {human(needed)} is back on the GPU (driver-reported)"
+            outcome,
+            f"{size_text(max(0, more))} of the released {size_text(needed)} is back on the GPU (driver-reported)",
         )
         return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.method or ""),), duration_seconds=seconds)
 
@@ -403,9 +406,9 @@ class EngineFlusher(EngineStep):
             raise Refused("the driver counts no memory for the engine", "nothing")
         flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
-            least = human(request.min_reclaimable_bytes)
+            least = size_text(request.min_reclaimable_bytes)
             raise Refused(
-                f"only {human(expected.high)} is reclaimable, less than the requested minimum of {least}", "nothing"
+                f"only {size_text(expected.high)} is reclaimable, less than the requested minimum of {least}", "nothing"
             )
 
         # Can it be released now?
@@ -497,7 +500,7 @@ class EngineFlusher(EngineStep):
         needed = sum(by_device.values())
         flush.method, flush.models = method, released[0].models
         if request.dry_run:
-            return [flush.receipt("planned", f"the engine would need {human(needed)} again")]
+            return [flush.receipt("planned", f"the engine would need {size_text(needed)} again")]
 
         # Undo it; the return to service repeats a failure.
         if task := self._returns.get(engine.name):

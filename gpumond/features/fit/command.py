@@ -31,7 +31,7 @@ from gpumond.facts.frame import device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import CLASSES as CLASS_NAMES
 from gpumond.facts.snapshot import DeviceReading
-from gpumond.facts.units import GIB, MIB, human
+from gpumond.facts.units import GIB, MIB, size_text
 from gpumond.features.fit.tracer import ALLOCATE, STEP
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import DeviceSpec, OutOfMemory, create
@@ -42,7 +42,7 @@ MARGIN = 1.05
 MAX_RUN_SECONDS = 600.0
 ASSUMED_BYTES = 80 * GIB
 """Size of the device that the program sees if neither a daemon nor the driver states one."""
-ASSUMED = f"a GPU of {human(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
+ASSUMED = f"a GPU of {size_text(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
 PLACE = "{batch}"
 
 
@@ -207,19 +207,20 @@ def _facts(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Sequence[Mapping[str, Any]]) -> str:
-    shown = "unknown until a program has run here with gpumond run" if context is None else human(context)
+    shown = "unknown until a program has run here with gpumond run" if context is None else size_text(context)
     lines = [
-        f"peak: {human(need.live_bytes)} live, {human(need.held_bytes)} held, in step {need.step}; context: {shown}",
-        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {human(needed_bytes(need, context))}",
+        f"peak: {size_text(need.live_bytes)} live, {size_text(need.held_bytes)} held, in step {need.step}; "
+        f"context: {shown}",
+        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {size_text(needed_bytes(need, context))}",
     ]
     if trace["steps"]:  # only an optimizer's step shows what its classes are
-        rows = [[SHOWN[name], human(need.classes.get(name, 0))] for name in (*CLASSES, REST)]
+        rows = [[SHOWN[name], size_text(need.classes.get(name, 0))] for name in (*CLASSES, REST)]
         lines.append(table(("CLASS", ">BYTES"), rows))
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
     if not trace["steps"]:
         lines.append("assumed: the program doesn't train; it ran until it exited")
     if places:
-        rows = [[str(p["index"]), p["name"], human(p["free_bytes"] or 0), p["fits"]] for p in places]
+        rows = [[str(p["index"]), p["name"], size_text(p["free_bytes"] or 0), p["fits"]] for p in places]
         lines.append(table((">GPU", "NAME", ">FREE", "FITS"), rows))
     return "\n".join(lines)
 
@@ -246,7 +247,7 @@ def _largest_batch(
             print_error(f"gpumond: no estimate for a batch of {batch}: {trace['reason']}")
             return FAILED
         total = needed_bytes(replay(trace), context)
-        print_error(f"gpumond: a batch of {batch} needs {human(total)}")
+        print_error(f"gpumond: a batch of {batch} needs {size_text(total)}")
         if total <= size:
             best, low = (batch, total), batch + 1
         else:
@@ -258,9 +259,9 @@ def _largest_batch(
             )
         )
     elif best is None:
-        print(f"no batch of {arguments.batch} fits into {human(size)}")
+        print(f"no batch of {arguments.batch} fits into {size_text(size)}")
     else:
-        print(f"largest batch: {best[0]}, which needs {human(best[1])} of {human(size)}")
+        print(f"largest batch: {best[0]}, which needs {size_text(best[1])} of {size_text(size)}")
     return DONE if best else FAILED
 
 

@@ -22,7 +22,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
-from gpumond.facts.units import human, parse_size, plural
+from gpumond.facts.units import parse_size, plural, size_text
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
@@ -178,7 +178,7 @@ def _canary_problem(ended: Sequence[ProcessResult]) -> str:
             promised = receipt["expected"]["low"] if receipt["expected"] else 0
             useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and one.planned.engine)
             if (useless or receipt["released_bytes"] < promised) and not receipt["raced"]:
-                short = f"it released {human(receipt['released_bytes'])} of the {human(promised)} expected"
+                short = f"it released {size_text(receipt['released_bytes'])} of the {size_text(promised)} expected"
                 return f"the flushes stopped after the first one: {receipt['reason'] or short}"
     return ""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.program import TICKS_PER_SECOND
-from gpumond.facts.units import human, plural
+from gpumond.facts.units import plural, size_text
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import QueriedProcess
 from gpumond.view.frame import frame_of
@@ -147,8 +147,8 @@ def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: Qu
 def _too_few(found_bytes: int, criteria: Criteria, what: str = "reclaimable") -> str:
     if found_bytes >= criteria.min_reclaimable_bytes:
         return ""
-    least = human(criteria.min_reclaimable_bytes)
-    return f"{human(found_bytes)} is {what}, less than the requested minimum of {least}"
+    least = size_text(criteria.min_reclaimable_bytes)
+    return f"{size_text(found_bytes)} is {what}, less than the requested minimum of {least}"
 
 
 def _other(process: _Process, named: QueriedProcess) -> str:

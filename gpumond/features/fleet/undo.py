@@ -16,7 +16,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
-from gpumond.facts.units import caller_text, human, plural
+from gpumond.facts.units import caller_text, plural, size_text
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
@@ -62,7 +62,7 @@ class Step:
         if self.kind == "resume":
             return f"resume pid {self.subject}"
         if self.kind == "limit":
-            before = ", ".join(f"{human(size)} on {uuid}" for uuid, size in (self.before or {}).items())
+            before = ", ".join(f"{size_text(size)} on {uuid}" for uuid, size in (self.before or {}).items())
             return f"limit pid {self.subject} to {before}" if before else f"remove the limit of pid {self.subject}"
         return ""
 

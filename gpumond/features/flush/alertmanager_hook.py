@@ -19,7 +19,7 @@ from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, em
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.host.peer import counted_name
 from gpumond.kernel import flush_each
 from gpumond.store.audit import AuditEntry
@@ -155,7 +155,9 @@ class AlertmanagerHook:
         )
         counts = Counter(result.outcome for result in answer.alerts)
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        log.info("Alertmanager webhook from %s: %s; %s released", by, summary or "none", human(answer.released_bytes))
+        log.info(
+            "Alertmanager webhook from %s: %s; %s released", by, summary or "none", size_text(answer.released_bytes)
+        )
         return answer
 
     async def _record(self, due: Sequence[tuple[HookAlert, Sequence[AgentReport]]], by: str) -> None:

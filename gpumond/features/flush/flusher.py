@@ -36,7 +36,7 @@ from gpumond.facts.pools import (
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook
 from gpumond.host.peer import PeerIdentity
 from gpumond.kernel import EngineStep, FlushService, Kernel, Part
@@ -115,8 +115,8 @@ def verified_receipt(
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, doubt)))
     elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
-        counted = human(driver_released)
-        outcome, reason = "partial", f"the driver counts only {counted} of {human(released)} as released"
+        counted = size_text(driver_released)
+        outcome, reason = "partial", f"the driver counts only {counted} of {size_text(released)} as released"
     if outcome == "nothing" and not reason and change.before.live_bytes is not None:
         reason = _without_cache(change.before)
     if change.before.live_bytes is None:
@@ -142,7 +142,7 @@ def _without_cache(pool: PoolUsage) -> str:
     if pool.reclaimable.likely or not pool.held_known:
         return ""
     stranded = pool.stranded_bytes
-    return "no cached bytes" + (f"; {human(stranded)} stranded, which a flush can't release" if stranded else "")
+    return "no cached bytes" + (f"; {size_text(stranded)} stranded, which a flush can't release" if stranded else "")
 
 
 def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts) -> list[Receipt]:
@@ -162,16 +162,16 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
 def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
     """Return the bytes that count as released, and the reason if they differ from the agent's."""
     if stated < 0:
-        return 0, f"the pool holds {human(-stated)} more than before"
+        return 0, f"the pool holds {size_text(-stated)} more than before"
     if driver_used is not None and stated > driver_used:
-        return 0, _impossible(stated, f"the driver counted only {human(driver_used)} before")
+        return 0, _impossible(stated, f"the driver counted only {size_text(driver_used)} before")
     if size is not None and stated > size:
-        return 0, _impossible(stated, f"the GPU has only {human(size)}")
+        return 0, _impossible(stated, f"the GPU has only {size_text(size)}")
     return stated, ""
 
 
 def _impossible(stated: int, bound: str) -> str:
-    return f"the agent reports that {human(stated)} was released, which doesn't count, because {bound}"
+    return f"the agent reports that {size_text(stated)} was released, which doesn't count, because {bound}"
 
 
 def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
@@ -455,8 +455,8 @@ class Flusher:
 
         reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
         if reported < request.min_reclaimable_bytes:
-            least = human(request.min_reclaimable_bytes)
-            reason = f"{human(reported)} is reclaimable, less than the requested minimum of {least}"
+            least = size_text(request.min_reclaimable_bytes)
+            reason = f"{size_text(reported)} is reclaimable, less than the requested minimum of {least}"
             return [receipt("nothing", reason)]
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
@@ -606,7 +606,7 @@ class FlushPart(Part, FlushService):
             raise
         counts = Counter(receipt.outcome for receipt in outcome.receipts)
         results = ", ".join(f"{count} {name}" for name, count in counts.items())
-        returned = "" if request.dry_run else f"; {human(outcome.released_bytes)} released"
+        returned = "" if request.dry_run else f"; {size_text(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, returned)
         await note(requested_by, "flush.receipts", _proof(outcome) | own, outcome.receipts)
         self._kernel.dependencies.wake.set()  # the next frame shows the effect of the flush

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import add_target, confirm, option, positive
 from gpumond.facts import units
 from gpumond.facts.alerts import AGAIN, WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import human, seconds_argument, size_argument
+from gpumond.facts.units import seconds_argument, size_argument, size_text
 from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
 from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
@@ -115,7 +115,7 @@ def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) 
 def _amount(name: str, value: float) -> str:
     if name.endswith("_seconds"):
         return units.duration_text(value)
-    return human(value) if "_bytes" in name else f"{value:.4g}"
+    return size_text(value) if "_bytes" in name else f"{value:.4g}"
 
 
 RESPONSE_SECONDS = 60.0
@@ -176,7 +176,7 @@ class SnapshotCommand:
             if not arguments.json:
                 where = arguments.out or f"{dump['path']} on the program's machine; --out FILE downloads it"
                 subject = "" if arguments.pid is not None else f"{program}: "
-                print(f"{subject}wrote {human(dump['size_bytes'])} ({dump['allocator']}) to {where}")
+                print(f"{subject}wrote {size_text(dump['size_bytes'])} ({dump['allocator']}) to {where}")
         if arguments.json and answers:
             print(client.as_json(arguments, answers))
         return status
@@ -231,7 +231,7 @@ class LimitCommand:
         ):
             print(wrapped_text("\n".join(exceeding), output_width()), file=sys.stderr)
             if sys.stdin.isatty() and not arguments.json:
-                confirm(f"Limit to {human(limit_bytes)}?", "nothing was limited")
+                confirm(f"Limit to {size_text(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
         answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
         if not answers:
@@ -279,7 +279,7 @@ def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: C
     for device in frame["snapshot"]["devices"]:
         size_bytes = device["size_bytes"]
         if device["uuid"] in uuids and limit is not None and size_bytes is not None and limit > size_bytes:
-            yield f"this limit has no effect on GPU {device['index']}, which has {human(size_bytes)} in all"
+            yield f"this limit has no effect on GPU {device['index']}, which has {size_text(size_bytes)} in all"
 
 
 def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
@@ -289,7 +289,7 @@ def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collectio
         required = quota.get("limit_bytes")
         if process["pid"] in pids and required is not None and (limit is None or limit > required):
             name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the quota {safe(quota['limit_quota'])} sets the limit of {name} to {human(required)} again"
+            yield f"the quota {safe(quota['limit_quota'])} sets the limit of {name} to {size_text(required)} again"
 
 
 def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:
@@ -306,7 +306,7 @@ def notes_on_excess(agent: Mapping[str, Any], limit: int, device_uuid: str | Non
         held, cached = pool["held_bytes"], pool["reclaimable"]["likely"]
         if held - cached <= limit or device_uuid not in (None, pool["device_uuid"]):
             continue
-        more = f" besides its cache ({human(cached)})" if cached else ""
+        more = f" besides its cache ({size_text(cached)})" if cached else ""
         name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
-        fails = f"its next allocation from the driver fails unless it frees {human(held - cached - limit)}{more}"
-        yield f"{name} holds {human(held)}: with this limit, {fails}"
+        fails = f"its next allocation from the driver fails unless it frees {size_text(held - cached - limit)}{more}"
+        yield f"{name} holds {size_text(held)}: with this limit, {fails}"

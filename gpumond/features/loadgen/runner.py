@@ -22,7 +22,7 @@ from typing import Any, Literal
 from gpumond import __version__
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import from_json, to_json
-from gpumond.facts.units import human, plural
+from gpumond.facts.units import plural, size_text
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
@@ -245,8 +245,9 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
     needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
     if scale <= 0 or needed > capacity.free_bytes:
         raise AllocationRefused(
-            f"{plan.scenario} needs {human(needed)}, and the GPU has {human(capacity.free_bytes)} of "
-            f"{human(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free memory on the GPU"
+            f"{plan.scenario} needs {size_text(needed)}, and the GPU has {size_text(capacity.free_bytes)} of "
+            f"{size_text(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free memory on the "
+            "GPU"
         )
     backend.limit(min(limit_bytes, capacity.free_bytes))
     return CompletedWork(
@@ -338,7 +339,7 @@ class _Run:
             size = max(1, int(step.size_bytes * carried.scale))
             if self._live_bytes + size > carried.room_bytes:
                 raise MemoryError(
-                    f"{human(self._live_bytes)} is allocated, and the limit is {human(carried.room_bytes)}"
+                    f"{size_text(self._live_bytes)} is allocated, and the limit is {size_text(carried.room_bytes)}"
                 )
             backend.allocate(step.block, size, step.action == "take-outside")
             self._live_bytes += size
@@ -478,7 +479,7 @@ def regressions(now: Result, before: Result | None) -> list[str]:
         return found
     last, peak = before.get("peak_live_bytes"), now["peak_live_bytes"]
     if isinstance(last, int) and peak < LOWEST_PEAK * last:
-        found.append(f"the peak of live memory fell from {human(last)} to {human(peak)}")
+        found.append(f"the peak of live memory fell from {size_text(last)} to {size_text(peak)}")
     if before.get("checked_bytes") and not now["checked_bytes"]:
         found.append("no contents were verified")
     return found

@@ -20,10 +20,10 @@ from gpumond.facts.units import (
     MIB,
     MINUTE_SECONDS,
     duration_text,
-    human,
     parse_seconds,
     parse_threshold,
     size_argument,
+    size_text,
 )
 
 CONTEXT_BYTES = 512 * MIB
@@ -222,7 +222,7 @@ class Option:
 
     def _shown(self, value: float) -> str:
         if self.unit == "size":
-            return human(value)
+            return size_text(value)
         if self.unit == "duration":
             return duration_text(value)
         return f"{100 * value:g}%" if self.unit == "fraction" else f"{value:g}"

@@ -9,7 +9,7 @@ from typing import Literal
 from gpumond.events import MAX_CALL, call_text, program_calls
 from gpumond.facts.frame import Line
 from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.view import html_report as html, text
 from gpumond.view.text import moment, size
 
@@ -225,7 +225,9 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
     times, curves = case.timeline.at, case.timeline.curves
     if case.limit_bytes is not None and len(curves) == 1:
         points = [(at, float(used)) for at, used in zip(times, curves[0].used_bytes, strict=True) if used is not None]
-        title = f"The program's memory in the ten minutes before the error, and its limit of {human(case.limit_bytes)}"
+        title = (
+            f"The program's memory in the ten minutes before the error, and its limit of {size_text(case.limit_bytes)}"
+        )
         parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
     elif times:
         named = [(_label(each.pid, each.workload), each.used_bytes) for each in curves]
@@ -239,7 +241,7 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
 
 
 def _time_line(case: OomCase) -> str:
-    lacked = "" if case.missing_bytes is None else f"; up to {human(case.missing_bytes)} was missing"
+    lacked = "" if case.missing_bytes is None else f"; up to {size_text(case.missing_bytes)} was missing"
     repeated = f", the last of {case.errors} errors at this limit{lacked}" if case.errors > 1 else ""
     return f"{moment(case.at)}{repeated}"
 
@@ -262,7 +264,7 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
         )
     if case.oom is not None and case.oom.pools:
         rows = [
-            [pool.allocator, *map(human, (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes))]
+            [pool.allocator, *map(size_text, (pool.live_bytes, pool.cached_bytes, pool.stranded_bytes))]
             for pool in case.oom.pools
             if case.device_uuid in (None, pool.device_uuid)
         ]
@@ -274,11 +276,13 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
     if case.lines:
         lines = sorted(case.lines, key=lambda line: -line.used_bytes)
         rows = [
-            [_label(line.pid, line.workload), line.share, human(line.used_bytes)] for line in lines if line.used_bytes
+            [_label(line.pid, line.workload), line.share, size_text(line.used_bytes)]
+            for line in lines
+            if line.used_bytes
         ]
         rest = (("reserved", case.reserved_bytes), ("free", case.free_bytes))
-        rows += [["", name, human(value)] for name, value in rest if value is not None]
-        rows += [["", "overcount", f"-{human(case.overcount_bytes)}"]] if case.overcount_bytes else []
+        rows += [["", name, size_text(value)] for name, value in rest if value is not None]
+        rows += [["", "overcount", f"-{size_text(case.overcount_bytes)}"]] if case.overcount_bytes else []
         yield _ledger_title(case), ("PROGRAM", "SHARE", ">BYTES"), rows
     if len(ranks) > 1:
         rows = [[str(each.rank), str(each.pid), f"{each.seconds_later:.1f} s", each.id] for each in ranks]
@@ -288,13 +292,13 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
     for classes in case.oom.classes:
         yield f"Live bytes of {classes.allocator} by class", ("CLASS", ">BYTES"), list(_classes(classes))
     if case.oom.sites:
-        rows = [[human(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
+        rows = [[size_text(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
         yield (
             "Scopes that retain the most memory",
             ("SCOPE", ">BYTES"),
-            [[s.name, human(s.retained_bytes)] for s in case.oom.scopes],
+            [[s.name, size_text(s.retained_bytes)] for s in case.oom.scopes],
         )
 
 
@@ -330,9 +334,9 @@ def _classes(classes: LiveClasses) -> Iterator[list[str]]:
     for name, shown in CLASSES.items():
         value = getattr(classes, f"{name}_bytes")
         if value is not None:
-            yield [shown, human(value)]
+            yield [shown, size_text(value)]
     if classes.unknown_bytes:
-        yield ["unknown", human(classes.unknown_bytes)]
+        yield ["unknown", size_text(classes.unknown_bytes)]
 
 
 def _calls(calls: Sequence[Call]) -> str:

@@ -12,7 +12,7 @@ from gpumond.facts.frame import Alert, Frame, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, with_repeats
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
@@ -335,8 +335,9 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
-        f"{name} exited while it used {human(used)} on GPU {device.index}, which had only {human(free)} free: it may "
-        "have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the remedies"
+        f"{name} exited while it used {size_text(used)} on GPU {device.index}, which had only {size_text(free)} free: "
+        "it may have run out of memory. Start it with gpumond run: next time you'll see the request, the line and the "
+        "remedies"
     )
     return OomCase(
         id=case_id(at, process.pid, 0),

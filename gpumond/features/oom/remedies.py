@@ -22,7 +22,7 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
-from gpumond.facts.units import GIB, distinct_size_texts, duration_text, human
+from gpumond.facts.units import GIB, distinct_size_texts, duration_text, size_text
 from gpumond.features.oom.case import Basis, Remedy, by_effect
 
 
@@ -328,10 +328,10 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         step = int(LIMIT_STEP * size)
         enough = int(math.ceil((size + max(e.limited_by, step)) / LIMIT_UNIT) * LIMIT_UNIT)
-        why = f"; an allocation was {human(e.missing)} short" if e.missing else ""
+        why = f"; an allocation was {size_text(e.missing)} short" if e.missing else ""
         if why and e.missing and e.missing < step:
             why += f", and a limit less than {LIMIT_STEP:.0%} higher would soon be reached again"
-        text = f"raise {what} from {human(size)} to {human(enough)} or more ({where}{why})"
+        text = f"raise {what} from {size_text(size)} to {size_text(enough)} or more ({where}{why})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"
         yield _remedy(e, "limit", text, enough - size, basis, f"the limit in force, and {source}")
@@ -341,11 +341,12 @@ def _cgroup(e: Evidence) -> Iterator[Remedy]:
     if e.cgroup is not None and not e.is_limited:
         size = e.cgroup.limit_bytes or 0
         enough = int(math.ceil(e.in_cgroup / LIMIT_UNIT) * LIMIT_UNIT)
-        held = human(e.in_cgroup - (e.request or 0))
+        held = size_text(e.in_cgroup - (e.request or 0))
         text = (
-            f"raise the limit of the cgroup {e.cgroup.cgroup}, which used {held}, from {human(size)} to {human(enough)}"
+            f"raise the limit of the cgroup {e.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
+            f"{size_text(enough)} or more"
         )
-        yield _remedy(e, "limit", f"{text} or more", enough - size, "measured", "driver, for the cgroup")
+        yield _remedy(e, "limit", text, enough - size, "measured", "driver, for the cgroup")
 
 
 def _own_limit(e: Evidence, size: int) -> str:
@@ -383,15 +384,17 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
         return
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
         text = (
-            f"update PyTorch: a free block of {human(pool.largest_free_bytes)} fits but wasn't used (pytorch#189504, "
-            "fixed by #191302); until then, call torch.cuda.empty_cache() first"
+            f"update PyTorch: a free block of {size_text(pool.largest_free_bytes)} fits but wasn't used "
+            "(pytorch#189504, fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
         return
     change = "" if e.context is None else whole_blocks(pool.allocator, e.context)
     if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and change:
-        largest = "" if pool.largest_free_bytes is None else f", at most {human(pool.largest_free_bytes)} in one block"
-        text = f"{change}: {human(free)} is free in the program's pool{largest}"
+        largest = (
+            "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
+        )
+        text = f"{change}: {size_text(free)} is free in the program's pool{largest}"
         yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
 
 
@@ -418,7 +421,7 @@ def _still_cached(e: Evidence) -> str:
     if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
         return ""
     return (
-        f" {pool.allocator} had released its cache before it failed: the {human(pool.cached_bytes)} still cached "
+        f" {pool.allocator} had released its cache before it failed: the {size_text(pool.cached_bytes)} still cached "
         "can't be released, or has been freed since."
     )
 
@@ -431,14 +434,14 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
         grown = int(verdict.fit.slope_bytes_per_second * seconds) if verdict.fit else 0
         text = "stop the leak"
         if step and step.retained_bytes and step.retained_bytes > 0:
-            text += f": each step retains {human(step.retained_bytes)}"
+            text += f": each step retains {size_text(step.retained_bytes)}"
     elif step and step.retained_bytes and step.steps >= LEAKING_STEPS and e.live_floors:
         first, second = e.live_floors
         grown = int(step.retained_bytes * step.steps)
         lasting = NOTABLE_RATIO * e.live <= grown <= min(e.live - first, (second - first) / LASTING_RATIO)
         if not lasting:
             return
-        text = f"find what the program retains: its live memory grew by {human(grown)} in {step.steps} steps"
+        text = f"find what the program retains: its live memory grew by {size_text(grown)} in {step.steps} steps"
     else:
         return
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
@@ -446,7 +449,7 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
         retainer = e.report.program.retainers[0]
         text += f"; {retainer.name} at {place_of(retainer)} retains tensors"
     elif retaining:
-        text += f"; {retaining[0].name} retains {human(retaining[0].retained_bytes)}"
+        text += f"; {retaining[0].name} retains {size_text(retaining[0].retained_bytes)}"
     yield _remedy(e, "leak", text, min(grown, e.live) or None, "measured", "growth of live memory")
 
 
@@ -537,8 +540,8 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing:
         text = (
-            f"start {name} with gpumond run --need as well, or with less memory: it uses {human(size)} without a "
-            f"grant, and this program was granted {human(e.grant.need_bytes)}"
+            f"start {name} with gpumond run --need as well, or with less memory: it uses {size_text(size)} without a "
+            f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
 
@@ -556,8 +559,8 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
         text = (
-            f"run this program, which needs at least {human(need)}, on GPU {device.index}, which has {human(free)} "
-            "available"
+            f"run this program, which needs at least {size_text(need)}, on GPU {device.index}, which has "
+            f"{size_text(free)} available"
         )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
         yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
@@ -568,7 +571,7 @@ def _dataset(e: Evidence) -> Iterator[Remedy]:
     if size and size >= LARGE_RATIO * e.live:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
-            f"{human(size)} of the live bytes are tensors outside the graph"
+            f"{size_text(size)} of the live bytes are tensors outside the graph"
         )
         yield _remedy(e, "data-set", text, size, "measured", "classes of live bytes at the error")
 
@@ -578,7 +581,7 @@ def _kv_cache(e: Evidence) -> Iterator[Remedy]:
         if engine.kv_cache_bytes and engine.kv_cache_used_ratio is not None:
             size = int(engine.kv_cache_bytes * (1 - engine.kv_cache_used_ratio))
             option = " (--gpu-memory-utilization)" if engine.kind == "vllm" else ""
-            text = f"give {engine.name} a smaller KV cache{option}: {human(size)} of it is unused"
+            text = f"give {engine.name} a smaller KV cache{option}: {size_text(size)} of it is unused"
             yield _remedy(e, "kv-cache", text, size, "reported", "the serving engine's metrics")
 
 
@@ -612,7 +615,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
     if extra > 0:
         before = "the one before" if times == 1 else f"any of the {times} before"
         room = " that didn't run out of memory" if failed else ""
-        text = f"{change}: {who} needed {human(extra)} more than {before}{room}"
+        text = f"{change}: {who} needed {size_text(extra)} more than {before}{room}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
@@ -627,9 +630,9 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     also = ", with gradient accumulation" if e.is_training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.is_inference
     kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
-    what, source = f"{human(e.batch_dependent)} of {kind}", "live bytes"
+    what, source = f"{size_text(e.batch_dependent)} of {kind}", "live bytes"
     if request:
-        what, source = f"{what}, and this request of {human(request)},", "live bytes and request"
+        what, source = f"{what}, and this request of {size_text(request)},", "live bytes and request"
     text = f"use {name}{also}: {what} depend on it"
     size = int(depends * (1 - 1 / parts))
     yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
@@ -655,7 +658,7 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
     if e.oom.scope and e.missing and e.free:
-        less = f"about {human(e.missing)} less in the scope {e.oom.scope}"
+        less = f"about {size_text(e.missing)} less in the scope {e.oom.scope}"
         text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
         yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
 
@@ -684,11 +687,11 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     size = None if e.device is None else e.device.size_bytes
     over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
     left = max(over, missing - total)
-    lacks = human(left)
+    lacks = size_text(left)
     source = "sum of these"
     if 0 < over == left:
         source = "the program's bytes and the GPU's size"
-        text = f"no remedy is enough: the program needs {human(over)} more than this GPU has"
+        text = f"no remedy is enough: the program needs {size_text(over)} more than this GPU has"
     elif found:
         text = f"no remedy is enough: even with all of them, {lacks} is missing"
     else:
@@ -730,12 +733,14 @@ OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
     asked, room = ("", "") if e.request is None or e.free is None else distinct_size_texts(e.request, e.free)
-    what = "memory" if e.request is None else asked or human(e.request)
+    what = "memory" if e.request is None else asked or size_text(e.request)
     place = program_line_clause(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
-    free = "" if e.free is None else f", which had {room or human(e.free)} free"
+    free = "" if e.free is None else f", which had {room or size_text(e.free)} free"
     owners = enumerate(_holders(e)[:3])
-    sizes = (f"{name} {human(size)}" if number else f"{name} used {human(size)}" for number, (name, size) in owners)
+    sizes = (
+        f"{name} {size_text(size)}" if number else f"{name} used {size_text(size)}" for number, (name, size) in owners
+    )
     holders = ", ".join(sizes)
     for unnamed in (OWN, UNKNOWN):
         if holders.startswith(unnamed):
@@ -752,8 +757,8 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     if e.was_repeated:
         notes += " The program tried again (retry_on_oom)."
     if e.is_limited and e.limit is not None:
-        own = f"{_name(e.report)} reached its limit of {human(e.limit[0])}"
-        held = human(e.used_of_limit)
+        own = f"{_name(e.report)} reached its limit of {size_text(e.limit[0])}"
+        held = size_text(e.used_of_limit)
         had = f"had up to {held} in use" if e.is_later else f"had {held} in use" if e.is_arena else f"held {held}"
         return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{notes} {end}"
     holders = f" {holders}.{notes}" if holders else notes

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
-from gpumond.facts.units import human, listed
+from gpumond.facts.units import listed, size_text
 from gpumond.view.rows import claimed_room, requests_ahead
 from gpumond.view.text import cut, safe
 
@@ -56,7 +56,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
         raise ConfigError(f"--need auto requires three {where}, but {known}; pass a size")
-    print_error(f"gpumond: {human(need)} needed, from {runs} {where}")
+    print_error(f"gpumond: {size_text(need)} needed, from {runs} {where}")
     return int(need)
 
 
@@ -161,20 +161,20 @@ def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapp
 
 def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
-    needed, available = f"{human(answer['need_bytes'])} is needed", answer["available_bytes"]
-    free = "an unknown amount" if available is None else human(max(0, available))
+    needed, available = f"{size_text(answer['need_bytes'])} is needed", answer["available_bytes"]
+    free = "an unknown amount" if available is None else size_text(max(0, available))
     place = ""
     if answer["ahead"]:
         place = (
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
     if (room := claimed_room(answer)) is not None:
-        kept = f"the {human(room)} available on GPU {answer['device_index']} is kept for earlier requests"
+        kept = f"the {size_text(room)} available on GPU {answer['device_index']} is kept for earlier requests"
         return f"{place}{kept}, and {needed}"
     text = f"{place}GPU {answer['device_index']} has {free} available, but {needed}"
     steps = _steps(answer["plan"])
     if answer["missing_bytes"]:
-        missing = human(answer["missing_bytes"])
+        missing = size_text(answer["missing_bytes"])
         return f"{text}; {missing} would be missing even after {steps}" if steps else f"{text}; {missing} is missing"
     return f"{text}. {steps[:1].upper()}{steps[1:]} would make room" if steps else text
 
@@ -183,7 +183,7 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     """Return the steps of a plan, ``flushing train (pid 7, 2.0 GiB) and suspending lab (pid 9, 60.0 GiB)``."""
     programs: dict[str, list[str]] = {}
     for each in plan:
-        pid, size = each["pid"], human(each["reclaimable_bytes"])
+        pid, size = each["pid"], size_text(each["reclaimable_bytes"])
         named = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
     return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())

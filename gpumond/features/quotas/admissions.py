@@ -29,7 +29,7 @@ from gpumond.facts.quota import (
     StoredAdmission,
 )
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.host.peer import counted_name
 from gpumond.store.table import Table, Transactions
 
@@ -759,7 +759,7 @@ class Admissions:
 
     async def _carry_out(self, device: str, found: AdmissionPlan, request: StoredAdmission | None) -> None:
         if found.missing_bytes:
-            log.warning("reserves on %s are short of %s, even after flushes", device, human(found.missing_bytes))
+            log.warning("reserves on %s are short of %s, even after flushes", device, size_text(found.missing_bytes))
         actor, waits = (request.owner, request.program) if request else (RESERVE, "")
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
         requests: list[Awaitable[object]] = [

@@ -17,7 +17,7 @@ from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import DeviceReading, Reading, Snapshot
-from gpumond.facts.units import HOUR_SECONDS, MIB, human
+from gpumond.facts.units import HOUR_SECONDS, MIB, size_text
 from gpumond.features.quotas.admissions import AdmissionPlan, DeviceCapacity, Neighbor, reclaim_plan
 from gpumond.host.peer import PeerIdentity, person_uid
 from gpumond.host.tasks import Tasks
@@ -138,7 +138,7 @@ class Borrows:
         engines = idle_engines(snapshot, device.uuid, borrower, reclaim, found.missing_bytes)
         if found.missing_bytes and not engines:
             return Borrowed(
-                request.id, False, reason=f"{human(found.missing_bytes)} is missing even after the allowed flushes"
+                request.id, False, reason=f"{size_text(found.missing_bytes)} is missing even after the allowed flushes"
             )
         user = str(person_uid(borrower.uid))
         if not (found.flushes or engines) or self._rate.wait(user, now) > 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_result
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 from gpumond.view.rows import (
     claimed_room,
     grant_sentences,
@@ -91,7 +91,7 @@ def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
 def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[str]:
     """Return a row of the table of processes; its last cell is empty if nothing limits the process."""
     quota, limit = process["quota"] or {}, process["limit_bytes"]
-    other = f"limit {human(limit)} (no quota)" if limit is not None and not quota.get("limit_quota") else ""
+    other = f"limit {size_text(limit)} (no quota)" if limit is not None and not quota.get("limit_quota") else ""
     return [
         str(process["pid"]),
         process["workload"] or process["comm"] or "?",
@@ -198,10 +198,10 @@ def queue_table(frame: Mapping[str, Any]) -> str:
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
-                human(need),
+                size_text(need),
                 size(available and max(0, available)),
                 size(flushed),
-                "-" if claimed else human(missing),
+                "-" if claimed else size_text(missing),
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",

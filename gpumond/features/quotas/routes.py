@@ -13,7 +13,7 @@ from gpumond.facts.frame import Frame, device_named
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaEntry, QuotaRegistry
 from gpumond.features.quotas.settings import QuotaConfig
@@ -75,8 +75,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     device = _device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
     if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
-        has, need = human(device.usable_bytes), human(body.need_bytes)
-        kept = f" (the driver reserves {human(reserved)})" if reserved else ""
+        has, need = size_text(device.usable_bytes), size_text(body.need_bytes)
+        kept = f" (the driver reserves {size_text(reserved)})" if reserved else ""
         raise HTTPException(409, f"{need} requested, but GPU {device.index} can provide at most {has}{kept}")
     admission = admissions.request(
         frame.snapshot,

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gpumond.config.models import StrictModel
 from gpumond.facts import units
 from gpumond.facts.quota import Quota
-from gpumond.facts.units import has_control_characters, human
+from gpumond.facts.units import has_control_characters, size_text
 
 MAX_BYTES = 2**62
 MAX_PATTERN = 256
@@ -86,13 +86,13 @@ class QuotaConfig(StrictModel):
                 "container"
             )
         if self.soft_limit is not None and self.limit is not None and self.soft_limit > self.limit:
-            raise ValueError(f"soft_limit {human(self.soft_limit)} must not exceed limit {human(self.limit)}")
+            raise ValueError(f"soft_limit {size_text(self.soft_limit)} must not exceed limit {size_text(self.limit)}")
         if self.reserve is not None and not any(map(_is_restrictive, (self.match.user, self.match.namespace))):
             raise ValueError(
                 "reserve: also match on user or namespace (not *), because any program can claim any workload name"
             )
         if self.reserve is not None and self.limit is not None and self.reserve > self.limit:
-            raise ValueError(f"reserve {human(self.reserve)} must not exceed limit {human(self.limit)}")
+            raise ValueError(f"reserve {size_text(self.reserve)} must not exceed limit {size_text(self.limit)}")
         return self
 
     def quota(self) -> Quota:

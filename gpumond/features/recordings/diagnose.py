@@ -17,7 +17,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration_text, human, plural, seconds_argument, size_argument
+from gpumond.facts.units import duration_text, plural, seconds_argument, size_argument, size_text
 from gpumond.facts.verdicts import PATTERNS
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
@@ -302,7 +302,7 @@ class Findings:
 def _title(key: Key, series: _Series) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
-    peaks = ", ".join(f"{human(peak)} {measure}" for measure, peak in series.peaks.items())
+    peaks = ", ".join(f"{size_text(peak)} {measure}" for measure, peak in series.peaks.items())
     shown = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
     return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{shown}") if part]
 

@@ -30,7 +30,7 @@ from gpumond.facts import units
 from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, VALUES, as_config, check_range
 from gpumond.quantities.quantity import Unit, readable
@@ -362,7 +362,7 @@ def _value(name: str, row: _Row) -> float | None:
 def _placeholder_text(name: str, row: _Row) -> str:
     """Return the text of a placeholder: ``unknown`` for a value without a series."""
     value = row[1].get(f"{name}_bytes")
-    return dict(row[0]).get(name) or ("unknown" if value is None else human(value))
+    return dict(row[0]).get(name) or ("unknown" if value is None else size_text(value))
 
 
 def _is_met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:

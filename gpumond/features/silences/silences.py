@@ -19,7 +19,7 @@ from pydantic_core import SchemaError
 from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
-from gpumond.facts.units import DAY_SECONDS, human
+from gpumond.facts.units import DAY_SECONDS, size_text
 from gpumond.host.peer import counted_name
 from gpumond.kernel import Kernel, Part, SilenceService, Tick
 from gpumond.store.table import AuditActions, Table, Transactions
@@ -193,7 +193,7 @@ class Silences(SilenceService):
         size = _compiled_bytes(matchers)
         if size > room:
             raise EntryConflict(
-                f"the silences' regular expressions exceed their memory limit by {human(size - room)}; shorten "
+                f"the silences' regular expressions exceed their memory limit by {size_text(size - room)}; shorten "
                 "repetitions, or delete a silence with a regular expression"
             )
         return _test(matchers, size)
@@ -337,8 +337,8 @@ def compiled_bytes(text: str) -> int:
         raise _invalid("unclosed group")
     if total > MAX_COMPILED_BYTES:
         raise ConfigError(
-            f"the regular expression needs {human(total)} of memory, more than {human(MAX_COMPILED_BYTES)}; shorten "
-            r"repetitions such as {200}, and write [a-z0-9_] instead of \w"
+            f"the regular expression needs {size_text(total)} of memory, more than {size_text(MAX_COMPILED_BYTES)}; "
+            r"shorten repetitions such as {200}, and write [a-z0-9_] instead of \w"
         )
     return total
 

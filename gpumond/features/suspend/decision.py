@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionOutcome
-from gpumond.facts.units import duration_text, human
+from gpumond.facts.units import duration_text, size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointResponse
 
 MIN_DRIVER, IPC_DRIVER = 570, 610
@@ -167,9 +167,9 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
     if found.host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
     elif found.host_bytes < need:
-        have = human(found.host_bytes)
+        have = size_text(found.host_bytes)
         yield Refusal(
-            f"the program needs {human(need)} of host memory, but only {have} is free",
+            f"the program needs {size_text(need)} of host memory, but only {have} is free",
             "free host memory, or raise the cgroup's memory limit",
         )
 

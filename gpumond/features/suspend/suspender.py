@@ -23,7 +23,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
 from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt, largest_programs
-from gpumond.facts.units import human
+from gpumond.facts.units import size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
     HostState,
@@ -505,7 +505,7 @@ class Suspender:
         found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
         gpu = f"GPU {missing.device_index}"
-        reason = f"{human(lacks)} of {human(missing.need_bytes)} is missing on {gpu}"
+        reason = f"{size_text(lacks)} of {size_text(missing.need_bytes)} is missing on {gpu}"
         remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for the memory"
         return replace(
             receipt,
