@@ -92,7 +92,10 @@ def _last_oom(row: _Pool) -> str:
 
 def _shortage(row: _Pool) -> str:
     limit = row.track.limit
-    return "was short of memory" if limit is None else f"reached its limit of {size_text(limit)}"
+    if limit is None:
+        return "was short of memory"
+    unchanged = row.snapshot.limits.get((row.pool.device_uuid, row.report.key)) == limit
+    return f"reached its limit of {size_text(limit)}" + ("" if unchanged else ", which has changed since")
 
 
 def _relief(row: _Pool) -> str:

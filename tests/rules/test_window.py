@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -265,6 +266,10 @@ def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened
     assert f"{happened} (errors in 10 minutes: 6)" in first["summary"]
     assert retries["summary"].endswith(f" {state}: 6 allocation retries in 10 minutes slowed it down")
     assert retries["description"].startswith(f"reduce the batch size or {relief}")
+    raised = dataclasses.replace(report, limits=(PoolLimit("torch", "GPU-a", 70 * GIB, "chat"),))
+    later = advance(state_, rules, make_snapshot(DEVICE, reports=(raised,), elapsed_seconds=2.0)).frame.alerts[1]
+    changed = ", which has changed since" if limit == 12 else ""
+    assert f" {state}{changed}: 6 allocation retries" in dict(later.annotations)["summary"]
 
 
 GONE = (
