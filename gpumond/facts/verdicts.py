@@ -138,7 +138,7 @@ KINDS = (
     VerdictKind(
         name="crash",
         meaning="an unhandled out-of-memory error terminated the process, or the process exited with another error, or "
-        "for an unknown reason, after a failed allocation or an Xid error, or while it was filling an almost full device",
+        "for an unknown reason, after a failed allocation or an Xid error, or while it filled an almost full device",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),
