@@ -78,7 +78,7 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="has changed from one steady amount to another, which differs by at least 5% of the device's size",
+        meaning="has changed from one steady amount to another, by at least 5% of the device's size",
         evidence="size of the step",
         is_pattern=True,
     ),
