@@ -53,22 +53,20 @@ class VerdictKind:
 KINDS = (
     VerdictKind(
         name="warm-up",
-        meaning="the first five minutes after the start or a large fall, or growth since then that is slowing down; "
-        "growth at a constant rate gets no pattern verdict",
+        meaning="the first five minutes after the start or a large fall, or growth since then that is slowing down",
         evidence="amount",
         is_pattern=True,
     ),
     VerdictKind(
         name="steady",
         meaning="for 15 minutes, or for five since the start, has varied by at most 1% of the device's size (2% "
-        "without a trend) or 256 MiB, whichever is larger; with `step()`, only the ends of steps count",
+        "without a trend) or 256 MiB, whichever is larger",
         evidence="amount, range",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="rises and falls by more than 2% of the device's size, at least six times each in ten minutes, without "
-        "growing",
+        meaning="rises and falls by more than 2% of the device's size, at least six times each in ten minutes",
         evidence="direction changes, low, high",
         is_pattern=True,
     ),
@@ -80,46 +78,44 @@ KINDS = (
     ),
     VerdictKind(
         name="step-change",
-        meaning="has changed from one steady amount to another, which differs by at least 5% of the device's size; "
-        "active for 15 minutes",
+        meaning="has changed from one steady amount to another, by at least 5% of the device's size",
         evidence="size of the step",
         is_pattern=True,
     ),
     VerdictKind(
         name="filling",
         meaning="has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, as when a "
-        "cache fills; it may stop before the device is full",
+        "cache fills",
         evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
         is_pattern=True,
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for about two minutes, beyond the process's previous peak; this is a suspicion, "
-        "which ends within four minutes after the growth stops",
+        meaning="has grown linearly for about two minutes, beyond the process's previous peak: a suspected leak",
         evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
     ),
     VerdictKind(
         name="leak",
-        meaning="has grown without slowing down for longer than healthy growth does: by default, 60 minutes with the "
-        "agent and 90 without, but sooner in clear cases",
+        meaning="has grown without slowing down for longer than healthy growth does: 60 minutes with the agent and 90 "
+        "without, or less in clear cases",
         evidence="`form` (`linear`, `stairs` or `load-proportional`), slope, growth, significance, window, processes, "
-        "devices, `outside_pools`, growth of held bytes and of the live allocation count; the device's highest use in "
-        "15 minutes, from which the time to full is calculated",
+        "devices, `outside_pools`, growth of held bytes and of the live allocation count, the device's highest use in "
+        "15 minutes",
         remedy="find out what retains the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
         meaning="the last hour's peak of live and stranded memory was at least 5% of the device's size, and more than "
-        "a quarter of it was never live; in addition, the peak has grown by at least 2% of the device's size, or an "
-        "allocation had to be retried in the last ten minutes",
+        "a quarter of it was never live; in addition, the peak has grown, or an allocation had to be retried in the "
+        "last ten minutes",
         evidence="fragmented ratio, peak live bytes, peak live and stranded bytes, growth of that peak",
         remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
         "outside PyTorch, choose an asynchronous allocator; then restart the program",
     ),
     VerdictKind(
         name="pressure",
-        meaning="more than 95% of the device is used (until less than 93% is), or more than 80% is used and growth "
-        "will fill it within ten minutes; growth in a program's first five minutes is ignored",
+        meaning="more than 95% of the device is used, or more than 80% is used and growth will fill it within ten "
+        "minutes",
         evidence="used ratio, free bytes",
         remedy="flush the GPU (gpumond flush --device INDEX), reduce a program's batch size or an engine's "
         "memory fraction (--gpu-memory-utilization, --mem-fraction-static), or stop a program",
@@ -127,11 +123,10 @@ KINDS = (
     VerdictKind(
         name="orphan",
         meaning="memory that the driver attributes to no running process, unchanged for a minute: at least 512 MiB and "
-        "1% of the device's size; while the device is busy, 2% and five minutes. It was left by an exited process, or "
-        "is managed memory (cudaMallocManaged) of a program without an agent",
+        "1% of the device's size; while the device is busy, 2% and five minutes",
         evidence="bytes, seconds",
-        remedy="if it is managed memory, start its program with gpumond run, which attributes the memory to the "
-        "program; otherwise, stop the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
+        remedy="if it is managed memory (cudaMallocManaged), start its program with gpumond run; otherwise, stop the "
+        "process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",
@@ -142,16 +137,14 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="an unhandled out-of-memory error terminated the process; or the process exited with another error, or "
-        "for an unknown reason, within three minutes after a failed allocation or an Xid error that terminates "
-        "programs, or while it was filling a device that was 98.5% full; active for 15 minutes",
+        meaning="an unhandled out-of-memory error terminated the process, or the process exited with another error, or "
+        "for an unknown reason, after a failed allocation or an Xid error, or while it filled an almost full device",
         evidence="bytes",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),
     VerdictKind(
         name="memory-freed",
-        meaning="a running process has freed most of its memory; on a device without a process list, most of the "
-        "memory was freed within seconds; active for a minute",
+        meaning="a running process has freed most of its memory",
         evidence="bytes",
     ),
     VerdictKind(

@@ -13,10 +13,10 @@ A verdict is gpumond's diagnosis of a memory curve; [Diagnosis](../explanation/d
 [When a leak is reported](../explanation/leak-detection.md#when-a-leak-is-reported) has the delays of `leak`.
 
 - A kind with a remedy is a *problem*. You can use it in [rules](rules.md) with the `device` or `process` scope.
-- A kind marked *pattern* describes a healthy curve. A device or process has at most one pattern.
-- `growing` and `memory-freed` are neither: they are informational.
-- `gpumond verdicts --all` and `GET /api/v1/verdicts` list all active verdicts. The metric
-  `gpumond_verdict{uuid,gpu,pid,kind}` has all except patterns.
+- A *pattern* is healthy. A device or process has at most one pattern.
+- `growing` and `memory-freed` are informational.
+- `gpumond verdicts --all` and `GET /api/v1/verdicts` list all active verdicts, and the metric `gpumond_verdict` all
+  except patterns.
 
 | kind | meaning | evidence | remedy | value in rules |
 |---|---|---|---|---|
@@ -31,7 +31,7 @@ def row(kind: VerdictKind) -> str:
     remedy, value = (
         (kind.remedy, f"`{kind.rule_value}`")
         if kind.remedy
-        else ("", "none: a pattern" if kind.is_pattern else "none: informational")
+        else ("", "pattern" if kind.is_pattern else "informational")
     )
     return f"| `{kind.name}` | {kind.meaning} | {kind.evidence} | {remedy} | {value} |\n"
 
