@@ -24,8 +24,8 @@ def document() -> str:
 
 def sources() -> Iterator[str]:
     yield "## Device sources\n"
-    yield "The `source` setting is one of these names, or `auto`. At startup, `auto` selects the source whose driver is"
-    yield "present, or `all` if several drivers are present (which then also uses drivers that are loaded later).\n"
+    yield "The `source` setting is one of these names, or `auto` (default). At startup, `auto` selects the source whose"
+    yield "driver is present, or `all` if several drivers are present.\n"
     yield "| source | devices | selected by `auto` |\n|---|---|---|"
     for spec in SOURCES:
         selected = "if several drivers are present" if spec.name == "all" else "yes" if spec.detector else "no"
@@ -35,9 +35,8 @@ def sources() -> Iterator[str]:
 def adapters() -> Iterator[str]:
     yield "## Allocator adapters\n"
     yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
-    yield "flushes them in this order. `gpumond.agent.allocators.cuda` stands for the [device's default memory"
-    yield "pool](allocators.md#the-devices-default-memory-pool-mempool), `gpumond.sim.allocator` for the demo's"
-    yield "simulated allocator. `torch.xpu` is a part of PyTorch.\n"
+    yield "flushes them in this order. `gpumond.agent.allocators.cuda` is the [device's default memory"
+    yield "pool](allocators.md#the-devices-default-memory-pool-mempool), and `gpumond.sim.allocator` the demo's.\n"
     yield "| library | packages |\n|---|---|"
     packages = ((spec.library, ", ".join(f"`{package}`" for package in spec.packages) or "-") for spec in ADAPTERS)
     rows = (f"| `{library}` | {listed} |" for library, listed in packages)
@@ -47,8 +46,7 @@ def adapters() -> Iterator[str]:
 def engines() -> Iterator[str]:
     yield "## Serving engines\n"
     yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first method is the"
-    yield "default. When you list an engine in the configuration, methods without a warning are allowed. The others"
-    yield "also need `allow: [engine]`, except that `sglang` can't be released.\n"
+    yield "default. Engines with a warning need `allow: [engine]`; `sglang` can't be released.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")
@@ -58,10 +56,13 @@ def engines() -> Iterator[str]:
 def receivers() -> Iterator[str]:
     yield "## Alert receivers\n\n[Notifications](../how-to/notifications.md) describes how to configure them.\n"
     yield "| type | key | meaning |\n|---|---|---|"
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, receiver in RECEIVER_TYPES.items():
         for key, field in receiver.model_fields.items():
             if field.description:
-                yield f"| `{name}` | `{key}` | {field.description} |"
+                rows.setdefault((key, field.description), []).append(f"`{name}`")
+    for (key, meaning), names in rows.items():
+        yield f"| {', '.join(names)} | `{key}` | {meaning} |"
 
 
 if __name__ == "__main__":

@@ -96,16 +96,15 @@ class HttpReceiver(ReceiverType):
     url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
     bearer_token_file: Path | None = Field(
         None,
-        description="file with a token for `Authorization: Bearer …`, on one line; a token with a control character "
-        "isn't sent",
+        description="file of one line with a token for `Authorization: Bearer …`",
     )
     ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
     runbooks: str = Field(
         "",
         max_length=256,
         pattern=r"^(https?://[!-~]+)?$",
-        description="address prefix of the built-in rules' runbooks (annotation `runbook_url`), followed by "
-        "the rule name, such as `https://gpu-1.example:9917/docs/runbooks/`",
+        description="start of the built-in rules' `runbook_url`, such as "
+        "`https://gpu-1.example:9917/docs/runbooks/`; the rule's name follows",
     )
 
     @property
