@@ -77,9 +77,9 @@ Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect
 `GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
 
 The runtime directory (`runtime_dir`) contains the daemon's own `token` and `api.sock`. The service uses
-`/run/gpumond-api`, the image `/tmp/gpumond`. This directory and the directory of `socket` must belong to the daemon's
-user or root, and no other user may have write access. If containers mount the directory of `socket`, use a separate
-`runtime_dir`.
+`/run/gpumond-api`, the container image `/tmp/gpumond`. This directory and the directory of `socket` must belong to the
+daemon's user or root, and no other user may have write access. If containers mount the directory of `socket`, use a
+separate `runtime_dir`.
 
 The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it searches
 the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.

@@ -22,7 +22,8 @@ Start with `gpumond_memory_bytes` (used memory by [share](../explanation/memory-
 `gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains dashboards, and `deploy/prometheus/` the alerting rules.
 
 To get only some groups of metrics, add `?collect[]=GROUP` to the address, once per group: `device`, `owner`, `process`
-or `daemon`. Leave out `process` if Prometheus [stores too many series](recorded-series.md#new-series-per-day).
+(single programs) or `daemon`. Leave out `process` if Prometheus [stores too many
+series](recorded-series.md#new-series-per-day).
 
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
