@@ -208,13 +208,12 @@ class SettingsConfig(StrictModel):
 
     source: Annotated[str, AfterValidator(checked_source)] = Field(
         "auto",
-        description="the [source](plugins.md#device-sources) of device readings; `auto` uses the driver that "
-        "is present at startup, or `all` if several are; `all` uses all drivers, including those that are loaded "
-        "later; `nvml`, `drm` and `sim` use only that one",
+        description="the [source](plugins.md#device-sources) of device readings: `nvml`, `drm`, `sim` or `all`; "
+        "`auto` uses the drivers that are present at startup",
     )
     listen: str = Field(
         "127.0.0.1:9917",
-        description="address and port of metrics, API and web UI; an address other than loopback requires a "
+        description="address and port of metrics, API and web UI; other addresses than loopback require a "
         "`web_config` with TLS, or `insecure`",
     )
     socket: Path | None = Field(
@@ -222,8 +221,7 @@ class SettingsConfig(StrictModel):
     )
     socket_mode: str | None = Field(
         None,
-        description="mode of the agents' socket: an octal number in quotes; by default `0666` below `/run/gpumond`, "
-        "else `0600`",
+        description="mode of the agents' socket, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
     )
     runtime_dir: Path | None = Field(
         None,
@@ -232,13 +230,13 @@ class SettingsConfig(StrictModel):
     )
     state_dir: Path | None = Field(
         None,
-        description="directory of the [store](store.md) and of the configuration's [copy](#reload); by default "
-        "`/var/lib/gpumond` for root, else `$XDG_STATE_HOME/gpumond`, or `~/.local/state/gpumond` without it",
+        description="directory of the [store](store.md); by default `/var/lib/gpumond` for root, else "
+        "`$XDG_STATE_HOME/gpumond` or `~/.local/state/gpumond`",
     )
-    interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two ticks (readings and evaluations)")
+    interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two [ticks](terms.md#diagnosis)")
     insecure: bool = Field(
         False,
-        description="allows an address other than loopback without TLS; anyone who can reach it can then read all "
+        description="allows other addresses than loopback without TLS; anyone who can reach them can then read all "
         "data, unless `web_config` defines users",
     )
     hosts: tuple[str, ...] = Field(
@@ -256,24 +254,22 @@ class SettingsConfig(StrictModel):
         None,
         pattern=r"^[!-~]{1,256}$",
         description="audience of the Kubernetes [service-account "
-        "tokens](../how-to/machine-identities.md#kubernetes-service-accounts) that the daemon accepts; the API server "
-        "verifies each with a TokenReview request",
+        "tokens](../how-to/machine-identities.md#kubernetes-service-accounts) that the daemon accepts",
     )
     token_review_directory: Path = Field(
         Path("/var/run/secrets/kubernetes.io/serviceaccount"),
-        description="directory with the `token` and `ca.crt` that the daemon uses to connect to the API server",
+        description="directory with the daemon's `token` and `ca.crt` for the Kubernetes API server",
     )
     identity_proxy: IdentityProxy | None = Field(
         None,
-        description="the [proxy](../how-to/single-sign-on.md) that signs users in, and whose identity headers the "
-        "daemon accepts",
+        description="the [proxy](../how-to/single-sign-on.md) whose identity headers the daemon accepts",
     )
     log_format: LogFormat = Field("text", description="log format on standard error")
     log_level: LogLevel = Field("info", description="lowest level that is logged")
     compat: Compat | None = Field(
         None,
-        description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; by default they are "
-        "exported only with `?compat=…`. `dcgm` is the latest of these versions",
+        description="adds metrics with [DCGM's names](metrics.md#dcgms-names) to `/metrics`; `dcgm` is the latest of "
+        "these versions",
     )
     flush_cooldown: Seconds = Field(
         30.0,
@@ -288,8 +284,7 @@ class SettingsConfig(StrictModel):
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
-        description="[overrides](../how-to/rules.md#override-a-built-in-rule) of individual fields of built-in rules: "
-        "`threshold`, `for`, `severity`, `enabled`, by rule name",
+        description="by rule name, [overridden fields](../how-to/rules.md#override-a-built-in-rule) of built-in rules",
     )
     rules: tuple[RuleConfig, ...] = Field(
         (), description="[rules](rules.md#write-a-rule); one with a built-in rule's name replaces it"
@@ -307,25 +302,22 @@ class SettingsConfig(StrictModel):
     reclaim: ReclaimPolicy = Field(
         "user",
         description="whose programs the daemon flushes when a program "
-        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): those of the same user (`user`) or of "
-        "all users (`all`), or none (`off`)",
+        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): the same user's, all users', or none",
     )
     allow_end_requests: bool = Field(
         False,
-        description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key to ask "
-        "programs to exit",
+        description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key",
     )
     allow_suspend: bool = Field(
         False, description="lets gpumond [suspend](../how-to/suspend.md) programs that allow it (experimental)"
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must be idle before a rule may suspend it, or before gpumond suspends it for "
-        "another program that needs memory",
+        description="how long a program must be idle before gpumond suspends it without a user's request",
     )
     alertmanager_dry_run: bool = Field(
         False,
-        description="treats every [notification from Alertmanager](../how-to/flush-from-alertmanager.md) as a dry run",
+        description="only plans flushes that [Alertmanager](../how-to/flush-from-alertmanager.md) requests",
     )
 
     @field_validator("listen")

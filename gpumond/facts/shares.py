@@ -28,9 +28,8 @@ MEANINGS: Mapping[str, str] = {
     "memory (cudaMallocManaged) of a program without an agent.",
     "free": "Memory that isn't in use.",
     "reserved": "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
-    "overcount": "Bytes by which the shares exceed the driver-reported usage: briefly, because agents and driver are "
-    "read at different times; permanently, because processes share memory (CUDA IPC, VMM) that the driver counts for "
-    "each of them.",
+    "overcount": "Bytes by which the shares exceed the driver-reported usage, such as memory that processes share and "
+    "the driver counts for each of them.",
     "unmapped": "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it "
     "isn't part of used memory.",
 }

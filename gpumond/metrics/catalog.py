@@ -201,8 +201,8 @@ def _sensors() -> Iterator[Family]:
 NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
     Quantity(
         "memory_unified",
-        "1 if the device has no memory of its own and uses host memory; size and free then describe the host, "
-        "and used is the sum over the processes.",
+        "1 if the device uses host memory; size and free then describe the host, and used is the sum over the "
+        "processes.",
         lambda device: float(device.unified) if device.size_bytes is not None else None,
         boolean=True,
     ),
@@ -389,22 +389,19 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_limit_bytes",
-        "Lowest limit that applies to the process on this device: its allocators' or its cgroup's. Absent if none.",
+        "Lowest limit that applies to the process on this device: its allocators' or its cgroup's.",
         PROCESS_LABELS,
         _process_limit,
     ),
     Family(
         "gpumond_process_soft_limit_bytes",
-        "Lowest soft limit of the quotas that match the process. Exported for processes that have "
-        "gpumond_process_memory_used_bytes; absent without a soft limit.",
+        "Lowest soft limit of the quotas that match the process.",
         PROCESS_LABELS,
         _process_soft_limit,
     ),
     Family(
         "gpumond_process_reserve_shortage_bytes",
-        "Unused bytes of the process's quota reserve that aren't free on the device. "
-        "Exported for processes that have gpumond_process_memory_used_bytes; absent without a reserve, and while the "
-        "free memory is unknown.",
+        "Unused bytes of the process's quota reserve that aren't free on the device.",
         PROCESS_LABELS,
         _process_reserve_shortage,
     ),
@@ -419,7 +416,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     *families("gpumond_process_", PROCESS_LABELS, labeled_processes, (PROCESS_UTILIZATION,)),
     Family(
         "gpumond_process_info",
-        "Process metadata, for processes with gpumond_process_memory_used_bytes; the value is always 1.",
+        "Process metadata; the value is always 1.",
         (
             *("pid", "comm", "user", "workload", "container", "container_name"),
             *("pod_name", "pod_namespace", "pod_uid", "unit", "slurm_job", "rank", "world_size", "job_id"),
@@ -541,8 +538,7 @@ OF_OWNERS: tuple[Family, ...] = (
     *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER),
     Family(
         "gpumond_owner_verdicts",
-        "Number of active verdicts on the owner's programs by kind, except healthy patterns. Those on a device as a "
-        "whole have no owner.",
+        "Number of active verdicts on the owner's programs by kind, except healthy patterns.",
         (*owners.OWNER_LABELS, "kind"),
         owners.verdicts,
     ),
@@ -560,14 +556,13 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *OF_THE_MACHINE,
     Family(
         "gpumond_memory_bytes",
-        f"Used memory by workload and share ({', '.join(SHARES)}). "
-        "The sum per device is gpumond_device_memory_used_bytes + gpumond_memory_overcount_bytes.",
+        f"Used memory by workload and share ({', '.join(SHARES)}).",
         ("uuid", "gpu", "workload", "share"),
         _ledger,
     ),
     Family(
         "gpumond_device_memory_share_bytes",
-        f"Used memory of the device by share ({', '.join(SHARES)}): gpumond_memory_bytes, summed over workloads.",
+        "Used memory of the device by share: gpumond_memory_bytes, summed over workloads.",
         (*DEVICE_LABELS, "share"),
         _device_shares,
     ),
@@ -610,7 +605,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_driver_down_reason",
         "1 for the reason why the devices can't be read: starting, released (by gpumond detach-driver), "
-        "no_device (the machine has none), or a fault kind such as timeout. Absent while they can be read.",
+        "no_device, or a fault kind such as timeout.",
         ("reason",),
         _driver_down_reason,
     ),
@@ -629,7 +624,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_private_pid_namespace",
-        "1 if the daemon runs in its own PID namespace, where the driver's pids may refer to other processes; else 0.",
+        "1 if the daemon runs in its own PID namespace, else 0.",
         (),
         lambda frame: [((), frame.snapshot.private_pid_namespace)],
     ),

@@ -77,14 +77,13 @@ def usages(frame: Frame) -> Iterator[tuple[tuple[str, ...], OwnerUsage]]:
     yield from found.items()
 
 
-_LOWER = " Programs without an agent aren't included; absent if none has one."
+_LOWER = " Only programs with an agent are included."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
         "Memory of the owner's programs on the devices of a model, with or without an agent.",
         attrgetter("used"),
-        note=" The sum over owners and unattributed memory is used memory + overcount. MIG instances are included in "
-        "their device. Owners beyond the limit of a machine are summed with an empty workload.",
+        note=" MIG instances are included in their device.",
     ),
     Quantity("live_bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
     Quantity(
@@ -102,21 +101,18 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
     ),
     Quantity(
         "idle_and_reclaimable_bytes",
-        "Memory of idle programs, and cached memory of the others. Of programs without an agent, only idle ones are "
-        "included; absent if that leaves none.",
+        "Memory of idle programs, and cached memory of the others with an agent.",
         attrgetter("idle_and_reclaimable"),
     ),
     Quantity(
         "wasted_bytes",
-        "Memory of idle programs, and cached and stranded memory of the others. Of programs without an agent, only "
-        "idle ones are included; absent if that leaves none.",
+        "Memory of idle programs, and cached and stranded memory of the others with an agent.",
         attrgetter("wasted"),
     ),
     Quantity(
         "needed_bytes",
         "Memory of the owner's largest program on one device of a model, without its cached part.",
         attrgetter("needed"),
-        note=" All memory of a program without an agent is included.",
     ),
     Quantity(
         "device_processes",

@@ -142,8 +142,7 @@ class Telemetry:
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",
-            "Duration of a tick: reports, attribution, verdicts, rules and the frame, and HTTP requests that are "
-            "answered meanwhile. The driver reading isn't included.",
+            "Duration of a tick, without the driver reading.",
             buckets=TICK_BUCKETS,
         )
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
@@ -176,8 +175,7 @@ class Telemetry:
         )
         self._config_info = gauge(
             "gpumond_config_info",
-            "Hashes of the settings (without addresses and directories) and of the rules in effect, which are equal "
-            "on machines with the same settings and rules.",
+            "Hashes of the settings (without addresses and directories) and of the rules in effect.",
             ["hash", "rules_hash"],
         )
         build = gauge(

@@ -22,8 +22,6 @@ PROCESS_USED: Quantity[ProcessUsage] = attribute(
 PROCESS_UTILIZATION: Quantity[ProcessUsage] = attribute(
     "utilization_ratio",
     "Recent utilization of the device's busiest hardware unit by the process.",
-    note=" Exported for processes that have gpumond_process_memory_used_bytes, if the driver reports utilization per "
-    "process.",
 )
 
 REPORT_AGE: Quantity[AgentReport] = attribute(
@@ -41,13 +39,10 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
     return pool.reclaimable.likely if known else None
 
 
-LIVE: Quantity[PoolUsage] = attribute(
-    "live_bytes", MEANINGS["live"], note=" Absent if nothing counts it.", rule_note=" Unknown if nothing counts it."
-)
+LIVE: Quantity[PoolUsage] = attribute("live_bytes", MEANINGS["live"], rule_note=" Unknown if nothing counts it.")
 HELD: Quantity[PoolUsage] = attribute(
     "held_bytes",
     HELD_MEANING,
-    note=" Absent if the library doesn't report it.",
     export=lambda pool: pool.held_bytes if pool.held_known else None,
 )
 RECLAIMABLE: Quantity[PoolUsage] = attribute(
@@ -59,7 +54,7 @@ RECLAIMABLE: Quantity[PoolUsage] = attribute(
 STRANDED = Quantity[PoolUsage](
     "stranded_bytes", MEANINGS["stranded"], _stranded, export=lambda pool: _stranded(pool) if pool.held_known else None
 )
-UNMAPPED: Quantity[PoolUsage] = attribute("unmapped_bytes", MEANINGS["unmapped"], note=" Absent if it is unknown.")
+UNMAPPED: Quantity[PoolUsage] = attribute("unmapped_bytes", MEANINGS["unmapped"])
 
 
 POOL: tuple[Quantity[PoolUsage], ...] = (
@@ -67,7 +62,6 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     attribute(
         "live_allocations",
         "Allocations that the program hasn't freed.",
-        note=" Absent if the allocator doesn't count them.",
     ),
     attribute("peak_live_bytes", "Peak live memory, as recorded by the allocator; the program may reset it."),
     HELD,

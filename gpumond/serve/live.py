@@ -338,16 +338,16 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
 async def live(request: Request) -> Response:
     """Sends the current frame as a `frame` message, then one `changes` message for each later frame.
 
-    `frame` is the response of `/frame`, with the latest `events`. To keep it small, a device's `processes` list is
-    empty if the driver lists processes, `ledger.lines` contains only memory without a process, and `reports` only
-    workloads without GPU memory. The `processes` table has the rest, and `/agents/PID` one process's report.
+    `frame` is the response of `/frame`, with the latest `events`. The processes that the driver lists are only in the
+    `processes` table, `ledger.lines` contains only memory without a process, and `reports` only workloads without GPU
+    memory. `/agents/PID` returns one process's report.
 
     A `changes` message contains `values` (by path in the frame, the values that replace the previous ones), `tables`
     (by path) and the new `events`. In a table, `rows` has each row's index in the previous table, or -1 for the next
-    row of `added`; it's absent if no row has moved. `cells` has, by path in a row, the rows' indexes and new values.
+    row of `added`; it's absent if no row has moved. `cells` has, by path in a row, two lists: indexes of rows in the
+    new table, and their new values.
 
-    If you read too slowly, you get a `frame` again. If there are more than 256 streams, the daemon ends the oldest
-    stream of the user with the most streams.
+    If you read too slowly, you get a `frame` again.
     """
     state, tenant = request.app.state, tenant_of(request)
     existing_frame(state.kernel.frame)
@@ -394,11 +394,9 @@ _EVENTS_OK: dict[int | str, dict[str, Any]] = {
 
 @router.get("/events", summary="Stream or list of events", responses=_EVENTS_OK, response_model=None)
 async def events(request: Request) -> Response:
-    """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event if it is among the
-    latest 1,000.
+    """Sends events as server-sent events, starting now or, with `Last-Event-ID`, after that event.
 
-    With `Accept: application/json`, you get those 1,000 as a list, most recent last, or with `Last-Event-ID` only the
-    later ones. If there are more than 256 streams, the daemon ends the oldest stream of the user with the most streams.
+    With `Accept: application/json`, you get the latest 1,000 as a list, most recent last.
     """
     event_log = kernel_of(request).events
     accept = request.headers.get("accept", "")

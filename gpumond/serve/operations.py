@@ -26,8 +26,8 @@ async def metrics(
     compat: Compat | None = None,
     collect: Annotated[list[Group] | None, Query(alias="collect[]")] = None,
 ) -> Response:
-    """Returns the metrics. `compat=dcgm`: device metrics with the latest dcgm-exporter's names, labels and units.
-    `collect[]=device`: only device metrics; repeat it for `owner`, `process` and `daemon`.
+    """`compat=dcgm`: device metrics with the latest dcgm-exporter's names, labels and units. `collect[]=device`: only
+    device metrics; repeat it for `owner`, `process` and `daemon`.
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
     groups = frozenset(collect or ALL_GROUPS)
@@ -59,7 +59,7 @@ async def ready(request: Request) -> Response:
     summary="Reload the configuration",
 )
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
-    """Reloads the configuration, as SIGHUP does. 422: it's invalid (see `detail`); the previous one stays in effect."""
+    """422: the configuration is invalid (see `detail`); the previous one stays in effect."""
     return PlainTextResponse(await kernel_of(request).get(Operations).reload(by) + "\n")
 
 
@@ -89,9 +89,9 @@ class ReleaseAnswer(BaseModel):
     response_model=None,
 )
 async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
-    """Responds when the daemon has closed the driver's files. The daemon reattaches automatically.
+    """Responds when the daemon has detached. The daemon reattaches automatically.
 
-    504: a driver call doesn't return, so one of the daemon's processes still has the driver open.
+    504: a driver call doesn't return, so the driver is still open.
     """
     until, detached = await kernel_of(request).get(Operations).detach(body.for_seconds, requested_by)
     if not detached:

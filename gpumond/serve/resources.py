@@ -31,7 +31,6 @@ from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot, SourceState
 from gpumond.facts.units import accepts
-from gpumond.facts.verdicts import KINDS
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
@@ -53,10 +52,9 @@ ENTRIES_AT_ONCE = 500
 class Status:
     """The daemon's status. `host` is the machine's name; in a pod, it's the node's if `NODE_NAME` is set.
 
-    `store_file` and `agent_socket` are the paths of the store and the agents' socket on that machine. `runtime_dir`
-    is the directory of the daemon's token and `api.sock`, `null` if the command line looks there by default. `url` is
-    the address of the web UI on that machine, `null` while another program uses the port. `revision` is the commit of
-    the daemon's build, `null` if unknown. `config_hash` and `rules_hash` are the labels of `gpumond_config_info`.
+    `store_file` and `agent_socket` are paths on that machine. `runtime_dir` is the directory of the daemon's token and
+    `api.sock`, `null` if the command line looks there by default. `url` is the web UI's address, `null` while another
+    program uses the port. `revision` is the commit of the daemon's build.
     """
 
     version: str
@@ -231,14 +229,7 @@ async def ledger(request: Request) -> Response:
     return cached_json(request, Ledger, lambda frame: frame.ledger)
 
 
-@router.read(
-    "/verdicts",
-    "Active verdicts",
-    list[Verdict],
-    [examples.VERDICT],
-    (503,),
-    description="\n".join(f"- `{kind.name}`: {kind.meaning}" for kind in KINDS),
-)
+@router.read("/verdicts", "Active verdicts", list[Verdict], [examples.VERDICT], (503,))
 async def verdicts(request: Request) -> Response:
     return cached_json(request, list[Verdict], lambda frame: list(frame.verdicts))
 
@@ -294,8 +285,8 @@ class PastValue:
 class SeriesHistory:
     """One signal, oldest first. The last block is incomplete.
 
-    ``resolution_seconds`` is the resolution of the points, or null for individual samples. ``block_seconds`` is the
-    length of a block; it differs from the resolution only in `gpumond demo`, where time is accelerated.
+    ``block_seconds`` is the length of a block, null for samples. It differs from ``resolution_seconds`` only in
+    `gpumond demo`, where time is accelerated.
     """
 
     device_uuid: str
@@ -336,8 +327,7 @@ class PastHolding:
     """The shares of a device, or of a process on it, at one time; unknown is null.
 
     ``name`` is the process's workload, or its command. ``ended_at`` is when the process ended or released all of its
-    memory, null if it hasn't. For a device, ``pid`` is null, ``name`` is empty, and the shares are those of all its
-    processes, including ended ones that aren't listed any more. Only devices have ``unattributed_bytes``.
+    memory. For a device, ``pid`` is null, and ``name`` is empty. Only devices have ``unattributed_bytes``.
     """
 
     device_uuid: str
@@ -450,8 +440,7 @@ async def history(
 ) -> Response:
     """Returns the samples of the last 15 minutes, or blocks (minimum, median, maximum) of 15 s, 1, 5 or 15 minutes.
 
-    You get the longest blocks that don't exceed `resolution` or, without it, the shortest blocks that reach back to
-    `since`. The response has at most 901 points. After a restart, the previous day is available in 15-minute blocks.
+    By default, you get the finest resolution that reaches back to `since`. The response has at most 901 points.
     """
     known = kernel_of(request).history
     uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
@@ -489,11 +478,7 @@ async def share_history(
     until: Until = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns the used bytes and each share's bytes at each time. Times and resolutions work as in `/api/v1/history`.
-
-    In blocks, a share is a difference of medians. In samples, what a process has taken since its agent's last report is
-    opaque.
-    """
+    """Returns the used bytes and each share's bytes at each time. Resolutions work as in `/api/v1/history`."""
     known = kernel_of(request).history
     frame = kernel_of(request).frame
     if uuid is None:
@@ -523,9 +508,7 @@ async def past_moment(
     ] = None,
     resolution: Resolution = None,
 ) -> Response:
-    """Returns the shares of all processes at `at`, ended ones included, in one response. The daemon keeps the 32
-    processes that ended last. Resolutions work as in `/api/v1/history`.
-    """
+    """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
     known = kernel_of(request).history
     own = None if uuid is None else device_named(uuid, kernel_of(request).frame, others=known.devices)
     fitting = _fitting(known, [known.age((each, None)) for each in known.devices], at, resolution)

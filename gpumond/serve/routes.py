@@ -75,17 +75,9 @@ class Router(APIRouter):
     def __init__(self, tag: str, prefix: str = "/api/v1") -> None:
         super().__init__(prefix=prefix, tags=[tag])
 
-    def read(
-        self,
-        path: str,
-        summary: str,
-        kind: Any,
-        example: Any,
-        problems: Iterable[int] = (),
-        description: str | None = None,
-    ) -> Callable[[F], F]:
+    def read(self, path: str, summary: str, kind: Any, example: Any, problems: Iterable[int] = ()) -> Callable[[F], F]:
         """Return the decorator of a route for GET."""
-        return self.get(path, summary=summary, description=description, **described(kind, example, *problems))
+        return self.get(path, summary=summary, **described(kind, example, *problems))
 
     def change(
         self, request: str, summary: str, kind: Any, example: Any, problems: Iterable[int] = (), status: int = 200

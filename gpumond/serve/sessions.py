@@ -70,10 +70,9 @@ NO_STORE = {"Cache-Control": "no-store"}
 async def request_code(
     request: Request, body: CodeRequest | None = None, caller: Caller = Depends(caller_with("read"))
 ) -> Response:
-    """Returns a code for the web UI's address, `/#code=CODE`. The code works once, within 60 s or, if you pass it,
-    `valid_seconds` (at most ten minutes).
+    """Returns a code for the web UI's address, `/#code=CODE`. The code works once, within 60 s or `valid_seconds`.
 
-    403: you used a client certificate or a service account's token, which authenticates each request anyway.
+    403: you used a client certificate or a service account's token.
     """
     tokens: Tokens = request.app.state.tokens
     if not caller.sessions:
@@ -89,9 +88,8 @@ async def request_code(
     **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:
-    """The token has the rights of the caller who requested the code, for at most 12 h.
-
-    It ends when the daemon stops, or when that caller's own token is revoked.
+    """The token has the rights of the caller who requested the code. It ends after 12 h, when the daemon stops, or when
+    that caller's own token is revoked.
 
     401: the code doesn't exist, has expired, or was used before. 429: ten wrong codes or tokens within a minute.
     """

@@ -15,25 +15,21 @@ HEADER = """\
 
 All metrics use base units. An unknown value is an absent series, never 0. A device's series disappear after three
 readings without it; `gpumond_device_up`, `gpumond_device_info` and `gpumond_device_fault` stay. `uuid` identifies a
-device; `gpu` is its index.
+device; `gpu` is its index. [Terms](terms.md) defines *owner*, *measured scope* and *tick*.
 
-Start with `gpumond_memory_bytes` (memory by share; the sum is used memory plus any overcount),
+Start with `gpumond_memory_bytes` (used memory by [share](../explanation/memory-model.md#shares)),
 `gpumond_owner_used_bytes`, `gpumond_pool_reclaimable_bytes` (what a flush would release), `gpumond_verdict`,
-`gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains five dashboards, and `deploy/prometheus/` the alerting
-rules.
+`gpumond_alerts` and `gpumond_driver_up`. `grafana/` contains dashboards, and `deploy/prometheus/` the alerting rules.
 
-To get only some of the metrics, add `?collect[]=GROUP` to the address; for several groups, repeat the parameter. The
-groups are `device` (with `gpumond_machine_*`), `owner` (`gpumond_owner_*`), `process` (other metrics with a `pid`,
-`workload` or `cgroup` label, except `gpumond_workload_flush*`) and `daemon` (all others). With
-`params: {"collect[]": [device, owner, daemon]}`, Prometheus stores no series for single processes; sums, reports and
-most alerts [keep their data](recorded-series.md#new-series-per-day). [Terms](terms.md) defines *owner*, *measured
-scope*, *frame* and *tick*.
+To get only some groups of metrics, add `?collect[]=GROUP` to the address, once per group: `device`, `owner`, `process`
+(single programs) or `daemon`. Leave out `process` if Prometheus [stores too many
+series](recorded-series.md#new-series-per-day).
 
 If you sum over devices, you count a MIG device and its instances twice. Read `gpumond_machine_*` instead, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
 
-`gpumond_process_info` names each process's user, pod and job. To sum used memory by one of your pods' labels, let
-kube-state-metrics export the label (`--metric-labels-allowlist`), and query:
+`gpumond_process_info` names each process's user, pod and job. To sum used memory by a label of your pods, export the
+label from kube-state-metrics (`--metric-labels-allowlist`), and query:
 
 ```promql
 sum by (label_team) (
@@ -56,15 +52,15 @@ sum by (label_team) (
 OWN = """
 ## Metrics about the daemon
 
-`python_info` and `process_*` (processor time, memory, file descriptors, start time) describe the daemon's process, as
-in other Python exporters. `gpumond_collector_*` describe the driver process.
+`python_info` and `process_*` describe the daemon's process, as in other Python exporters. `gpumond_collector_*`
+describe the [driver process](terms.md#programs).
 
 | name | type | labels | meaning |
 |---|---|---|---|
 """
 
 MEAN = """
-Refused and deferred flushes are counted, too. For the mean release of those that ran, query:
+To get the mean release of the flushes that ran, leave out refused and deferred ones:
 
 ```promql
 sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
@@ -75,7 +71,7 @@ sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
 DCGM = """
 ## DCGM's names
 
-`/metrics?compat=VERSION` exports NVIDIA devices with the names, labels and units of dcgm-exporter; `compat: VERSION` in
+`/metrics?compat=VERSION` exports NVIDIA devices with the names, labels and units of dcgm-exporter. `compat: VERSION` in
 the configuration adds them to `/metrics`.
 
 | dcgm-exporter's names | version | host label | driver version label |
@@ -85,8 +81,8 @@ the configuration adds them to `/metrics`.
 | until 4.8.2 | `dcgm-4.7` | `Hostname` | `DCGM_FI_DRIVER_VERSION` |
 
 `dcgm` follows the latest version, so name a version in your dashboards and rules. A device that only one container
-uses also has the `pod`, `namespace` and `container` labels. The `PROF_*` ratios come from hardware counters, over ten
-seconds (Hopper and later); PCIe values are 20 ms samples. To count Xid errors, use `gpumond_device_xid_errors_total`.
+uses also has the `pod`, `namespace` and `container` labels. The `PROF_*` ratios need Hopper or later. To count Xid
+errors, use `gpumond_device_xid_errors_total`.
 
 | name since 4.9 | former name | meaning |
 |---|---|---|

@@ -29,8 +29,7 @@ EXAMPLE = ReceiverTest(receiver="ops", accepted=True, status=200, reason="", det
 async def send_test(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
     """Sends one alert of the `gpumond-test` rule, with the `test="true"` label, and returns the receiver's response.
 
-    The message doesn't wait for queued notifications and isn't repeated. You get 200 even if the receiver doesn't
-    accept the message. 429: the caller has requested ten tests within a minute.
+    You get 200 even if the receiver doesn't accept the message. 429: you have requested ten tests within a minute.
     """
     tokens = request.app.state.tokens
     count_request(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
@@ -45,5 +44,5 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     (503,),
 )
 async def alert_history(request: Request) -> Response:
-    """Returns the last 1,000 resolved alerts, including those from before a restart. `/alerts` has the active ones."""
+    """Returns the last 1,000 resolved alerts, including those from before a restart."""
     return compressed_json(request, list[Alert], list(kernel_of(request).get(AlertsPart).past()))

@@ -26,7 +26,6 @@ async def audit(
         str | None, Query(pattern=OPERATION_ID, description="Only entries of the operation with this ID.")
     ] = None,
 ) -> Response:
-    """Returns the latest entries. The daemon also logs each entry's number and hash; `gpumond audit verify` compares
-    them."""
+    """Returns the latest entries, at most 4 MiB."""
     entries = await kernel_of(request).store.audit_entries(limit, operation=operation)
     return streamed_json(request, AuditEntry, entries)

@@ -103,10 +103,7 @@ async def baseline(request: Request, name: Name) -> Response:
 
 @router.change("PUT /baselines/{name}", "Record a baseline", Baseline, STARTED, (409, 422, 503, 507), status=202)
 async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
-    """Starts a recording and returns immediately. `complete` is true once the recording has been stored.
-
-    An existing baseline with this name is then replaced, and its comparison is discarded.
-    """
+    """Starts a recording and returns immediately. It replaces an existing baseline with this name at the end."""
     await _service(request).record(name, body.for_seconds, body.workload, by)
     return json_response(Baseline, await _service(request).get(name), 202)
 

@@ -32,8 +32,7 @@ Uid = Annotated[int | None, Query(ge=0, lt=2**32, description="Only the runs of 
 async def need(
     request: Request, workload: Workload, device: Device = None, world_size: WorldSize = 1, uid: Uid = None
 ) -> Response:
-    """Returns the highest peak of its runs on this device model (held bytes and overhead) or, if that is larger, the
-    95% prediction bound.
+    """Returns the highest peak of its runs on this device model or, if that is larger, the 95% prediction bound.
 
     `need_bytes` is null with fewer than three runs. Runs that ended with an out-of-memory error don't count.
     """

@@ -121,13 +121,12 @@ _OK: dict[int | str, dict[str, Any]] = {
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
-    """Responds when the flush is complete. If several programs match, those that can't be flushed now have the outcome
-    `refused`.
+    """Responds when the flush is complete. If several programs match, those that can't be flushed now are `refused`.
 
-    404: no agent matches, or no device has this name. 409: the process is already being flushed. 429: the cooldown
-    after the previous flush isn't over (`force` overrides it), or this caller has requested too many flushes. 504: an
-    agent didn't respond in time; the problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the
-    flush can't be recorded, so it wasn't started.
+    404: no agent matches, or no device has this name. 409: the process is already being flushed. 429: all matching
+    programs are in their cooldown (`force` overrides it), or you have requested too many flushes. 504: an agent didn't
+    respond in time; the problem document contains `id`, `receipts` and `released_bytes`. 503, 507: the flush wasn't
+    started.
     """
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
@@ -263,13 +262,11 @@ async def alertmanager(
     """Flushes the programs on this machine that firing alerts name with the labels `uuid`, `pid`, `start_ticks`,
     `workload` and `uid`. Responds when all flushes are complete.
 
-    Each firing of an alert triggers one flush per caller; further notifications have the outcome `repeated`. Alerts
-    that are resolved, belong to another machine or have no such labels have the outcome `skipped`, with the reason. An
-    alert is `refused` if none of its programs can be flushed now; its next notification tries again. The cooldown is
-    that of rules (`flush_cooldown`).
+    Each firing of an alert triggers one flush; further notifications have the outcome `repeated`. Alerts that are
+    resolved, belong to another machine or have no such labels are `skipped`. An alert is `refused` if none of its
+    programs can be flushed now; its next notification tries again.
 
-    429: this caller has requested too many flushes. 503, 507: nothing was flushed, because it can't be recorded or the
-    devices haven't been read yet.
+    429: you have requested too many flushes. 503, 507: nothing was flushed.
     """
     kernel = kernel_of(request)
     if kernel.frame is None:

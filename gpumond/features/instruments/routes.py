@@ -98,8 +98,6 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
 async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = Depends(require_own)) -> Response:
     """Sets a limit. Above it, the program's allocators first flush, then fail, as on a smaller device.
 
-    The limit frees no memory by itself. The audit log records the request.
-
     404: no agent has this pid, it's another user's program, or no device has this name. 409: the program doesn't allow
     or support a limit; see `detail`. 504: the program didn't respond.
     """
@@ -116,9 +114,8 @@ async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = De
 async def snapshot(
     request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
 ) -> Response:
-    """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`.
-
-    gpumond doesn't interpret the file. `GET /api/v1/agents/PID/snapshots/ID` returns it.
+    """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`. `GET
+    /api/v1/agents/PID/snapshots/ID` returns the file.
 
     404: no agent has this pid, or it's another user's program. 409: no snapshot is available; see `detail`. 504: the
     program didn't respond.
@@ -133,15 +130,14 @@ async def snapshot(
 async def why(
     request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
 ) -> Response:
-    """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations.
-
-    The program may pause for up to a quarter of a second.
+    """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations. The
+    program may pause for up to a quarter of a second.
 
     With `record_seconds`, the allocator records its history for this time. The response then contains the sites that
-    allocated most, and the program writes a snapshot and the folded stacks to files of its user.
+    allocated most, and the program writes a snapshot and the folded stacks to files.
 
-    404: no agent has this pid, or it's another user's program. 409: refused, for example outside a step of a program
-    with flush_policy `step`; see `detail`. 504: the program didn't respond.
+    404: no agent has this pid, or it's another user's program. 409: refused; see `detail`. 504: the program didn't
+    respond.
     """
     answer = await _ask(request, pid, "classes", caller, record_seconds=_seconds(body))
     if isinstance(answer, Response):
@@ -178,7 +174,7 @@ async def why(
 async def snapshot_file(
     request: Request, pid: Pid, snapshot_id: SnapshotId, caller: Caller = Depends(require_own)
 ) -> Response:
-    """Streams the file with this `id`, at most 256 MiB, from the program that wrote it. The program keeps four files.
+    """Streams the file with this `id`. The program keeps four files.
 
     404: no agent has this pid, or it's another user's program. 409: the file doesn't exist; see `detail`. 504: the
     program didn't respond.

@@ -89,9 +89,7 @@ async def cases(request: Request) -> Response:
 
 @router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
 async def case(request: Request, id: Id) -> Response:
-    """Returns what used the device's memory, and the remedies, the best first: each with its bytes, the source of that
-    number, and whether it alone would have been enough.
-    """
+    """Returns what used the device's memory, and the remedies, the best first."""
     return json_response(RankedCase, _found(request, id))
 
 
@@ -106,7 +104,7 @@ async def case(request: Request, id: Id) -> Response:
     },
 )
 async def report(request: Request, id: Id) -> Response:
-    """Returns one document without scripts or external resources, the same as `gpumond oom show ID --html` writes."""
+    """Returns the document that `gpumond oom show ID --html` writes."""
     found = _found(request, id)
     headers = {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",

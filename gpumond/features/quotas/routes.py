@@ -63,12 +63,12 @@ class AdmissionBody(Encodable):
 async def request_memory(request: Request, body: AdmissionBody, caller: Caller = Depends(require_flush)) -> Response:
     """Grants the memory if it's available now. Granted memory counts as used until the program has allocated it.
 
-    With `wait`, a request that doesn't fit joins the queue, and the daemon flushes programs for it as far as the
-    `reclaim` setting allows. Renew it with `PUT` at least every 10 s, or it's removed. Without `wait`, its `state` is
-    `refused`, and `plan` contains the flushes after which it would fit.
+    With `wait`, a request that doesn't fit joins the queue, and the daemon flushes programs for it. Renew it with `PUT`
+    at least every 10 s, or it's removed. Without `wait`, its `state` is `refused`, and `plan` contains the flushes that
+    would make enough room.
 
-    409: the device is smaller than the request. 422: there are several devices, and `device` is missing. 429: the
-    caller already has 16 requests.
+    409: the device is smaller than the request. 422: there are several devices, and `device` is missing. 429: you
+    already have 16 requests.
     """
     kernel = kernel_of(request)
     admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
@@ -172,7 +172,7 @@ async def replace(
 ) -> Response:
     """Takes effect within a tick: the daemon sets the limit in all matching programs that allow it.
 
-    Requires the `rules` scope. 409: the quota is defined in the configuration file.
+    409: the quota is defined in the configuration file.
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")

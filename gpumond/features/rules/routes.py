@@ -80,10 +80,9 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
     **described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
-    """Evaluates a rule on one snapshot every 30 s, and changes nothing. Shorter events aren't found.
+    """Evaluates a rule on one snapshot every 30 s. `from_at` is the start of the available data.
 
-    `from_at` is the start of the available data, at the earliest the daemon's start. 429: another preview by the same
-    user is in progress. 503: too many previews are in progress.
+    429, 503: previews are in progress; retry in a second.
     """
     previews, who, this = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(who):

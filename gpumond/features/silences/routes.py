@@ -142,8 +142,8 @@ async def silence(request: Request, id: Id) -> Response:
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
     """Alerts that all matchers match aren't sent, and are shown with `silenced_by`.
 
-    `author` can be any text; the audit log and `created_by` name the authenticated caller. 409: the caller has 100
-    silences that haven't ended. 429: the caller has changed thirty silences within a minute.
+    `author` can be any text; `created_by` names the authenticated caller. 409: you have 100 silences that haven't
+    ended. 429: you have changed 30 silences within a minute.
     """
     _count_change(request, by)
     registry, frame = _silences(request), kernel_of(request).frame
@@ -160,7 +160,7 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
 
 @router.deletion("/silences/{id}", "End a silence", (404, 422, 429, 503, 507))
 async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
-    """Ends a silence now. It stays in the list for five days. A silence that has already ended doesn't change."""
+    """Ends a silence now. It stays in the list for five days."""
     _count_change(request, by)
     await _silences(request).expire(id, by)
     return Response(status_code=204)

@@ -135,8 +135,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves programs' memory back to their devices once it's granted, and responds when all are done.
 
-    A program whose memory isn't available in time stays suspended. Its receipt says how many bytes are missing, and
-    which programs use the most memory on the device. 404: no suspended program matches.
+    A program whose memory isn't available in time stays suspended. 404: no suspended program matches.
     """
     suspender = kernel_of(request).get(Suspender)
     keys: list[ProcessKey] = [
@@ -172,7 +171,7 @@ async def suspensions(request: Request) -> Response:
     [RECEIPT],
 )
 async def receipts(request: Request) -> Response:
-    """Returns the last 1,000 since the daemon started. The audit log keeps them longer."""
+    """Returns the last 1,000 since the daemon started."""
     return streamed_json(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
 
 
