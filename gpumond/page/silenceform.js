@@ -20,7 +20,7 @@ const buttons = make("div.buttons", button("Cancel", () => dialog.close()), cont
 const form = make(
   "form",
   title,
-  make("p", "Alerts with all the labels that you tick are still shown, but aren’t sent to receivers."),
+  make("p", "Alerts with all ticked labels are still shown, but not sent to receivers."),
   make("fieldset", make("legend", "Labels"), matchers),
   make("p", labeled("Duration", length)),
   make("p", labeled("Reason (required)", reason)),

@@ -37,7 +37,7 @@ def test_refusal_of_a_silence_is_shown(browser: Browser, daemon: RunningDaemon):
         page = session.page
         page.get_by_role("button", name="Silence present").click(timeout=60_000)
         dialog = page.get_by_role("dialog", name="Silence present")
-        dialog.get_by_text("Alerts with all the labels that you tick are still shown").wait_for()
+        dialog.get_by_text("Alerts with all ticked labels are still shown").wait_for()
         dialog.get_by_role("checkbox").first.wait_for()  # all() does not wait
         for box in dialog.get_by_role("checkbox").all():
             box.uncheck()
