@@ -4,7 +4,7 @@ Both use blocks of 15 s: the live bytes at the ends of steps, without the memory
 program does not call ``step()``, medians or minimums. ``growing`` is a straight rise of two minutes above all that the
 process used before; a start, a data set that is cached and an evaluation rise like that as well. A *quick* leak is an
 almost exact line of six minutes that does not slow down, after a flat curve, in a program with an agent.
-docs/contributing/leak-tests.md states how the constants were chosen.
+docs/contributing/leak-tests.md lists the constants and the results.
 """
 
 from __future__ import annotations

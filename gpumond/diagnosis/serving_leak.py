@@ -5,8 +5,8 @@ all that a slow leak reaches for hours. The test therefore compares like with li
 with the median of every earlier 40 minutes, and the slopes of all pairs of blocks with each other. It uses the *upper
 quartile* of the minute medians in each block of five minutes: a serving curve has a ceiling and dips below it, so the
 upper quartile is quieter than the median. A curve that *creeps* between its jumps shows a leak sooner: load comes back
-to the levels of before, a leak adds its rate to all of them. docs/contributing/leak-tests.md states how the
-constants were chosen.
+to the levels of before, a leak adds its rate to all of them. docs/contributing/leak-tests.md has the
+results on recorded curves.
 """
 
 from __future__ import annotations
