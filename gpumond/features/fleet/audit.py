@@ -13,7 +13,7 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import progress, read_each, select_machines, unread_machines
+from gpumond.features.fleet.discovery import read_each, select_machines, unread_machines
 from gpumond.view.audit import sentence
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
@@ -45,8 +45,7 @@ async def run(arguments: argparse.Namespace) -> int:
     async def read(machine: Machine) -> list[dict[str, Any]]:
         return entries_of(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
 
-    with progress(len(machines), "machines read") as done:
-        answers = await read_each(machines, read, arguments.parallel, done)
+    answers = await read_each(machines, read, arguments.parallel)
     missing = unread_machines(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
     if arguments.json:

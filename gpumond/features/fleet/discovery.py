@@ -532,7 +532,6 @@ async def read_each(
     machines: Sequence[Machine],
     read: Callable[[Machine], Awaitable[R]],
     parallel: int,
-    done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
     """Return what ``read`` returns for each machine, in their order, or its DaemonError.
 
@@ -545,7 +544,8 @@ async def read_each(
         except DaemonError as error:
             return error
 
-    answers = await run_each(machines, attempt, parallel, done)
+    with progress(len(machines), "machines read") as done:
+        answers = await run_each(machines, attempt, parallel, done)
     silent = [
         place
         for place, answer in enumerate(answers)
@@ -585,11 +585,10 @@ async def read_frames(
     machines: Sequence[Machine],
     convert: Callable[[Machine, Any], R],
     parallel: int,
-    done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
     """Return what ``convert`` makes of the frame of each machine, which it checks, as `read_each` does."""
 
     async def read(machine: Machine) -> R:
         return await client.frame(machine, partial(convert, machine))
 
-    return await read_each(machines, read, parallel, done)
+    return await read_each(machines, read, parallel)

@@ -20,7 +20,6 @@ from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import (
     UnreadMachine,
-    progress,
     read_each,
     read_frames,
     select_machines,
@@ -81,15 +80,13 @@ def build_of(answer: object) -> Build:
     )
 
 
-async def read_builds(
-    client: Client, machines: Sequence[Machine], parallel: int, done: Callable[[], None] = lambda: None
-) -> list[Build | DaemonError]:
+async def read_builds(client: Client, machines: Sequence[Machine], parallel: int) -> list[Build | DaemonError]:
     """Return what each machine's daemon runs, or why it is unknown."""
 
     async def read(machine: Machine) -> Build:
         return build_of(await client.get(machine, STATUS))
 
-    return await read_each(machines, read, parallel, done)
+    return await read_each(machines, read, parallel)
 
 
 def most_frequent(builds: Iterable[Build]) -> Mapping[str, str | None]:
@@ -109,8 +106,7 @@ def differences(build: Build, most: Mapping[str, str | None]) -> list[str]:
 
 async def show_differences(client: Client, machines: Sequence[Machine], parallel: int, as_json: bool) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
-    with progress(len(machines), "machines read") as done:
-        answers = await read_builds(client, machines, parallel, done)
+    answers = await read_builds(client, machines, parallel)
     read = [*zip(machines, answers, strict=True)]
     builds = {machine: each for machine, each in read if isinstance(each, Build)}
     silent = unread_machines(machines, answers)
@@ -212,8 +208,7 @@ async def run(arguments: argparse.Namespace) -> int:
     client, machines = await select_machines(arguments)
     if arguments.drift:
         return await show_differences(client, machines, arguments.parallel, arguments.json)
-    with progress(len(machines), "machines read") as done:
-        answers = await read_frames(client, machines, status_of_frame, arguments.parallel, done)
+    answers = await read_frames(client, machines, status_of_frame, arguments.parallel)
     states = [
         MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
         if isinstance(answer, DaemonError)
