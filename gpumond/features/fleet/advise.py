@@ -7,14 +7,13 @@ What a program needs on a device is its memory without the cached part, which a 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, duration_text
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, device_expression, group_of, selector
@@ -239,22 +238,19 @@ async def run(arguments: argparse.Namespace) -> int:
         return NOTHING_TO_DO
     shown = rows[: arguments.limit or None]
     allocated = sum(by_model(values["allocated"]).values()) / GIB
-    if arguments.json:
-        document = {
-            "at": end,
-            "headroom_ratio": arguments.headroom,
-            "queries": queries,
-            "allocated_gibibyte_hours": allocated,
-            "advised_gibibyte_hours": _advised(rows),
-            "rows": [_object(arguments.by, row) for row in shown],
-        }
-        print(json.dumps(document, indent=2))
-    else:
-        notes = [
-            _total(rows, allocated),
-            *([f"rows left out: {len(rows) - len(shown)}; --limit 0 shows all"] * (len(shown) < len(rows))),
-        ]
-        print("\n\n".join((_table(arguments.by, shown), "\n".join(notes), _sources(queries, end, arguments))))
+    notes = _total(rows, allocated)
+    if len(shown) < len(rows):
+        notes += f"\nrows left out: {len(rows) - len(shown)}; --limit 0 shows all"
+    document = {
+        "at": end,
+        "headroom_ratio": arguments.headroom,
+        "queries": queries,
+        "allocated_gibibyte_hours": allocated,
+        "advised_gibibyte_hours": _advised(rows),
+        "rows": [_object(arguments.by, row) for row in shown],
+    }
+    texts = (_table(arguments.by, shown), notes, _sources(queries, end, arguments))
+    print_result(arguments, document, lambda: "\n\n".join(texts))
     return DONE
 
 

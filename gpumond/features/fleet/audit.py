@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
@@ -48,10 +47,8 @@ async def run(arguments: argparse.Namespace) -> int:
     answers = await read_each(machines, read, arguments.parallel)
     missing = unread_machines(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
-    if arguments.json:
-        print(json.dumps({"entries": entries, "missing": [each._asdict() for each in missing]}, indent=2))
-    else:
-        print("\n\n".join(filter(None, (_table(entries), *map(str, missing)))))
+    document = {"entries": entries, "missing": [each._asdict() for each in missing]}
+    print_result(arguments, document, lambda: "\n\n".join((_table(entries), *map(str, missing))))
     if missing:
         return FAILED
     return DONE if entries else NOTHING_TO_DO

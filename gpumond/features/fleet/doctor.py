@@ -5,12 +5,11 @@ answer, faults, conditions, and differences of versions, configurations and rule
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, print_result
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
@@ -102,10 +101,8 @@ NAMES_SHOWN = 5
 async def run(arguments: argparse.Namespace) -> int:
     client, machines = await select_machines(arguments)
     findings = await examine(client, machines, arguments.parallel)
-    if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print("\n".join(_lines(findings)) or f"no problem found on {plural(len(machines), 'machine')}")
+    nothing = f"no problem found on {plural(len(machines), 'machine')}"
+    print_result(arguments, [asdict(finding) for finding in findings], lambda: "\n".join(_lines(findings)) or nothing)
     if any(finding.state == "bad" for finding in findings):
         return FAILED
     return DONE if machines else NOTHING_TO_DO
