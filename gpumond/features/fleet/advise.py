@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration_text
+from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, device_expression, group_of, selector
 from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, make_prometheus, query_all
 from gpumond.view.text import moment, safe, size as human_size, table
@@ -173,7 +173,6 @@ def profile(model: str, device: float, limit: float) -> str | None:
 
 
 COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
-WEEK_SECONDS = 7 * 86_400.0
 
 
 def parse_headroom(text: str) -> float:
@@ -203,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "length of the period, which ends now (default: 7d)",
         dest="duration",
         type=duration,
-        default=WEEK_SECONDS,
+        default=7 * DAY_SECONDS,
     )
     option(
         parser,
