@@ -315,15 +315,13 @@ def from_nodes(text: str, scheme: str) -> Iterator[Machine]:
 
 def to_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
     """Return the machines in the format of file_sd, from which `from_groups` returns the same machines."""
-    return [{"targets": [each.address], "labels": dict(_labels(each))} for each in machines]
-
-
-def _labels(each: Machine) -> Iterator[tuple[str, str]]:
-    yield from each.labels
-    yield "instance", each.name
-    yield "__scheme__", each.scheme
-    if each.prefix:
-        yield "__metrics_path__", each.prefix + METRICS_PATH
+    groups = []
+    for each in machines:
+        labels = {**dict(each.labels), "instance": each.name, "__scheme__": each.scheme}
+        if each.prefix:
+            labels["__metrics_path__"] = each.prefix + METRICS_PATH
+        groups.append({"targets": [each.address], "labels": labels})
+    return groups
 
 
 def _sequence(value: Any, where: str) -> Sequence[Any]:
