@@ -17,7 +17,7 @@ from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Ledger, Line, Verdict
+from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
@@ -47,10 +47,6 @@ class Evidence(FailedAllocation):
     verdicts: Sequence[Verdict] = ()
     peaks: Mapping[str, int] = field(default_factory=dict)
     live_floors: tuple[float, float] | None = None
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.before.ledger
 
     @cached_property
     def limited_by_bytes(self) -> int:
@@ -201,7 +197,7 @@ class Evidence(FailedAllocation):
     @cached_property
     def lines(self) -> list[Line]:
         """The ledger of the device."""
-        return [line for line in self.ledger.lines if line.device_uuid == self.uuid]
+        return [line for line in self.before.ledger.lines if line.device_uuid == self.uuid]
 
     @property
     def own_lines(self) -> Iterator[Line]:
