@@ -168,8 +168,7 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
 
 def _report(comparison: Comparison) -> Iterator[str]:
     yield table(DIFFERENCES, _rows(comparison.differences))
-    warning = _length_warning(comparison)
-    if warning:
+    if warning := _length_warning(comparison):
         yield f"\n{warning}"
 
 
@@ -193,8 +192,7 @@ def _page(comparison: Comparison) -> str:
         ),
         html_report.table(DIFFERENCES, _rows(comparison.differences)),
     ]
-    warning = _length_warning(comparison)
-    if warning:
+    if warning := _length_warning(comparison):
         parts.append(html_report.paragraph(warning))
     for workload, measures in _charts(comparison):
         rows = [
