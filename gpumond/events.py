@@ -274,7 +274,7 @@ def _ooms(
     reported[process] = max([last, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
-            limit = FailedAllocation(oom, report, before or frame).limit_reached
+            limit = FailedAllocation(oom, report, before or frame).limit_reached_bytes
             details = (*oom_details(oom, limit), *_advice(report, oom, frame))
             yield _by_report(report, "oom", _oom_summary(report, oom, frame, limit), oom.device_uuid, details)
 

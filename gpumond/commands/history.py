@@ -38,7 +38,6 @@ from gpumond.view.moments import (
 from gpumond.view.text import exact_moment, moment, output_width, size
 
 ROUTE = "/api/v1/history"
-DAY_SECONDS = 86_400
 LAST_SECONDS = 900.0
 ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
@@ -95,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             "instead of --at TIME"
         )
     arguments.last = arguments.last or LAST_SECONDS
-    if arguments.last > DAY_SECONDS:
+    if arguments.last > units.DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
     if arguments.every is not None and arguments.every < SHORTEST_SECONDS:
         raise ConfigError("--every: must be at least 1s; without it, --csv and --json print every value that is kept")

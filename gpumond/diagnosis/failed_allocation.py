@@ -51,12 +51,12 @@ class FailedAllocation:
         return [pool for pool in self.oom.pools if self.uuid in (None, pool.device_uuid)]
 
     @cached_property
-    def live(self) -> int:
+    def live_bytes(self) -> int:
         return sum(pool.live_bytes for pool in self.pools)
 
     @cached_property
-    def held(self) -> int:
-        return self.live + sum(pool.cached_bytes + pool.stranded_bytes for pool in self.pools)
+    def held_bytes(self) -> int:
+        return self.live_bytes + sum(pool.cached_bytes + pool.stranded_bytes for pool in self.pools)
 
     @cached_property
     def failed_pool(self) -> OomPool | None:
@@ -65,11 +65,11 @@ class FailedAllocation:
         return named[0] if len(named) == 1 else self.pools[0] if len(self.pools) == 1 else None
 
     @property
-    def request(self) -> int | None:
+    def request_bytes(self) -> int | None:
         return self.oom.request_bytes
 
     @cached_property
-    def free(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Free bytes of the device at the error: as stated there, else those before it less the program's growth."""
         if self.oom.seen == "oom_pool":
             return 0  # it is used only when nothing else is left
@@ -83,7 +83,9 @@ class FailedAllocation:
         """Bytes by which the program's pools have grown since its last report before the error."""
         if not self.pools:
             return 0
-        grown = self.held - sum(pool.held_bytes for pool in self._own_pools(self.earlier_report) if pool.inside is None)
+        grown = self.held_bytes - sum(
+            pool.held_bytes for pool in self._own_pools(self.earlier_report) if pool.inside is None
+        )
         return max(0, grown) if self.is_later else grown
 
     @cached_property
@@ -93,9 +95,9 @@ class FailedAllocation:
             if self.report.pid in each.pids and each.limit_bytes is not None and each.used_bytes is not None:
                 room = each.limit_bytes - each.used_bytes - self.grown_bytes
                 if (
-                    self.request is not None
-                    and room < self.request
-                    and (self.free is None or self.request <= self.free)
+                    self.request_bytes is not None
+                    and room < self.request_bytes
+                    and (self.free_bytes is None or self.request_bytes <= self.free_bytes)
                 ):
                     return each
         return None
@@ -138,12 +140,12 @@ class FailedAllocation:
         if self.limit is None:
             return False
         room = self.limit[0] - self.reached_bytes
-        if self.request is None:
-            return self.free is not None and self.free > room
-        return self.request > room and (self.free is None or self.free >= self.request)
+        if self.request_bytes is None:
+            return self.free_bytes is not None and self.free_bytes > room
+        return self.request_bytes > room and (self.free_bytes is None or self.free_bytes >= self.request_bytes)
 
     @property
-    def limit_reached(self) -> int | None:
+    def limit_reached_bytes(self) -> int | None:
         """The limit that the allocator reached; None if the device was full."""
         return self.limit[0] if self.is_limited and self.limit is not None else None
 

@@ -322,7 +322,7 @@ def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snaps
     place = program_line_clause(oom.stack)
     if before is not None:
         return before._replace(place=place) if place else before
-    return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached, place)
+    return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached_bytes, place)
 
 
 def _counted(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:

@@ -38,18 +38,19 @@ def frame() -> dict[str, Any]:
 
 
 def test_machine_that_does_not_answer_does_not_delay_the_others():
-    with stub(lambda path, body: None) as silent, stub(lambda path, body: (200, frame())) as present:
+    read: list[str] = []
+
+    def answer(path: str, body: str) -> Answer:
+        read.append(path)
+        if len(read) == 3:  # the connection of the fourth ends when the others have been read
+            silent.over.set()
+        return 200, frame()
+
+    with stub(lambda path, body: None) as silent, stub(answer) as present:
         machines = [parse_machine(silent.address, {"instance": "slow"})]
         machines += [parse_machine(present.address, {"instance": f"node-{number}"}) for number in range(3)]
-        read: list[None] = []
-
-        def done() -> None:
-            read.append(None)
-            if len(read) == 3:  # the connection of the fourth ends when the others have been read
-                silent.over.set()
-
         selected = [(each, None) for each in machines]
-        planned, missing, _ = asyncio.run(plan(CLIENT, selected, Criteria(workload="train"), 4, done))
+        planned, missing, _ = asyncio.run(plan(CLIENT, selected, Criteria(workload="train"), 4))
     assert [(each.machine.name, each.pid) for each in planned] == [(f"node-{number}", 10) for number in range(3)]
     assert [each.machine for each in missing] == ["slow"]
 

@@ -174,7 +174,7 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=78 * GIB, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,))
     evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, attribute(snapshot)))
-    assert evidence.held + evidence.overhead == int(79.5 * GIB)
+    assert evidence.held_bytes + evidence.overhead_bytes == int(79.5 * GIB)
 
 
 def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -107,7 +106,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise DaemonError(
             f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
-    print(json.dumps(found, indent=2) if arguments.json else "\n".join(_report(comparison)))
+    print_result(arguments, found, lambda: "\n".join(_report(comparison)))
     if arguments.html is not None:
         html_report.write(arguments.html, _page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
@@ -169,8 +168,7 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
 
 def _report(comparison: Comparison) -> Iterator[str]:
     yield table(DIFFERENCES, _rows(comparison.differences))
-    warning = _length_warning(comparison)
-    if warning:
+    if warning := _length_warning(comparison):
         yield f"\n{warning}"
 
 
@@ -194,8 +192,7 @@ def _page(comparison: Comparison) -> str:
         ),
         html_report.table(DIFFERENCES, _rows(comparison.differences)),
     ]
-    warning = _length_warning(comparison)
-    if warning:
+    if warning := _length_warning(comparison):
         parts.append(html_report.paragraph(warning))
     for workload, measures in _charts(comparison):
         rows = [

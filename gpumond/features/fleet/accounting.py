@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from gpumond.facts.units import GIB
+from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, query_all
 
 TARGET = ("cluster", "job", "instance")
@@ -66,7 +66,7 @@ class Period(NamedTuple):
 
     @classmethod
     def of(cls, begin: float, end: float) -> Period:
-        step = FINE_SECONDS if end - begin <= FINE_DAYS * 86_400 else COARSE_SECONDS
+        step = FINE_SECONDS if end - begin <= FINE_DAYS * DAY_SECONDS else COARSE_SECONDS
         last = int(end // step) * step
         return cls(min(int(begin // step) * step, last - step), last, step)
 

@@ -7,16 +7,15 @@ What a program needs on a device is its memory without the cached part, which a 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration_text
+from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, device_expression, group_of, selector
 from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, make_prometheus, query_all
 from gpumond.view.text import moment, safe, size as human_size, table
@@ -174,7 +173,6 @@ def profile(model: str, device: float, limit: float) -> str | None:
 
 
 COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
-WEEK_SECONDS = 7 * 86_400.0
 
 
 def parse_headroom(text: str) -> float:
@@ -204,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "length of the period, which ends now (default: 7d)",
         dest="duration",
         type=duration,
-        default=WEEK_SECONDS,
+        default=7 * DAY_SECONDS,
     )
     option(
         parser,
@@ -239,22 +237,19 @@ async def run(arguments: argparse.Namespace) -> int:
         return NOTHING_TO_DO
     shown = rows[: arguments.limit or None]
     allocated = sum(by_model(values["allocated"]).values()) / GIB
-    if arguments.json:
-        document = {
-            "at": end,
-            "headroom_ratio": arguments.headroom,
-            "queries": queries,
-            "allocated_gibibyte_hours": allocated,
-            "advised_gibibyte_hours": _advised(rows),
-            "rows": [_object(arguments.by, row) for row in shown],
-        }
-        print(json.dumps(document, indent=2))
-    else:
-        notes = [
-            _total(rows, allocated),
-            *([f"rows left out: {len(rows) - len(shown)}; --limit 0 shows all"] * (len(shown) < len(rows))),
-        ]
-        print("\n\n".join((_table(arguments.by, shown), "\n".join(notes), _sources(queries, end, arguments))))
+    notes = _total(rows, allocated)
+    if len(shown) < len(rows):
+        notes += f"\nrows left out: {len(rows) - len(shown)}; --limit 0 shows all"
+    document = {
+        "at": end,
+        "headroom_ratio": arguments.headroom,
+        "queries": queries,
+        "allocated_gibibyte_hours": allocated,
+        "advised_gibibyte_hours": _advised(rows),
+        "rows": [_object(arguments.by, row) for row in shown],
+    }
+    texts = (_table(arguments.by, shown), notes, _sources(queries, end, arguments))
+    print_result(arguments, document, lambda: "\n\n".join(texts))
     return DONE
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.discovery import progress, read_each, select_machines, unread_machines
+from gpumond.features.fleet.discovery import read_each, select_machines, unread_machines
 from gpumond.view.audit import sentence
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, table
@@ -45,14 +44,11 @@ async def run(arguments: argparse.Namespace) -> int:
     async def read(machine: Machine) -> list[dict[str, Any]]:
         return entries_of(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
 
-    with progress(len(machines), "machines read") as done:
-        answers = await read_each(machines, read, arguments.parallel, done)
+    answers = await read_each(machines, read, arguments.parallel)
     missing = unread_machines(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
-    if arguments.json:
-        print(json.dumps({"entries": entries, "missing": [each._asdict() for each in missing]}, indent=2))
-    else:
-        print("\n\n".join(filter(None, (_table(entries), *map(str, missing)))))
+    document = {"entries": entries, "missing": [each._asdict() for each in missing]}
+    print_result(arguments, document, lambda: "\n\n".join((_table(entries), *map(str, missing))))
     if missing:
         return FAILED
     return DONE if entries else NOTHING_TO_DO

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, print_result
 from gpumond.features.fleet import advise, audit, discovery, doctor, flush, report, status, top, undo
 from gpumond.view.text import table
 
@@ -74,9 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _targets(arguments: argparse.Namespace) -> int:
     _, machines = await discovery.select_machines(arguments)
-    if arguments.json:
-        print(json.dumps(discovery.to_groups(machines), indent=2))
-    else:
-        rows = ((each.name, each.url, ", ".join(map("=".join, each.labels))) for each in machines)
-        print(table(("MACHINE", "ADDRESS", "LABELS"), rows))
+    rows = ((each.name, each.url, ", ".join(map("=".join, each.labels))) for each in machines)
+    print_result(arguments, discovery.to_groups(machines), lambda: table(("MACHINE", "ADDRESS", "LABELS"), rows))
     return DONE if machines else NOTHING_TO_DO

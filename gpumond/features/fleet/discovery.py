@@ -315,15 +315,13 @@ def from_nodes(text: str, scheme: str) -> Iterator[Machine]:
 
 def to_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
     """Return the machines in the format of file_sd, from which `from_groups` returns the same machines."""
-    return [{"targets": [each.address], "labels": dict(_labels(each))} for each in machines]
-
-
-def _labels(each: Machine) -> Iterator[tuple[str, str]]:
-    yield from each.labels
-    yield "instance", each.name
-    yield "__scheme__", each.scheme
-    if each.prefix:
-        yield "__metrics_path__", each.prefix + METRICS_PATH
+    groups = []
+    for each in machines:
+        labels = {**dict(each.labels), "instance": each.name, "__scheme__": each.scheme}
+        if each.prefix:
+            labels["__metrics_path__"] = each.prefix + METRICS_PATH
+        groups.append({"targets": [each.address], "labels": labels})
+    return groups
 
 
 def _sequence(value: Any, where: str) -> Sequence[Any]:
@@ -532,7 +530,6 @@ async def read_each(
     machines: Sequence[Machine],
     read: Callable[[Machine], Awaitable[R]],
     parallel: int,
-    done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
     """Return what ``read`` returns for each machine, in their order, or its DaemonError.
 
@@ -545,7 +542,8 @@ async def read_each(
         except DaemonError as error:
             return error
 
-    answers = await run_each(machines, attempt, parallel, done)
+    with progress(len(machines), "machines read") as done:
+        answers = await run_each(machines, attempt, parallel, done)
     silent = [
         place
         for place, answer in enumerate(answers)
@@ -585,11 +583,10 @@ async def read_frames(
     machines: Sequence[Machine],
     convert: Callable[[Machine, Any], R],
     parallel: int,
-    done: Callable[[], None] = lambda: None,
 ) -> list[R | DaemonError]:
     """Return what ``convert`` makes of the frame of each machine, which it checks, as `read_each` does."""
 
     async def read(machine: Machine) -> R:
         return await client.frame(machine, partial(convert, machine))
 
-    return await read_each(machines, read, parallel, done)
+    return await read_each(machines, read, parallel)

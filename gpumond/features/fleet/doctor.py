@@ -5,16 +5,15 @@ answer, faults, conditions, and differences of versions, configurations and rule
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, print_result
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
-from gpumond.features.fleet.discovery import progress, read_frames, select_machines
+from gpumond.features.fleet.discovery import read_frames, select_machines
 from gpumond.features.fleet.status import Build, MachineStatus, differences, most_frequent, read_builds, status_of_frame
 from gpumond.view.frame import frame_of
 from gpumond.view.text import safe
@@ -40,9 +39,7 @@ class FleetFinding:
     remedy: str
 
 
-async def examine(
-    client: Client, machines: Sequence[Machine], parallel: int, done: Callable[[], None] = lambda: None
-) -> list[FleetFinding]:
+async def examine(client: Client, machines: Sequence[Machine], parallel: int) -> list[FleetFinding]:
     """Return the findings on all machines, in their order."""
 
     def convert(machine: Machine, answer: object) -> list[FleetFinding]:
@@ -51,7 +48,7 @@ async def examine(
 
     findings: list[FleetFinding] = []
     answering: list[Machine] = []
-    for machine, answer in zip(machines, await read_frames(client, machines, convert, parallel, done), strict=True):
+    for machine, answer in zip(machines, await read_frames(client, machines, convert, parallel), strict=True):
         if isinstance(answer, DaemonError):
             findings.append(FleetFinding(machine.name, "bad", str(answer), machine.url, NO_RESPONSE))
         else:
@@ -103,12 +100,9 @@ NAMES_SHOWN = 5
 
 async def run(arguments: argparse.Namespace) -> int:
     client, machines = await select_machines(arguments)
-    with progress(len(machines), "machines read") as done:
-        findings = await examine(client, machines, arguments.parallel, done)
-    if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print("\n".join(_lines(findings)) or f"no problem found on {plural(len(machines), 'machine')}")
+    findings = await examine(client, machines, arguments.parallel)
+    nothing = f"no problem found on {plural(len(machines), 'machine')}"
+    print_result(arguments, [asdict(finding) for finding in findings], lambda: "\n".join(_lines(findings)) or nothing)
     if any(finding.state == "bad" for finding in findings):
         return FAILED
     return DONE if machines else NOTHING_TO_DO

@@ -121,7 +121,6 @@ async def plan(
     machines: Sequence[tuple[Machine, Mapping[int, QueriedProcess] | None]],
     criteria: Criteria,
     parallel: int,
-    done: Callable[[], None] = lambda: None,
 ) -> tuple[list[MachineFlush], list[UnreadMachine], list[tuple[str, bool]]]:
     """Return the processes that match on the machines' present frames, the machines that do not answer, and the
     serving engines of the others, as `engine_availability` does.
@@ -135,7 +134,7 @@ async def plan(
         frame = frame_of(answer)
         return select(machine, frame, criteria, named_on[machine]), engine_availability(frame)
 
-    answers = await read_frames(client, list(named_on), convert, parallel, done)
+    answers = await read_frames(client, list(named_on), convert, parallel)
     planned: list[MachineFlush] = []
     engines: list[tuple[str, bool]] = []
     for answer in answers:
@@ -384,8 +383,7 @@ async def run(arguments: argparse.Namespace) -> int:
         found, missing = by_machine(machines, processes)
         allowed = set(matching_machines(arguments, [machine for machine, _ in found]))
         selected = [(machine, own) for machine, own in found if machine in allowed]
-    with progress(len(selected), "machines read") as done:
-        planned, unread, engines = await plan(client, selected, criteria, arguments.parallel, done)
+    planned, unread, engines = await plan(client, selected, criteria, arguments.parallel)
     missing += unread
     services = None
     if criteria.engines and not criteria.wake:

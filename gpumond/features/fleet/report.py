@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, duration_text
+from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import (
     COLUMNS,
     JOB,
@@ -46,7 +46,6 @@ SCALED = "COVERED: percentage of the time with known values; the rest is extrapo
 LISTED_GAPS = 5
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
-SECONDS_PER_DAY = 86_400.0
 
 
 def parse_price(text: str) -> Price:
@@ -129,7 +128,7 @@ def _period(arguments: argparse.Namespace, now: float) -> Period:
     if arguments.begin is not None and arguments.duration is not None:
         raise ConfigError("--from and --for can't be combined")
     end = now if arguments.end is None else min(now, arguments.end)
-    length = 7 * SECONDS_PER_DAY if arguments.duration is None else arguments.duration
+    length = 7 * DAY_SECONDS if arguments.duration is None else arguments.duration
     begin = end - length if arguments.begin is None else arguments.begin
     if end - begin < 60:
         raise ConfigError("the period must be at least one minute, and not in the future")

@@ -7,20 +7,18 @@ could not load their configuration.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import StatedFault
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import (
     UnreadMachine,
-    progress,
     read_each,
     read_frames,
     select_machines,
@@ -81,15 +79,13 @@ def build_of(answer: object) -> Build:
     )
 
 
-async def read_builds(
-    client: Client, machines: Sequence[Machine], parallel: int, done: Callable[[], None] = lambda: None
-) -> list[Build | DaemonError]:
+async def read_builds(client: Client, machines: Sequence[Machine], parallel: int) -> list[Build | DaemonError]:
     """Return what each machine's daemon runs, or why it is unknown."""
 
     async def read(machine: Machine) -> Build:
         return build_of(await client.get(machine, STATUS))
 
-    return await read_each(machines, read, parallel, done)
+    return await read_each(machines, read, parallel)
 
 
 def most_frequent(builds: Iterable[Build]) -> Mapping[str, str | None]:
@@ -107,27 +103,23 @@ def differences(build: Build, most: Mapping[str, str | None]) -> list[str]:
     return [name for name in ASPECTS if getattr(build, name) != most[name]]
 
 
-async def show_differences(client: Client, machines: Sequence[Machine], parallel: int, as_json: bool) -> int:
+async def show_differences(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
-    with progress(len(machines), "machines read") as done:
-        answers = await read_builds(client, machines, parallel, done)
+    answers = await read_builds(client, machines, arguments.parallel)
     read = [*zip(machines, answers, strict=True)]
     builds = {machine: each for machine, each in read if isinstance(each, Build)}
     silent = unread_machines(machines, answers)
     most = most_frequent(builds.values())
     differing = {machine: own for machine, own in builds.items() if own.not_loaded or differences(own, most)}
-    if as_json:
-        document = {
-            "most": most,
-            "differing": [
-                {"machine": machine.name, **asdict(own), "differences": differences(own, most)}
-                for machine, own in differing.items()
-            ],
-            "missing": [each._asdict() for each in silent],
-        }
-        print(json.dumps(document, indent=2))
-    else:
-        print("\n\n".join(filter(None, _texts(builds, differing, silent, most))))
+    document = {
+        "most": most,
+        "differing": [
+            {"machine": machine.name, **asdict(own), "differences": differences(own, most)}
+            for machine, own in differing.items()
+        ],
+        "missing": [each._asdict() for each in silent],
+    }
+    print_result(arguments, document, lambda: "\n\n".join(filter(None, _texts(builds, differing, silent, most))))
     if not machines:
         return NOTHING_TO_DO
     return FAILED if silent or differing else DONE
@@ -211,9 +203,8 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
     client, machines = await select_machines(arguments)
     if arguments.drift:
-        return await show_differences(client, machines, arguments.parallel, arguments.json)
-    with progress(len(machines), "machines read") as done:
-        answers = await read_frames(client, machines, status_of_frame, arguments.parallel, done)
+        return await show_differences(arguments, client, machines)
+    answers = await read_frames(client, machines, status_of_frame, arguments.parallel)
     states = [
         MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
         if isinstance(answer, DaemonError)
@@ -221,12 +212,10 @@ async def run(arguments: argparse.Namespace) -> int:
         for machine, answer in zip(machines, answers, strict=True)
     ]
     shown = shown_machines(states, arguments.problems, arguments.sort, arguments.limit)
-    if arguments.json:
-        print(json.dumps([asdict(state) for state in shown], indent=2))
-    else:
-        silent = "\n".join(map(str, unread_machines(machines, answers)))
-        parts = (status_table(shown), hidden_machines_sentence(states, shown), silent, summary(states))
-        print("\n\n".join(filter(None, parts)))
+    hidden = len(states) - len(shown)
+    silent = "\n".join(map(str, unread_machines(machines, answers)))
+    parts = (status_table(shown), f"{plural(hidden, 'machine')} not shown" if hidden else "", silent, summary(states))
+    print_result(arguments, [asdict(state) for state in shown], lambda: "\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
     return FAILED if any(state.problem for state in states) else DONE
@@ -245,12 +234,6 @@ def shown_machines(
 
 def has_problem(state: MachineStatus) -> bool:
     return bool(state.problem or state.faults or state.alerts or state.devices != state.devices_up)
-
-
-def hidden_machines_sentence(states: Sequence[MachineStatus], shown: Sequence[MachineStatus]) -> str:
-    """Return a sentence about the machines that are not shown; empty if all are."""
-    rest = len(states) - len(shown)
-    return f"{plural(rest, 'machine')} not shown" if rest else ""
 
 
 def status_of_frame(machine: Machine, answer: object) -> MachineStatus:

@@ -170,8 +170,7 @@ async def run(arguments: argparse.Namespace) -> int:
     async def read(machine: Machine) -> list[Step]:
         return steps(entries_of(machine, await client.get(machine, f"{AUDIT}?{query}")), arguments.operation)
 
-    with progress(len(machines), "machines read") as done:
-        answers = await read_each(machines, read, arguments.parallel, done)
+    answers = await read_each(machines, read, arguments.parallel)
     pairs = [*zip(machines, answers, strict=True)]
     missing = unread_machines(machines, answers)
     found = {machine: own for machine, own in pairs if isinstance(own, list) and own}

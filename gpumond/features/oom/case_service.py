@@ -237,7 +237,8 @@ def case_of(e: Evidence, history: History) -> OomCase:
         e = replace(e, live_floors=live_floors(history, (e.uuid, e.report.key)))
     found = remedies(e)
     report = e.report
-    kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live)  # others have freed it elsewhere
+    # others have freed it elsewhere
+    kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live_bytes)
     oom = replace(e.oom, scopes=kept) if e.pools else e.oom
     lines = tuple(_ledger(e))
     return OomCase(
@@ -250,8 +251,8 @@ def case_of(e: Evidence, history: History) -> OomCase:
         gpu="" if e.device is None else str(e.device.index),
         summary=sentence(e, found),
         request_bytes=oom.request_bytes,
-        free_bytes=e.free,
-        missing_bytes=e.missing,
+        free_bytes=e.free_bytes,
+        missing_bytes=e.missing_bytes,
         reserved_bytes=e.device.reserved_bytes if e.device else None,
         remedies=found,
         uid=report.uid,
@@ -260,7 +261,7 @@ def case_of(e: Evidence, history: History) -> OomCase:
         oom=oom,
         lines=lines,
         lines_at=e.snapshot.taken_at,
-        overcount_bytes=e.overcount,
+        overcount_bytes=e.overcount_bytes,
         reported_at=None if e.earlier_report is None or e.pools else e.snapshot.taken_at - e.earlier_report.age_seconds,
         timeline=_timeline(e, history, lines),
         limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
@@ -276,7 +277,7 @@ def _timeline(e: Evidence, history: History, lines: Sequence[Line]) -> Timeline:
     if not points or len(e.pools) > 1:  # the history contains all allocators of the program
         return Timeline()
     times, step = _times(points[0].at, e.oom.at)
-    used = (*_values(points, times, step)[:-1], e.used_of_limit)
+    used = (*_values(points, times, step)[:-1], e.used_of_limit_bytes)
     curve = Curve(pid=e.report.pid, workload=e.report.workload, used_bytes=used)
     return Timeline(tuple(round(time, 1) for time in times), (curve,))
 
@@ -290,7 +291,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
     if e.uuid is None:
         return
     freed = f"probably {own.workload or 'the program'}, freed since the error"
-    unaccounted = ((freed, e.freed_since), ("", e.unaccounted - e.freed_since))
+    unaccounted = ((freed, e.freed_since_bytes), ("", e.unaccounted_bytes - e.freed_since_bytes))
     rest = [
         Line(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
         for name, size in unaccounted
@@ -301,10 +302,10 @@ def _ledger(e: Evidence) -> Iterator[Line]:
         return
     yield from (line for line in e.lines if line.process != own.key)
     shares: Mapping[Share, int] = {
-        "live": e.live,
+        "live": e.live_bytes,
         "cached": sum(pool.cached_bytes for pool in e.pools),
         "stranded": sum(pool.stranded_bytes for pool in e.pools),
-        "overhead": e.overhead,
+        "overhead": e.overhead_bytes,
     }
     for share, size in shares.items():
         yield Line(

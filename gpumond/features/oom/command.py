@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, option_type, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, option_type, print_error, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, html_document, terminal_text
 from gpumond.view import html_report
@@ -73,9 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     cases = _cases(arguments)
-    if arguments.json:
-        print(json.dumps(cases, indent=2))
-        return DONE
     header = ("CASE", "TIME", "PROGRAM", ">ERRORS", ">MISSING", "FIRST REMEDY")
     rows = [
         [
@@ -88,7 +85,7 @@ def _list(arguments: argparse.Namespace) -> int:
         ]
         for each in cases
     ]
-    print(table(header, rows) if rows else _no_case(arguments))
+    print_result(arguments, cases, lambda: table(header, rows) if rows else _no_case(arguments))
     return DONE
 
 

@@ -17,7 +17,7 @@ from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
 from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Ledger, Line, Verdict
+from gpumond.facts.frame import Line, Verdict
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import CLASSES, LiveClasses, place_of
 from gpumond.facts.quota import GrantedRequest
@@ -48,12 +48,8 @@ class Evidence(FailedAllocation):
     peaks: Mapping[str, int] = field(default_factory=dict)
     live_floors: tuple[float, float] | None = None
 
-    @property
-    def ledger(self) -> Ledger:
-        return self.before.ledger
-
     @cached_property
-    def limited_by(self) -> int:
+    def limited_by_bytes(self) -> int:
         """Bytes by which the request exceeds the allocator's limit, if this is the cause; else 0.
 
         An arena's free memory is used before more is needed: the limit lacks what exceeds the live bytes.
@@ -61,7 +57,7 @@ class Evidence(FailedAllocation):
         """
         if not self.is_limited or self.limit is None:
             return 0
-        request, limit = self.request or 0, self.limit[0]
+        request, limit = self.request_bytes or 0, self.limit[0]
         over = self.reached_bytes + request - limit
         if not self.is_later:
             used = self.failed_pool.live_bytes if self.failed_pool is not None and self.is_arena else 0
@@ -80,9 +76,9 @@ class Evidence(FailedAllocation):
         return self.failed_pool is not None and self.failed_pool.allocator in ARENAS
 
     @property
-    def used_of_limit(self) -> int:
+    def used_of_limit_bytes(self) -> int:
         """Bytes that counted against the allocator's limit before the request, if this is the cause; else 0."""
-        return 0 if self.limit is None else max(0, self.limited_by + self.limit[0] - (self.request or 0))
+        return 0 if self.limit is None else max(0, self.limited_by_bytes + self.limit[0] - (self.request_bytes or 0))
 
     @cached_property
     def context(self) -> AdviceContext | None:
@@ -92,20 +88,24 @@ class Evidence(FailedAllocation):
         return replace(context_of(self.report, self.uuid, self.snapshot), oom=self.oom, reports=self.snapshot.reports)
 
     @cached_property
-    def missing(self) -> int | None:
+    def missing_bytes(self) -> int | None:
         """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
-            return None if self.request is None else self.limited_by
+            return None if self.request_bytes is None else self.limited_by_bytes
         if self.cgroup is not None:
-            return self.in_cgroup - (self.cgroup.limit_bytes or 0)
-        if self.request is None or self.free is None:
+            return self.in_cgroup_bytes - (self.cgroup.limit_bytes or 0)
+        if self.request_bytes is None or self.free_bytes is None:
             return None
-        return max(0, -(-self.request // SEGMENT_BYTES) * SEGMENT_BYTES - self.free)
+        return max(0, -(-self.request_bytes // SEGMENT_BYTES) * SEGMENT_BYTES - self.free_bytes)
 
     @property
-    def in_cgroup(self) -> int:
+    def in_cgroup_bytes(self) -> int:
         """Bytes that the cgroup would have used with the request."""
-        return (self.cgroup.used_bytes or 0) + self.grown_bytes + (self.request or 0) if self.cgroup is not None else 0
+        return (
+            (self.cgroup.used_bytes or 0) + self.grown_bytes + (self.request_bytes or 0)
+            if self.cgroup is not None
+            else 0
+        )
 
     @cached_property
     def grant(self) -> GrantedRequest | None:
@@ -113,7 +113,7 @@ class Evidence(FailedAllocation):
         own = (each for each in self.before.grants if each.device_uuid == self.uuid and self._is_own(each))
         return next(own, None)
 
-    def available(self, device: DeviceReading) -> int | None:
+    def available_bytes(self, device: DeviceReading) -> int | None:
         """Return the least free bytes of another device in the last minute, without those that another program is
         granted; None if unknown, or if a program there is leaking.
         """
@@ -141,61 +141,63 @@ class Evidence(FailedAllocation):
         return sorted(found, key=lambda each: -each.reclaimable_bytes)
 
     @cached_property
-    def held_by_others(self) -> int:
+    def held_by_others_bytes(self) -> int:
         """Bytes of the device that other programs and unknown owners hold."""
         return sum(line.used_bytes for line in self.lines if line.process != self.report.key)
 
     @cached_property
-    def overhead(self) -> int:
+    def overhead_bytes(self) -> int:
         """The program's bytes outside its pools before the error, which include what its pools gained since its last
         report: at most what the device has besides the pools and the others.
         """
         before = sum(line.used_bytes for line in self.own_lines if line.share == "overhead")
-        if self.in_use is None:
+        if self.in_use_bytes is None:
             return before
-        return max(0, min(before, self.in_use - self.held - self.held_by_others))
+        return max(0, min(before, self.in_use_bytes - self.held_bytes - self.held_by_others_bytes))
 
     @cached_property
-    def in_use(self) -> int | None:
+    def in_use_bytes(self) -> int | None:
         """Bytes of the device that were neither free nor reserved at the error; None if unknown."""
-        if self.device is None or self.device.usable_bytes is None or self.free is None:
+        if self.device is None or self.device.usable_bytes is None or self.free_bytes is None:
             return None
-        return self.device.usable_bytes - self.free
+        return self.device.usable_bytes - self.free_bytes
 
     @cached_property
-    def difference(self) -> int:
+    def difference_bytes(self) -> int:
         """Bytes in use at the error, less those that the ledger before it and the program's record contain; 0 if
         unknown, or so few that the text of the error has rounded them.
         """
-        if self.in_use is None or self.device is None:
+        if self.in_use_bytes is None or self.device is None:
             return 0
-        known = self.held + self.overhead if self.pools else sum(line.used_bytes for line in self.own_lines)
-        left = self.in_use - self.held_by_others - known
+        known = self.held_bytes + self.overhead_bytes if self.pools else sum(line.used_bytes for line in self.own_lines)
+        left = self.in_use_bytes - self.held_by_others_bytes - known
         return left if abs(left) > ROUNDED_RATIO * (self.device.size_bytes or 0) else 0
 
     @property
-    def unaccounted(self) -> int:
+    def unaccounted_bytes(self) -> int:
         """Bytes in use at the error that neither the ledger before it nor the program's record contains."""
-        return max(0, self.difference)
+        return max(0, self.difference_bytes)
 
     @property
-    def overcount(self) -> int:
+    def overcount_bytes(self) -> int:
         """Bytes that the ledger before the error contains, and that were free at the error."""
-        return max(0, -self.difference)
+        return max(0, -self.difference_bytes)
 
     @cached_property
-    def freed_since(self) -> int:
+    def freed_since_bytes(self) -> int:
         """Those of the unaccounted bytes that the program probably held, and freed before its record: it once held as
         many, and the record is of a later report.
         """
         size = self.device.size_bytes if self.device and self.device.size_bytes else 0
-        has_held = self.is_later and self.reached_bytes - self.held >= self.unaccounted - NEARLY_RATIO * size
-        return self.unaccounted if has_held else 0
+        has_held = (
+            self.is_later and self.reached_bytes - self.held_bytes >= self.unaccounted_bytes - NEARLY_RATIO * size
+        )
+        return self.unaccounted_bytes if has_held else 0
 
     @cached_property
     def lines(self) -> list[Line]:
         """The ledger of the device."""
-        return [line for line in self.ledger.lines if line.device_uuid == self.uuid]
+        return [line for line in self.before.ledger.lines if line.device_uuid == self.uuid]
 
     @property
     def own_lines(self) -> Iterator[Line]:
@@ -207,7 +209,7 @@ class Evidence(FailedAllocation):
         return max(known, key=lambda one: one.live_bytes, default=None)
 
     @cached_property
-    def activations(self) -> int:
+    def activations_bytes(self) -> int:
         """Bytes of activations, with those of other tensors where these are not distinguished."""
         one = self.classes
         if one is None or one.buffers_bytes is None:
@@ -215,13 +217,13 @@ class Evidence(FailedAllocation):
         return one.unknown_bytes if one.activations_bytes is None else one.activations_bytes
 
     @cached_property
-    def batch_dependent(self) -> int:
+    def batch_dependent_bytes(self) -> int:
         """Activations; for inference also the results of a model, which are tensors outside the graph, as is the KV
         cache of a serving engine, whose size is fixed.
         """
         results = 0 if self.classes is None or not self.is_inference else self.classes.tensors_bytes or 0
         fixed = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
-        return self.activations + max(0, results - fixed)
+        return self.activations_bytes + max(0, results - fixed)
 
     @property
     def is_inference(self) -> bool:
@@ -250,7 +252,7 @@ class Evidence(FailedAllocation):
 
     def enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
-        return None if size is None or self.missing is None else size >= self.missing
+        return None if size is None or self.missing_bytes is None else size >= self.missing_bytes
 
 
 SEGMENT_BYTES = 2 << 20
@@ -303,7 +305,7 @@ def remedies(e: Evidence) -> tuple[Remedy, ...]:
     apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=by_effect)  # stable: the order of REMEDIES within
-    if any(each.enough or each.enough is None for each in found) or e.missing is None:
+    if any(each.enough or each.enough is None for each in found) or e.missing_bytes is None:
         return tuple(found)
     return (*_together(e, found), *found)
 
@@ -313,9 +315,9 @@ def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, s
 
 
 def _repeat(e: Evidence) -> Iterator[Remedy]:
-    if e.missing == 0 and not e.is_limited:
+    if e.missing_bytes == 0 and not e.is_limited:
         text = "repeat the call (gpumond.agent.retry_on_oom): the GPU has room for the request"
-        yield _remedy(e, "repeat", text, e.free, "measured", "the driver's free bytes")
+        yield _remedy(e, "repeat", text, e.free_bytes, "measured", "the driver's free bytes")
 
 
 def _limit(e: Evidence) -> Iterator[Remedy]:
@@ -327,9 +329,9 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         step = int(LIMIT_STEP * size)
-        enough = int(math.ceil((size + max(e.limited_by, step)) / LIMIT_UNIT) * LIMIT_UNIT)
-        why = f"; an allocation was {size_text(e.missing)} short" if e.missing else ""
-        if why and e.missing and e.missing < step:
+        enough = int(math.ceil((size + max(e.limited_by_bytes, step)) / LIMIT_UNIT) * LIMIT_UNIT)
+        why = f"; an allocation was {size_text(e.missing_bytes)} short" if e.missing_bytes else ""
+        if why and e.missing_bytes and e.missing_bytes < step:
             why += f", and a limit less than {LIMIT_STEP:.0%} higher would soon be reached again"
         text = f"raise {what} from {size_text(size)} to {size_text(enough)} or more ({where}{why})"
         basis: Basis = "estimate" if e.is_later else "measured"
@@ -340,8 +342,8 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
 def _cgroup(e: Evidence) -> Iterator[Remedy]:
     if e.cgroup is not None and not e.is_limited:
         size = e.cgroup.limit_bytes or 0
-        enough = int(math.ceil(e.in_cgroup / LIMIT_UNIT) * LIMIT_UNIT)
-        held = size_text(e.in_cgroup - (e.request or 0))
+        enough = int(math.ceil(e.in_cgroup_bytes / LIMIT_UNIT) * LIMIT_UNIT)
+        held = size_text(e.in_cgroup_bytes - (e.request_bytes or 0))
         text = (
             f"raise the limit of the cgroup {e.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
             f"{size_text(enough)} or more"
@@ -374,15 +376,15 @@ def _free_in_pool(e: Evidence) -> int:
     """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
     pool = e.failed_pool
     free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
-    room = max(0, e.limit[0] - e.reached_bytes) if e.is_limited and e.limit is not None else e.free or 0
-    return free if e.request is not None and 0 < e.request <= free + room and free else 0
+    room = max(0, e.limit[0] - e.reached_bytes) if e.is_limited and e.limit is not None else e.free_bytes or 0
+    return free if e.request_bytes is not None and 0 < e.request_bytes <= free + room and free else 0
 
 
 def _fragmentation(e: Evidence) -> Iterator[Remedy]:
     pool, free = e.failed_pool, _free_in_pool(e)
-    if pool is None or e.request is None or not free:
+    if pool is None or e.request_bytes is None or not free:
         return
-    if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request:
+    if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request_bytes:
         text = (
             f"update PyTorch: a free block of {size_text(pool.largest_free_bytes)} fits but wasn't used "
             "(pytorch#189504, fixed by #191302); until then, call torch.cuda.empty_cache() first"
@@ -390,7 +392,7 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
         yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
         return
     change = "" if e.context is None else whole_blocks(pool.allocator, e.context)
-    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held) and change:
+    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held_bytes) and change:
         largest = (
             "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
         )
@@ -416,7 +418,7 @@ def _own_caches(e: Evidence) -> Iterator[Remedy]:
 def _still_cached(e: Evidence) -> str:
     """Return why the pool's cached bytes were of no use although they cover the request; else an empty text."""
     pool = e.failed_pool
-    if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing or 1):
+    if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing_bytes or 1):
         return ""
     if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
         return ""
@@ -438,26 +440,26 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
     elif step and step.retained_bytes and step.steps >= LEAKING_STEPS and e.live_floors:
         first, second = e.live_floors
         grown = int(step.retained_bytes * step.steps)
-        lasting = NOTABLE_RATIO * e.live <= grown <= min(e.live - first, (second - first) / LASTING_RATIO)
+        lasting = NOTABLE_RATIO * e.live_bytes <= grown <= min(e.live_bytes - first, (second - first) / LASTING_RATIO)
         if not lasting:
             return
         text = f"find what the program retains: its live memory grew by {size_text(grown)} in {step.steps} steps"
     else:
         return
-    retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live]
+    retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live_bytes]
     if e.report.program.retainers:
         retainer = e.report.program.retainers[0]
         text += f"; {retainer.name} at {place_of(retainer)} retains tensors"
     elif retaining:
         text += f"; {retaining[0].name} retains {size_text(retaining[0].retained_bytes)}"
-    yield _remedy(e, "leak", text, min(grown, e.live) or None, "measured", "growth of live memory")
+    yield _remedy(e, "leak", text, min(grown, e.live_bytes) or None, "measured", "growth of live memory")
 
 
 def _neighbors(e: Evidence) -> Iterator[Remedy]:
     chosen: list[NeighborUsage] = []
     size = 0
     for other in e.others:
-        if other.reclaimable_bytes and (e.missing is None or size < e.missing or not chosen):
+        if other.reclaimable_bytes and (e.missing_bytes is None or size < e.missing_bytes or not chosen):
             chosen.append(other)
             size += other.reclaimable_bytes
     if chosen:
@@ -533,12 +535,12 @@ def _orphans(e: Evidence) -> Iterator[Remedy]:
 
 def _granted(e: Evidence) -> Iterator[Remedy]:
     """A grant keeps memory from programs that ask for theirs, and from no other."""
-    if e.grant is None or e.free is None or e.free >= e.grant.unused_bytes or not e.missing:
+    if e.grant is None or e.free_bytes is None or e.free_bytes >= e.grant.unused_bytes or not e.missing_bytes:
         return
     named = {(each.device_uuid, each.pid) for each in e.before.grants}
     sizes = [(size, name) for name, pid, size in _held_by(e) if pid is not None and (e.uuid, pid) not in named]
     size, name = max(sizes, default=(0, ""))
-    if size >= e.missing:
+    if size >= e.missing_bytes:
         text = (
             f"start {name} with gpumond run --need as well, or with less memory: it uses {size_text(size)} without a "
             f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
@@ -547,14 +549,14 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
 
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:
-    need = None if e.request is None else e.held + e.overhead + e.request
-    if need is None or not e.missing or e.held_by_others < e.missing:
+    need = None if e.request_bytes is None else e.held_bytes + e.overhead_bytes + e.request_bytes
+    if need is None or not e.missing_bytes or e.held_by_others_bytes < e.missing_bytes:
         return
     need = max(need, e.grant.need_bytes if e.grant else 0)
     rooms = [
         (available, each)
         for each in e.snapshot.devices
-        if each.uuid != e.uuid and (available := e.available(each)) is not None and available >= need
+        if each.uuid != e.uuid and (available := e.available_bytes(each)) is not None and available >= need
     ]
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
@@ -568,7 +570,7 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
 
 def _dataset(e: Evidence) -> Iterator[Remedy]:
     size = 0 if e.classes is None or e.is_inference or any(_leak(e)) else e.classes.tensors_bytes or 0
-    if size and size >= LARGE_RATIO * e.live:
+    if size and size >= LARGE_RATIO * e.live_bytes:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
             f"{size_text(size)} of the live bytes are tensors outside the graph"
@@ -587,7 +589,7 @@ def _kv_cache(e: Evidence) -> Iterator[Remedy]:
 
 def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
     """The part by which this step or scope needs more than any before that had room: no peak has a failed request."""
-    if e.earlier_report is None or e.request is None:
+    if e.earlier_report is None or e.request_bytes is None:
         return
     scopes = [
         (each.peak_bytes, scope.entries - scope.ooms, scope.ooms, scope.name)
@@ -611,7 +613,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
             change = f"use a smaller batch in the scope {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
-    extra = e.live + e.request - usual
+    extra = e.live_bytes + e.request_bytes - usual
     if extra > 0:
         before = "the one before" if times == 1 else f"any of the {times} before"
         room = " that didn't run out of memory" if failed else ""
@@ -620,17 +622,17 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
 
 
 def _batch(e: Evidence) -> Iterator[Remedy]:
-    request = 0 if _within_optimizer(e) else e.request or 0
-    depends = e.batch_dependent + request
-    if e.batch_dependent < LARGE_RATIO / 2 * e.live or not e.batch_dependent:
+    request = 0 if _within_optimizer(e) else e.request_bytes or 0
+    depends = e.batch_dependent_bytes + request
+    if e.batch_dependent_bytes < LARGE_RATIO / 2 * e.live_bytes or not e.batch_dependent_bytes:
         return
-    enough = (parts for parts in HALVINGS if e.missing is None or depends * (1 - 1 / parts) >= e.missing)
+    enough = (parts for parts in HALVINGS if e.missing_bytes is None or depends * (1 - 1 / parts) >= e.missing_bytes)
     parts = next(enough, HALVINGS[-1])
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.is_training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.is_inference
     kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
-    what, source = f"{size_text(e.batch_dependent)} of {kind}", "live bytes"
+    what, source = f"{size_text(e.batch_dependent_bytes)} of {kind}", "live bytes"
     if request:
         what, source = f"{what}, and this request of {size_text(request)},", "live bytes and request"
     text = f"use {name}{also}: {what} depend on it"
@@ -639,8 +641,8 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
 
 
 def _checkpointing(e: Evidence) -> Iterator[Remedy]:
-    if e.is_training and e.activations >= LARGE_RATIO * e.live:
-        size = int(e.activations * CHECKPOINTED_RATIO)
+    if e.is_training and e.activations_bytes >= LARGE_RATIO * e.live_bytes:
+        size = int(e.activations_bytes * CHECKPOINTED_RATIO)
         text = "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already"
         yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
 
@@ -657,10 +659,10 @@ def _optimizer(e: Evidence) -> Iterator[Remedy]:
 
 def _smaller_request(e: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
-    if e.oom.scope and e.missing and e.free:
-        less = f"about {size_text(e.missing)} less in the scope {e.oom.scope}"
+    if e.oom.scope and e.missing_bytes and e.free_bytes:
+        less = f"about {size_text(e.missing_bytes)} less in the scope {e.oom.scope}"
         text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
-        yield _remedy(e, "smaller-request", text, e.missing, "measured", "the request and the free bytes")
+        yield _remedy(e, "smaller-request", text, e.missing_bytes, "measured", "the request and the free bytes")
 
 
 def _within_optimizer(e: Evidence) -> bool:
@@ -669,12 +671,14 @@ def _within_optimizer(e: Evidence) -> bool:
 
 def _is_of_optimizer(e: Evidence) -> bool:
     """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
-    return _within_optimizer(e) or (e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live)
+    return _within_optimizer(e) or (
+        e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live_bytes
+    )
 
 
 def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
     """Yield the first remedies whose sum is enough, else ``nothing``, with the bytes that are still missing."""
-    missing, total, names = e.missing or 0, 0, list[str]()
+    missing, total, names = e.missing_bytes or 0, 0, list[str]()
     for each in found:
         total += each.size_bytes or 0
         names.append(each.name)
@@ -685,7 +689,7 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
             )
             return
     size = None if e.device is None else e.device.size_bytes
-    over = 0 if size is None else e.live + e.overhead + (e.request or 0) - size
+    over = 0 if size is None else e.live_bytes + e.overhead_bytes + (e.request_bytes or 0) - size
     left = max(over, missing - total)
     lacks = size_text(left)
     source = "sum of these"
@@ -732,11 +736,15 @@ OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "
 
 def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
-    asked, room = ("", "") if e.request is None or e.free is None else distinct_size_texts(e.request, e.free)
-    what = "memory" if e.request is None else asked or size_text(e.request)
+    asked, room = (
+        ("", "")
+        if e.request_bytes is None or e.free_bytes is None
+        else distinct_size_texts(e.request_bytes, e.free_bytes)
+    )
+    what = "memory" if e.request_bytes is None else asked or size_text(e.request_bytes)
     place = program_line_clause(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
     gpu = "" if e.device is None else f" on GPU {e.device.index}"
-    free = "" if e.free is None else f", which had {room or size_text(e.free)} free"
+    free = "" if e.free_bytes is None else f", which had {room or size_text(e.free_bytes)} free"
     owners = enumerate(_holders(e)[:3])
     sizes = (
         f"{name} {size_text(size)}" if number else f"{name} used {size_text(size)}" for number, (name, size) in owners
@@ -758,9 +766,9 @@ def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
         notes += " The program tried again (retry_on_oom)."
     if e.is_limited and e.limit is not None:
         own = f"{_name(e.report)} reached its limit of {size_text(e.limit[0])}"
-        held = size_text(e.used_of_limit)
+        held = size_text(e.used_of_limit_bytes)
         had = f"had up to {held} in use" if e.is_later else f"had {held} in use" if e.is_arena else f"held {held}"
-        return f"{own}: it {f'{had} and ' if e.used_of_limit else ''}requested {what}{place}{gpu}.{notes} {end}"
+        return f"{own}: it {f'{had} and ' if e.used_of_limit_bytes else ''}requested {what}{place}{gpu}.{notes} {end}"
     holders = f" {holders}.{notes}" if holders else notes
     served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
     return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
@@ -771,9 +779,9 @@ def _holders(e: Evidence) -> list[tuple[str, int]]:
     totals = Counter[str]()
     for name, _, size in _held_by(e):
         totals[name] += size
-    if e.held or e.freed_since:
-        totals[OWN_FREED if e.freed_since else OWN] = e.held + e.overhead + e.freed_since
-    totals[UNKNOWN] += e.unaccounted - e.freed_since
+    if e.held_bytes or e.freed_since_bytes:
+        totals[OWN_FREED if e.freed_since_bytes else OWN] = e.held_bytes + e.overhead_bytes + e.freed_since_bytes
+    totals[UNKNOWN] += e.unaccounted_bytes - e.freed_since_bytes
     return [(name, size) for name, size in totals.most_common() if size]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import MIB
+from gpumond.facts.units import DAY_SECONDS, MIB
 from gpumond.features.recordings.reader import (
     UNKNOWN,
     LogRow,
@@ -45,7 +45,6 @@ REMEDY = (
     "record with: nvidia-smi dmon -s um -o DT, nvidia-smi pmon -s um -o DT, or dcgmi dmon -e 203,250,252 -d 1000 and "
     "--interval 1s"
 )
-DAY_SECONDS = 86_400
 _COMMA = re.compile(r"\s*,\s*")
 _CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d(?:\.\d+)?)")
 _ENTITY = re.compile(r"([A-Za-z][A-Za-z-]*) (\d+)\s+(.*)")

@@ -51,6 +51,12 @@ class CreatedSilence:
     alerts: int | None
 
 
+def _printable(text: str) -> str:
+    if has_control_characters(text):
+        raise ValueError(f"{text!r:.40} has a control character, such as a newline; remove it")
+    return text
+
+
 class MatcherBody(Encodable):
     """A condition on one label of an alert, or on `rule`, the name of its rule."""
 
@@ -60,10 +66,7 @@ class MatcherBody(Encodable):
     operator: Operator = Field(description="`=~` and `!~` match the whole text with a regular expression.")
     value: str = Field(max_length=MAX_VALUE)
 
-    @field_validator("value")
-    @classmethod
-    def _printable(cls, value: str) -> str:
-        return _printable(value)
+    _check_value = field_validator("value")(_printable)
 
 
 class SilenceBody(Encodable):
@@ -80,10 +83,7 @@ class SilenceBody(Encodable):
     author: str = Field(default="", max_length=128, description="By default the name of the caller.")
     reason: str = Field(min_length=1, max_length=512)
 
-    @field_validator("author", "reason")
-    @classmethod
-    def _texts(cls, value: str) -> str:
-        return _printable(value)
+    _check_texts = field_validator("author", "reason")(_printable)
 
     @model_validator(mode="after")
     def _complete(self) -> SilenceBody:
@@ -92,12 +92,6 @@ class SilenceBody(Encodable):
         if not self.reason.strip():
             raise ValueError("reason must be a text, such as a ticket number")
         return self
-
-
-def _printable(text: str) -> str:
-    if has_control_characters(text):
-        raise ValueError(f"{text!r:.40} has a control character, such as a newline; remove it")
-    return text
 
 
 SILENCE = Silence(

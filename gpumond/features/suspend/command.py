@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from gpumond.cli.arguments import (
     duration,
     option,
     print_error,
+    print_result,
     with_given_option,
 )
 from gpumond.cli.progress import announce_if_slow
@@ -78,7 +78,7 @@ def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, An
         print_error(f"gpumond: {with_given_option(error, arguments)}")
         return client.exit_code_of(arguments, error)
     receipts = answer["receipts"]
-    print(json.dumps(answer, indent=2) if arguments.json else receipt_table(receipts, arguments.url))
+    print_result(arguments, answer, lambda: receipt_table(receipts, arguments.url))
     outcomes = {each["outcome"] for each in receipts}
     if outcomes & {"failed", "timeout", "refused"}:
         return FAILED
