@@ -11,6 +11,7 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import FROM_A_FULL_WINDOW, IN_WINDOW
+from tools.docs.figures import wrapped
 
 HEADER = """\
 # Rules
@@ -20,8 +21,8 @@ HEADER = """\
 A rule compares a value with a threshold, for every device, process or other subject in the rule's scope. [Write and
 change rules](../how-to/rules.md) shows how to use rules.
 
-Pending, firing, `for` and `keep_firing_for` mean the same as in Prometheus. Rules are evaluated on every
-[tick](terms.md#diagnosis).
+Pending, firing, `for` and `keep_firing_for` mean the same as in Prometheus. While `keep_firing_for` lasts,
+`gpumond alerts` lists the alert as `ended`. Rules are evaluated on every [tick](terms.md#diagnosis).
 
 **Unknown values resolve nothing.** While a device doesn't respond or a running process's agent is silent, alerts stay
 unchanged. When a process has ended or is suspended, its alerts resolve with the next reading. After a daemon restart,
@@ -95,6 +96,10 @@ tests:
 INCREASE = f"increase of `{{}}` {IN_WINDOW}"
 ALWAYS = ("value", "threshold")
 """Placeholders of every scope."""
+VALUES_NOTE = (
+    "A counter's `_increase` is its increase in the last 10 minutes. Until gpumond has observed 10 minutes, it is "
+    "unknown, unless the counter has increased. Every scope has the placeholders `{value}` and `{threshold}`."
+)
 
 
 def document() -> str:
@@ -118,9 +123,7 @@ def condition(rule: Rule) -> str:
 
 
 def values() -> Iterator[str]:
-    yield "\n## Values\n\nA counter's `_increase` is its increase in the last 10 minutes. Without an observed"
-    yield "increase, it is unknown until gpumond has observed 10 minutes. Every scope has the placeholders `{value}`"
-    yield "and `{threshold}`, with units."
+    yield f"\n## Values\n\n{wrapped(VALUES_NOTE)}"
     for scope in VALUES:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         for (unit, meaning), group in groupby(names(scope), key=lambda entry: entry[1:]):
