@@ -182,8 +182,7 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         nargs="?",
         action=SelectTarget,
         metavar="NAME",
-        help=f"{purpose} one workload, by its name in the PROGRAM column of `gpumond status`, or one process, by its "
-        "pid",
+        help=f"{purpose} a workload by its name, or a process by its pid",
     )
     option(target, "--pid PID", f"{purpose} one process", type=count)
     if device:

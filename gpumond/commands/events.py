@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limit = (
         "number of past events, most recent last (default: 100); an event and its consequences, which are "
-        "indented below it, count as one: for example, the end of a process and of its verdicts"
+        "indented below it, count as one"
     )
     option(parser, "--limit N", limit, type=count, default=100)
     client.add_url(parser)

@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
     option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
     every = (
-        "time between two rows; USED is the use at TIME, PEAK the highest use from TIME until the next row (default: "
-        f"--last / {ROWS}; with --json or --csv: every value that is kept)"
+        f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
+        "--csv: every value that is kept)"
     )
     option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()

@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--need SIZE|auto",
-        "start your program only if this much GPU memory is available (with --wait: wait for it); auto: what earlier "
-        "runs needed (requires --workload). Programs that start without --need can still take that memory",
+        "start your program only if this much GPU memory is available; auto: what earlier runs needed (requires "
+        "--workload). Programs that start without --need can still take that memory",
     )
     option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
     option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: don't wait)")

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         f"--source {names}",
-        "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all (all drivers), or auto: "
-        "the driver that is present at startup, or all if several are (default: auto)",
+        "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all, or auto: the drivers that "
+        "are present at startup (default: auto)",
     )
     add_common_arguments(parser)
 
@@ -48,8 +48,8 @@ def add_common_arguments(
     option(
         parser,
         "--socket PATH",
-        "Unix socket for agents (default: agent.sock in --runtime-dir; without that option, in /run/gpumond as root, "
-        "otherwise in $XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
+        "Unix socket for agents (default: agent.sock in --runtime-dir, or else in /run/gpumond as root, otherwise in "
+        "$XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
     )
     option(
         parser,

@@ -314,9 +314,8 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
-            "while the device is at least 80% full: `reclaimable_ratio`. On a less full device, if a program ran out "
-            f"of memory or retried an allocation {IN_WINDOW} (not because of its own limit): the same ratio without "
-            "that program's bytes. Otherwise 0",
+            "`reclaimable_ratio` while the device is at least 80% full; on a less full device, that of the other "
+            f"programs if one was short of memory {IN_WINDOW}; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
         Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),

@@ -126,9 +126,8 @@ POOL = ScopeSpec(
         ),
         Quantity(
             "fragmentation_ratio",
-            f"1 - peak live bytes / peak of the bytes that a flush can't release (live and stranded), both "
-            f"{IN_WINDOW}; 0 for pools below 5% of their device and while nothing is stranded; unknown for the first "
-            "minute",
+            f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; 0 for pools below 5% of their "
+            "device and while nothing is stranded; unknown for the first minute",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),

@@ -250,8 +250,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "limit_ratio",
-            "each allocator's held bytes, or the cgroup's used bytes, as a fraction of the limit: the highest of "
-            "these; unknown without a limit",
+            "highest use of a limit: held bytes of an allocator, or used bytes of the cgroup, as a fraction of the "
+            "limit; unknown without one",
             _limit_ratio,
             exceeds_one=True,
         ),

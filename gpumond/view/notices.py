@@ -171,18 +171,18 @@ def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
 
 
 REMEDIES = {
-    "gone": "wait: the driver may still be cleaning up after this process, which isn't visible here; if the entry "
-    "remains, look for the process's children among those that have the GPU open, or reset the GPU once it is unused "
-    "(gpumond detach-driver --for 5m, then nvidia-smi --gpu-reset)",
+    "gone": "wait: the driver may still be cleaning up; if the entry remains, look for the process's children among "
+    "those that have the GPU open, or reset the GPU once it is unused (gpumond detach-driver --for 5m, then nvidia-smi "
+    "--gpu-reset)",
     "zombie": "stop or restart its parent (ps -o ppid= -p {pid}), which hasn't collected the status of the exited "
     "process",
-    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: the process is "
-    "waiting in the kernel, often in the driver, and no signal can terminate it",
+    "uninterruptible": "check the kernel log (dmesg), then reset the GPU or reboot if this persists: no signal can "
+    "terminate a process that waits in the kernel",
     "stopped": "it keeps its memory while stopped; resume it with kill -CONT {pid}, or terminate it with kill {pid}",
     "holder": "it has the GPU open, and part of the GPU's memory belongs to no listed process; inspect it with ps -fp "
     "{pid}, and if you don't need it, kill {pid}",
-    "orphaned": "the process that started it has exited, and no service manager runs it (a program "
-    "started with nohup looks the same); if you don't need it, kill {pid}",
+    "orphaned": "its parent has exited (as with nohup), and no service manager runs it; if you don't need it, kill "
+    "{pid}",
     "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
 }
 USUALLY_INTENDED = ("orphaned", "idle")

@@ -663,8 +663,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
     assert case.missing_bytes == 1
     assert "from 20.0 GiB to 21.0 GiB or more (" in case.remedies[0].text
-    text = "an allocation was 1 B short, and a limit less than 5% higher would soon be reached again)"
-    assert text in case.remedies[0].text
+    assert "an allocation was 1 B short)" in case.remedies[0].text
 
 
 def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():

@@ -19,10 +19,10 @@ HEADER = """\
 
 `gpumond COMMAND --help` shows the same, with examples. A size or duration needs a unit: `40GiB`, not `40`.
 
-Commands that query a daemon accept `--url` (or `GPUMOND_URL`): `127.0.0.1:9917`, `http://…`, `https://…`, or the
-daemon's socket, `unix:///run/gpumond-api/api.sock`. An empty `GPUMOND_*` variable is treated as not set. Commands that
-print a table accept `--json` and print the same as JSON. The tables below list these two options only where they mean
-something else. Printed times are in UTC.
+Commands that query a daemon accept `--url` (or `GPUMOND_URL`), such as `https://node1:9917` or the daemon's socket,
+`unix:///run/gpumond-api/api.sock`. Commands that print a table accept `--json`. Commands that select programs accept
+NAME (a workload's name or a process's pid), `--workload NAME` or `--pid PID`. The tables below list these options only
+where they mean something else. Printed times are in UTC.
 """
 FOOTER = """
 ## Exit codes
@@ -31,13 +31,12 @@ FOOTER = """
 |---|---|
 | 0 | done |
 | 1 | failed or refused, or you answered no to a question |
-| 2 | usage or configuration error: an unknown option, value, user or GPU |
+| 2 | usage or configuration error, such as an unknown option or GPU |
 | 3 | nothing to do or to show: no program matches, nothing is reclaimable, or the flush is deferred |
 | 141 | the reader of the output closed it, as `head` does |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
-executed. With `--need`, it exits with 75 if the memory doesn't become available in time; the command is then not
-started.
+executed. With `--need`, it exits with 75 if the memory doesn't become available in time.
 
 ## `gpumond top` keys
 
@@ -45,43 +44,35 @@ started.
 |---|---|
 | `?`, `h`, `F1` | help |
 | `j`, `k`, arrows, `PgUp`, `PgDn`, `Home`, `End`, wheel | next and previous row |
-| `Enter`, `d` | details of a process; open or close a group |
+| `Enter`, `d` | show a process's details; open or close a group |
 | `/`, `F3`, `F4` | filter by parts of a name, pid, user, verdict, container or pod |
-| `s`, `>`, `<`, a click on a column | sort by the next, the previous or this column; click again to reverse |
+| `s`, `>`, `<`, a click on a column | sort by the next, the previous or this column |
 | `r`, `I` | reverse the order |
 | `g` | group by user, workload or container, with sums |
 | `t`, `F5` | tree of this machine's processes, with their parents |
-| `c` | choose the columns; your choice is kept in `~/.local/state/gpumond/top-columns` |
+| `c` | choose the columns; gpumond keeps your choice |
 | `←`, `→`, `0` to `9`, a click | select one GPU: its programs, problems and chart |
 | `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
-| `f` | flush the marked processes, or else the one under the cursor |
-| `F` | flush the selected GPU, or else all programs |
+| `f` | flush the marked processes, or the one under the cursor |
+| `F` | flush the selected GPU, or all programs |
 | `z` | show the plan, then [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
-| `w` | ask the program under the cursor what its live memory consists of |
-| `S` | choose an alert (`↑`, `↓`; those of the row under the cursor come first), type why, and silence it for an hour |
-| `K`, `F9` | send a signal to the marked processes, or else to the one under the cursor |
+| `w` | show what the live memory under the cursor consists of |
+| `S` | choose an alert, type why, and silence it for an hour |
+| `K`, `F9` | send a signal to the marked processes, or the one under the cursor; only to your own on this machine |
 | `a` | alerts, verdicts and problems in full |
-| `e` | events, newest first, and what would have prevented out-of-memory errors; `→` shows the minute before an event |
+| `e` | events, newest first, and out-of-memory remedies; `→` shows each program's use a minute before an event |
 | `p` | pause |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
 
-Before you confirm with `y`, you see a flush's plan, or the programs that get a signal. You can send signals only to
-your own programs on the same machine. With `NO_COLOR`, and on terminals with fewer than 256 colors, shares are shown as
-characters.
+You see a flush's plan, or the programs that get a signal, before you confirm with `y`.
 
-The chart shows the last ten minutes by share, for the selected GPU or else the process under the cursor. WASTE is
-cached and stranded memory. Columns without a value are hidden, and so is the USER column while there's only one user.
-On a wide terminal, you also see the age, processor use, host memory and command line of programs on this machine.
-Problems are below the table, the worst first: by severity, then by the time until the GPU is full.
+The chart shows the last ten minutes of the selected GPU, or of the process under the cursor. WASTE is cached and
+stranded memory. Columns without a value are hidden. The worst problems come first.
 
-In the events (`e`), the chosen one is complete. `→` shows each program's use a minute before it and when it happened,
-as `gpumond history --at` does, `↑` and `↓` show that for other events, and `←` returns to the list. With a GPU
-selected, you see its events.
-
-If the daemon doesn't respond, you see how long it has been silent, and the last values stay visible, dimmed. With
-several daemons, each GPU has its daemon's name, such as `node1:0`, and the rows of a silent daemon are hidden.
+While the daemon doesn't respond, the last values stay visible, dimmed. With several daemons, each GPU has its daemon's
+name, such as `node1:0`, and the rows of a silent daemon are hidden.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",
@@ -113,6 +104,12 @@ NOTES = {
     "gpumond fleet advise": "[Advise](../how-to/fleet/advise.md) explains the proposals.",
 }
 """What ``--help`` doesn't say, with the page that explains the command."""
+
+DESCRIBED = (
+    r"^your daemon's address \(default: \$GPUMOND_URL, then"
+    r"|^[a-z ]+ (a workload by its name, or a process by its pid|one process|every process of one workload)$"
+)
+"""Descriptions of the options that the page's beginning describes."""
 
 REPEATED = 8
 """Least number of rows equal to an earlier section's, for which a section refers to that one."""
@@ -172,7 +169,7 @@ def _rows(parser: argparse.ArgumentParser) -> list[str]:
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """Return the row of an option or argument; an empty text for those that the page's beginning describes."""
     text = help_of(parser, action)
-    if text == "print JSON" or text.startswith("your daemon's address (default: $GPUMOND_URL, then"):
+    if text == "print JSON" or re.search(DESCRIBED, text):
         return ""
     names = [f"{one} {value(action)}" if action.nargs != 0 else one for one in action.option_strings]
     cell = ", ".join(f"`{name}`" for name in names) or f"`{value(action)}`"

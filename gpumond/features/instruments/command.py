@@ -194,8 +194,8 @@ class LimitCommand:
         option(
             parser,
             "--device GPU",
-            "limit only on one GPU (index, UUID or its prefix, or PCI address); without NAME, --pid and --workload: "
-            "every process with an agent on that GPU",
+            "limit on one GPU only (index, UUID or its prefix, or PCI address); without a selected program: every "
+            "process with an agent on that GPU",
         )
         parser.add_argument(
             "limit",
@@ -205,8 +205,7 @@ class LimitCommand:
         option(
             parser,
             "--yes",
-            "skip the warning about a program that would hold more than SIZE even after a flush and, on a terminal, "
-            "the confirmation",
+            "don't ask for confirmation, and don't warn about a program that would hold more than SIZE after a flush",
         )
         client.add_arguments(parser)
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=option_type(_check_subcommand),
         choices=("list", "show"),
         default="list",
-        help="list (default): all cases, which are recorded out-of-memory errors; show: one with its remedies",
+        help="list (default): all recorded errors (cases); show: one case with its remedies",
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
     option(parser, "--pid PID", "only this process's cases", type=count)

@@ -331,8 +331,6 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         step = int(LIMIT_STEP * size)
         enough = int(math.ceil((size + max(e.limited_by_bytes, step)) / LIMIT_UNIT) * LIMIT_UNIT)
         why = f"; an allocation was {size_text(e.missing_bytes)} short" if e.missing_bytes else ""
-        if why and e.missing_bytes and e.missing_bytes < step:
-            why += f", and a limit less than {LIMIT_STEP:.0%} higher would soon be reached again"
         text = f"raise {what} from {size_text(size)} to {size_text(enough)} or more ({where}{why})"
         basis: Basis = "estimate" if e.is_later else "measured"
         source = "the program's peak" if e.is_later else "the bytes held at the error"

@@ -113,8 +113,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "reseat the GPU and its riser, and check the slot's firmware settings",
     ),
     "persistence-mode-off": (
-        f"{GPU} is deinitialized by the driver whenever no program uses it, which delays the next program and resets "
-        "the driver's counters",
+        f"{GPU} has persistence mode off, which delays the first program and resets the driver's counters",
         "run nvidia-smi -i {uuid} -pm 1, or enable nvidia-persistenced",
     ),
     "driver-unresponsive": (
@@ -132,8 +131,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "engine-out-of-service": (
         "{engine} ({kind})[| on {instance}] has been out of service for {value}[ ({reason})]",
-        "a release of this engine's memory failed or freed too little, and the engine isn't back in service, though "
-        "gpumond keeps trying to wake it; if it stays out of service, restart the server",
+        "a release of this engine's memory failed or freed too little, and gpumond keeps trying to wake the engine; if "
+        "it stays out of service, restart the server",
     ),
     "store-not-writable": (
         "gpumond[| on {instance}] can't write to its store",

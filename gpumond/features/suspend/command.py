@@ -33,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--idle-for DURATION",
-        "only programs idle for at least this long, such as 1h; without NAME, --pid and --workload: every such program "
-        "that allows suspension",
+        "only programs idle for at least this long, such as 1h; without a selected program: all that allow suspension",
         type=duration,
     )
     option(parser, "--dry-run", "show what would be suspended or refused, and suspend nothing")
