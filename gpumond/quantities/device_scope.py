@@ -235,7 +235,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     *(
         _sensor(
             f"throttle_{reason}",
-            f"1 while the clocks are reduced for the `{reason}` reason.",
+            f"1 while the driver gives the `{reason}` reason for reduced clocks.",
             _throttle(reason),
             boolean=True,
         )
@@ -339,7 +339,7 @@ DEVICE = ScopeSpec(
         RESERVED,
         Quantity(
             "processes",
-            "processes that the driver lists; unknown where it lists none at all",
+            "processes that the driver lists; unknown if the driver can't list processes",
             lambda row: None if row.device.processes is None else float(len(row.device.processes)),
         ),
         DEVICE_IDLE.of(_device),

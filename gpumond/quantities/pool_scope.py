@@ -172,7 +172,7 @@ POOL = ScopeSpec(
             "environment variable that configures the allocator in the program's PyTorch version",
             lambda row: torch_setting(row.report.frameworks),
         ),
-        "whole_blocks": ("change with which the pool's free memory stays in one piece", _whole_blocks),
+        "whole_blocks": ("a change that keeps the pool's free memory in one piece", _whole_blocks),
         "advice": (
             "settings and changes that apply to the program, each after a semicolon; empty if none does",
             _advice,

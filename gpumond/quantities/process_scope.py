@@ -282,7 +282,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "report_excess_bytes",
-            "bytes that the agent reports beyond the driver's count, else 0; unknown without an agent",
+            "bytes by which the agent's report exceeds the driver's count, or 0; unknown without an agent",
             _claim_excess,
         ),
         REPORT_AGE.of(lambda row: row.report),

@@ -67,7 +67,7 @@ POOL: tuple[Quantity[PoolUsage], ...] = (
     HELD,
     RECLAIMABLE,
     STRANDED,
-    attribute("spillable_bytes", "Live memory that the flush step spill would move to the host."),
+    attribute("spillable_bytes", "Live memory that the spill flush step would move to the host."),
     UNMAPPED,
     attribute("ooms", "Out-of-memory errors raised by the allocator.", "ooms_total"),
     attribute("retries", "Allocations that the allocator retried after it had emptied its cache.", "retries_total"),
@@ -163,7 +163,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     attribute("paused", "1 if the engine is paused, else 0.", boolean=True),
     Quantity(
         "out_of_service_seconds",
-        "Time since a release after which the engine isn't back in service, although gpumond keeps trying to wake it.",
+        "Time since a release from which the engine hasn't returned to service, although gpumond tries to wake it.",
         lambda engine: engine.out_of_service_seconds or 0.0,
         note=" Absent otherwise.",
         rule_note=" 0 otherwise.",
