@@ -19,7 +19,7 @@ from gpumond.facts.units import size_text
 WAIT_SECONDS = 3600.0
 RESPONSE_SECONDS = 600.0
 """Time for an answer in addition to the wait: a restore takes as long as a copy of the memory."""
-AGAIN_SECONDS = 5.0
+SECOND_CHECK_SECONDS = 5.0
 """Time from a cell's start to a second look: the daemon may have suspended the kernel at the same moment."""
 UNREACHABLE_SECONDS = 60.0
 """Time for which no cell asks a daemon that did not answer."""
@@ -37,7 +37,7 @@ class Notebook:
         """Resume the kernel if it is suspended, and return when it is."""
         gpumond.agent.start(suspendable=False)
         self.resume()
-        self._look = threading.Timer(AGAIN_SECONDS, self.resume)
+        self._look = threading.Timer(SECOND_CHECK_SECONDS, self.resume)
         self._look.daemon = True
         self._look.start()
 

@@ -75,7 +75,7 @@ COMMAND_IN_TEXT = re.compile(rf"\bgpumond (?=(?:{COMMANDS.replace(' ', '|')})\b)
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
 CHUNK_BYTES = 1 << 20
-STARTING_SECONDS, AGAIN_SECONDS = 3.0, 0.2
+STARTING_SECONDS, RETRY_SECONDS = 3.0, 0.2
 """Time during which a read is repeated while the daemon starts, and between two requests."""
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNPROCESSABLE, UNAVAILABLE = 401, 403, 404, 422, 503
 MAX_AT_ONCE = 16
@@ -416,7 +416,7 @@ def _exchange(
         later = method == "GET" and answer.status == UNAVAILABLE and "Retry-After" in answer.headers
         if not later or time.monotonic() > latest:
             break
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RETRY_SECONDS)
     global responded
     responded = True
     if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):

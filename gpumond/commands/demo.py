@@ -322,5 +322,5 @@ def captions(
         if case := dict(alert["annotations"]).get("case"):
             labels = dict(alert["labels"])
             name = labels.get("workload", "A program")
-            text = f"{name} ran out of memory on GPU {labels.get('gpu')}"
+            text = f"{name} had an out-of-memory error on GPU {labels.get('gpu')}"
             yield f"oom of {name}", f"{text}. See: {command(f'oom show {case}')}"

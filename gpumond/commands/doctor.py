@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if any(finding.state == "bad" for finding in findings) else DONE
 
 
+AGENT_SOCKET = "agent socket"
 State = Literal["good", "note", "bad"]
 
 
@@ -78,8 +79,10 @@ def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -
     yield from check_device_nodes(dev)
     yield check_pid_namespace(proc)
     yield check_descriptors()
-    yield check_agent_socket()
-    yield from check_daemon(get)
+    of_daemon = [*check_daemon(get)]
+    if all(each.subject != AGENT_SOCKET for each in of_daemon):
+        yield check_agent_socket()
+    yield from of_daemon
     yield from check_frameworks()
 
 
@@ -215,12 +218,12 @@ def check_agent_socket(environ: Mapping[str, str] = os.environ, service: str = S
                 if not isinstance(error, PermissionError)
                 else "allow this user access with socket_mode in the configuration"
             )
-            return Finding("agent socket", "note", f"{path}: {error.strerror or error}", remedy)
+            return Finding(AGENT_SOCKET, "note", f"{path}: {error.strerror or error}", remedy)
         uid = peer_uid(probe)
     if uid not in trusted_uids(service):
         detail = f"{path}: this user's agents don't trust uid {uid}; {_service_owner(service)}"
-        return Finding("agent socket", "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
-    return Finding("agent socket", "good", f"{path} responds")
+        return Finding(AGENT_SOCKET, "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
+    return Finding(AGENT_SOCKET, "good", f"{path} responds")
 
 
 def _service_owner(service: str) -> str:
@@ -272,7 +275,7 @@ def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ
     if os.path.exists(looked) and os.path.samefile(looked, path):
         return
     detail = f"this daemon's agent socket is {path}, but your programs connect to {looked}"
-    yield Finding("agent socket", "bad", detail, f"set GPUMOND_SOCKET={path} for your programs")
+    yield Finding(AGENT_SOCKET, "bad", detail, f"set GPUMOND_SOCKET={path} for your programs")
 
 
 def _engine(engine: Mapping[str, Any]) -> Finding:

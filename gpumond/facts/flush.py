@@ -105,7 +105,7 @@ class FlushOutcome:
     released_bytes: int
 
 
-def no_agent(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarget:
+def no_agent_error(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarget:
     """Return the error about a target without a program; it names the workload with the most similar name."""
     known = (report.workload for report in reports if target.uid in (None, report.uid))
     hint = did_you_mean(target.workload, known) if target.workload else ""

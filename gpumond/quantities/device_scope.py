@@ -309,7 +309,7 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            f"time until the memory is full at the rate of the last {FILL_SECONDS:.0f} s; infinite if it doesn't fill",
+            f"time until the memory is full at the rate of the last {FILL_SECONDS:.0f} s; infinite if it isn't filling",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(

@@ -60,7 +60,7 @@ def test_captions_contain_the_figures_of_the_daemon():
         "share": "embeddings was idle, and gpumond suspended it for pretrain (pid 4)",
         "back": "The user of embeddings is back, and gpumond resumed it after 28 s. See: gpumond receipts",
         "flush": "A flush of etl, requested by rule flush, released 1.0 GiB. See: gpumond receipts",
-        "oom of finetune": "finetune ran out of memory on GPU 1. See: gpumond oom show c1",
+        "oom of finetune": "finetune had an out-of-memory error on GPU 1. See: gpumond oom show c1",
     }
 
 

@@ -20,6 +20,7 @@ from gpumond.commands.doctor import (
     check_driver,
     check_other_socket,
     check_pid_namespace,
+    examine,
 )
 from gpumond.facts.errors import CONDITIONS, FAULTS
 from gpumond.features.engines.ownership import WITH_PTRACE
@@ -41,11 +42,15 @@ DOWN = {"name": "nvml", "up": False, "reason": "driver_not_loaded"}
 
 def findings(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = (), **status: Any) -> dict[str, Finding]:
     """Return doctor's findings for these daemon responses, the last one of each subject."""
+    answers = responses(*processes, engines=engines, **status)
+    return {finding.subject: finding for finding in check_daemon(answers.__getitem__)}
+
+
+def responses(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = (), **status: Any) -> dict[str, Any]:
     source = {"name": "nvml", "up": True, "reason": "", "detail": ""}
     answer = {"version": "1", "source": source, "faults": [], "conditions": []} | status
     answers = {"/api/v1/status": answer, "/api/v1/agents": [], "/api/v1/processes": processes}
-    answers["/api/v1/engines"] = engines
-    return {finding.subject: finding for finding in check_daemon(answers.__getitem__)}
+    return answers | {"/api/v1/engines": engines}
 
 
 def test_source_that_is_down_is_one_finding_with_its_remedy():
@@ -156,3 +161,10 @@ def test_daemon_with_its_socket_elsewhere_names_the_variable(tmp_path: Path):
         assert not [*check_other_socket(str(path), environ)]
     assert not [*check_other_socket(str(tmp_path / "of-another-machine.sock"), {})]
     assert not [*check_other_socket(None, {})]
+
+
+def test_running_daemon_with_its_socket_elsewhere_is_one_finding(tmp_path: Path):
+    path = tmp_path / "agent.sock"
+    path.touch()
+    found = examine(responses(agent_socket=str(path)).__getitem__)
+    assert [each.state for each in found if each.subject == "agent socket"] == ["bad"]

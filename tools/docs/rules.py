@@ -30,7 +30,7 @@ an active alert waits ten minutes for its subject, or two hours if it's about a 
 
 ## Write a rule
 
-Put rules into the configuration file below `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
+Put rules into the configuration file under `rules:`, or send them in JSON to `POST /api/v1/rules`. A rule in the file
 replaces the built-in rule of the same name; `disabled_rules: [name]` disables one. Over the API, you can't replace or
 delete built-in rules or the file's rules, but you can [override a built-in rule's
 fields](../how-to/rules.md#override-a-built-in-rule).

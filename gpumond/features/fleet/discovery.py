@@ -257,8 +257,11 @@ async def list_machines(arguments: argparse.Namespace, prometheus: Prometheus | 
 
 
 def from_file(path: Path, scheme: str) -> Iterator[Machine]:
-    """Yield the machines of a file in the format of file_sd."""
-    return from_groups(_read(path), scheme, str(path))
+    """Yield the machines of a file in the format of file_sd. Raises ConfigError."""
+    try:
+        yield from from_groups(_read(path), scheme, str(path))
+    except DiscoveryError as error:
+        raise ConfigError(str(error)) from None
 
 
 def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent
+from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent_error
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
     ENGINE_STEP,
@@ -204,7 +204,7 @@ REQUESTERS = 64
 Pool = tuple[ProcessKey, str | None, str | None]
 """Process, allocator and device"""
 
-Promises = Mapping[Pool, Expected]
+Predictions = Mapping[Pool, Expected]
 
 
 def pool_of(receipt: Receipt) -> Pool:
@@ -215,7 +215,7 @@ class Plans:
     """Newest plans of each requester, so no requester's plans displace another's."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, Promises]] = {}
+        self._of: dict[str, dict[str, Predictions]] = {}
 
     def keep(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
         own = self._of.pop(requested_by, {})
@@ -224,7 +224,7 @@ class Plans:
         if len(self._of) > REQUESTERS:
             del self._of[next(iter(self._of))]
 
-    def promises(self, requested_by: str, plan: str | None) -> Promises:
+    def predictions(self, requested_by: str, plan: str | None) -> Predictions:
         """Return the estimates of a plan; empty if it is unknown or expired."""
         return self._of.get(requested_by, {}).get(plan or "", {})
 
@@ -238,7 +238,7 @@ class FlushLocks:
     def __init__(self, neighbor_seconds: float = NEIGHBOR_SECONDS) -> None:
         self._neighbor_seconds = neighbor_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._silent: dict[str, PeerIdentity] = {}
+        self._unresponsive: dict[str, PeerIdentity] = {}
         """By group: the process that did not answer its last flush in time."""
 
     @asynccontextmanager
@@ -263,14 +263,16 @@ class FlushLocks:
                 stack.callback(lock.release)
             yield
 
-    def mark_silent(self, report: AgentReport) -> None:
+    def mark_unresponsive(self, report: AgentReport) -> None:
         """Record that its locks are free again, while its flush may still run."""
-        self._silent |= dict.fromkeys(_groups(report), identity_of(report))
+        self._unresponsive |= dict.fromkeys(_groups(report), identity_of(report))
 
-    def silent_neighbor(self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]) -> PeerIdentity | None:
+    def unresponsive_neighbor(
+        self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]
+    ) -> PeerIdentity | None:
         """Return a process of its groups that has not answered its last flush and may still execute it."""
-        self._silent = {name: who for name, who in self._silent.items() if flushing(who)}
-        others = (self._silent.get(name) for name in _groups(report))
+        self._unresponsive = {name: who for name, who in self._unresponsive.items() if flushing(who)}
+        others = (self._unresponsive.get(name) for name in _groups(report))
         return next((who for who in others if who not in (None, identity_of(report))), None)
 
     def _lock(self, name: str) -> asyncio.Lock:
@@ -350,15 +352,17 @@ class Flusher:
             if not steps:
                 where = "list it under engines: in the configuration"
                 raise NoSuchTarget(f"no configured serving engine matches {request.target}; {where}")
-            raise no_agent(request.target, reports)
+            raise no_agent_error(request.target, reports)
         whole, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)
         free = [report for report in targets if identity_of(report) not in refusals]
         if not request.dry_run:
             self._under_way |= {identity_of(report): request for report in free}
-        promises = self._plans.promises(requested_by, request.plan)
+        predictions = self._plans.predictions(requested_by, request.plan)
         try:
-            flushed = await asyncio.gather(*(self._process(report, request, requested_by, promises) for report in free))
+            flushed = await asyncio.gather(
+                *(self._process(report, request, requested_by, predictions) for report in free)
+            )
         finally:
             for report in free:
                 self._finish(report, request)
@@ -395,9 +399,9 @@ class Flusher:
 
     async def _flush_engine(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         assert self._engines is not None
-        promises = self._plans.promises(requested_by, request.plan)
+        predictions = self._plans.predictions(requested_by, request.plan)
         receipts = await self._engines.flush(name, request, requested_by)
-        return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
+        return [replace(receipt, planned=predictions.get(pool_of(receipt))) for receipt in receipts]
 
     def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[PeerIdentity, str]:
         """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""
@@ -426,7 +430,7 @@ class Flusher:
             del self._under_way[identity_of(report)]
 
     async def _process(
-        self, report: AgentReport, request: FlushRequest, requested_by: str, promises: Promises
+        self, report: AgentReport, request: FlushRequest, requested_by: str, predictions: Predictions
     ) -> list[Receipt]:
         if report.suspended:
             self._finish(report, request)
@@ -441,7 +445,7 @@ class Flusher:
         receipts = receipts or [
             empty_receipt(report, "nothing", "the program has no memory pool on a GPU", requested_by, time.time())
         ]
-        return [replace(receipt, planned=promises.get(pool_of(receipt))) for receipt in receipts]
+        return [replace(receipt, planned=predictions.get(pool_of(receipt))) for receipt in receipts]
 
     async def _flush_allocator(
         self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
@@ -461,15 +465,15 @@ class Flusher:
         order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
-            silent = None if request.dry_run else self._locks.silent_neighbor(report, self._agents.is_flushing)
-            if silent is not None:
-                reason = f"pid {silent.pid} of the same workload or job may still be executing a flush"
+            neighbor = None if request.dry_run else self._locks.unresponsive_neighbor(report, self._agents.is_flushing)
+            if neighbor is not None:
+                reason = f"pid {neighbor.pid} of the same workload or job may still be executing a flush"
                 return [receipt("refused", reason)]
             report_before = self._agents.report(identity)
             before = await self._driver_counts(identity)
             result = await self._agents.flush(identity, order)
             if result is None and not request.dry_run:
-                self._locks.mark_silent(report)
+                self._locks.mark_unresponsive(report)
         if result is None:
             now = self._agents.report(identity)
             if now is not None and now.suspended:

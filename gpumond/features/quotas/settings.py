@@ -20,7 +20,7 @@ def _size(value: object) -> object:
     """Convert a text such as 40GiB to bytes; the model checks any other value. Raises ValueError."""
     if isinstance(value, str):
         if not re.fullmatch(SIZE, value):
-            raise ValueError("expected a size such as 40GiB, not a fraction of the device")
+            raise ValueError(f"expected a size such as 40GiB{', not a fraction of the device' * ('%' in value)}")
         return units.parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a size such as 40GiB, or an integer of bytes")

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from gpumond.config.models import Encodable
 from gpumond.facts.errors import NoSuchTarget, did_you_mean
-from gpumond.facts.flush import Target, no_agent
+from gpumond.facts.flush import Target, no_agent_error
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
@@ -179,7 +179,7 @@ def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, u
     """Return the error about a request that selects no program."""
     found = [each for each in reports if target.matches(each.pid, each.workload) and uid in (None, each.uid)]
     if not found and not target.all:
-        return no_agent(Target(pid=target.pid, workload=target.workload, uid=uid), reports)
+        return no_agent_error(Target(pid=target.pid, workload=target.workload, uid=uid), reports)
     if not any(each.suspendable for each in found):
         how = "with `gpumond run --suspendable`"
         if target.workload is None:
