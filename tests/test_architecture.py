@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import gpumond.agent
+from gpumond.agent.allocators import cuda
 from gpumond.features import FEATURES
 
 PACKAGE = Path(gpumond.__file__).parent
@@ -304,3 +306,11 @@ def test_digests_are_compared_in_constant_time():
     ]
     assert compared == []
     assert "hmac.compare_digest(presented, entry.digest)" in ast.unparse(tree)
+
+
+def test_programs_that_run_only_on_a_gpu_use_functions_that_exist():
+    texts = [path.read_text() for path in (ROOT / "tests/gpu").glob("*.py")]
+    programs = [text for text in texts if "allocators import cuda" in text or "gpu.adapter_programs" in text]
+    used = {name for text in programs for name in re.findall(r"(?<![\w.])cuda\.([a-z]\w*)(?=[(\n])", text)}
+    assert "devices_with_context" in used
+    assert {name for name in used if not hasattr(cuda, name)} == set()

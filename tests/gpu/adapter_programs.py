@@ -40,6 +40,7 @@ def elsewhere(call):
 import gpumond.agent.allocators.cuda
 from gpumond.agent import flush, report
 from gpumond.agent.allocators import cuda
+contexts = cuda.devices_with_context
 ask("cuInit", 0)
 """
 

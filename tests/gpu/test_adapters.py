@@ -29,7 +29,7 @@ def has(library: str) -> bool:
 
 
 def test_queries_of_pools_and_contexts_create_none() -> None:
-    code = "print(cuda.contexts(), cuda.default_pool(0) is not None, report(), cuda.trim(0, 0), cuda.contexts())"
+    code = "print(contexts(), cuda.default_pool(0) is not None, report(), cuda.trim(0, 0), contexts())"
     assert run(code) == ["[] True () False []"]
 
 
@@ -42,7 +42,7 @@ ask("cuMemFreeAsync", freed, None)
 (pool,) = elsewhere(report)
 (receipt,) = elsewhere(flush)
 print(pool.allocator, pool.live_bytes >= 64 * MIB, pool.held_bytes >= 320 * MIB, pool.reclaimable.exactness)
-print(receipt.outcome, 224 * MIB <= receipt.released_bytes <= receipt.expected.high + 256 * MIB, cuda.contexts())
+print(receipt.outcome, 224 * MIB <= receipt.released_bytes <= receipt.expected.high + 256 * MIB, contexts())
 """
     assert run(code) == ["mempool True True interval", "freed True [0]"]
 
@@ -69,7 +69,7 @@ def test_forked_child_gets_an_error_from_the_driver() -> None:
 use(0)
 if os.fork() == 0:
     count = ctypes.c_int()
-    print(driver.cuDeviceGetCount(ctypes.byref(count)), cuda.contexts(), flush=True)
+    print(driver.cuDeviceGetCount(ctypes.byref(count)), contexts(), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -88,7 +88,7 @@ mr.deallocate(freed, 256 * MIB)
 (plan,), (receipt,) = elsewhere(lambda: (flush(dry_run=True), flush()))
 print(before.live_bytes == 64 * MIB, before.held_known)
 print(plan.before.held_bytes >= 320 * MIB, receipt.outcome, receipt.released_bytes >= 224 * MIB)
-print(receipt.expected.low <= receipt.released_bytes <= receipt.expected.high, cuda.contexts())
+print(receipt.expected.low <= receipt.released_bytes <= receipt.expected.high, contexts())
 """
     assert run(code) == ["True False", "True freed True", "True [0]"]
 
@@ -115,7 +115,7 @@ def used():
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ask("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return total.value - free.value
-print(report(), cuda.contexts(), end=" ")
+print(report(), contexts(), end=" ")
 kept = numba.cuda.device_array(128 * MIB, dtype="uint8")
 arrays = [numba.cuda.device_array(64 * MIB, dtype="uint8") for _ in range(9)]
 arrays.clear()
@@ -125,7 +125,7 @@ before = used()
 (refused,) = elsewhere(flush)
 (receipt,) = flush()
 print(pool.live_bytes // MIB, plan.expected.low // MIB, plan.expected.exactness, refused.outcome)
-print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, cuda.contexts())
+print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, contexts())
 """
     assert run(code) == ["() [] 128 576 exact refused", "freed 576 576 [0]"]
 
@@ -134,7 +134,7 @@ print(receipt.outcome, receipt.released_bytes // MIB, (before - used()) // MIB, 
 def test_own_pool_of_cuda_core_is_found_and_trimmed() -> None:
     code = """
 from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
-print(report(), cuda.contexts(), end=" ")
+print(report(), contexts(), end=" ")
 device = Device(0)
 device.set_current()
 stream = device.default_stream
@@ -149,7 +149,7 @@ before, shared_pool = elsewhere(report)
 print(before.allocator, before.live_bytes // MIB, before.held_bytes >= 320 * MIB, shared_pool.allocator)
 print(receipt.outcome, receipt.released_bytes >= 224 * MIB, receipt.released_bytes <= plan.expected.high, receipt.raced)
 own.close()
-print([pool.allocator for pool in elsewhere(report)], cuda.contexts())
+print([pool.allocator for pool in elsewhere(report)], contexts())
 """
     assert run(code) == ["() [] cuda.core 64 True mempool", "freed True True False", "['mempool'] [0]"]
 
@@ -158,7 +158,7 @@ print([pool.allocator for pool in elsewhere(report)], cuda.contexts())
 def test_warp_is_read_in_its_pool_and_its_capture_refuses_a_flush() -> None:
     code = """
 import warp
-unused = report(), cuda.contexts(), warp._src.context.runtime
+unused = report(), contexts(), warp._src.context.runtime
 array = warp.zeros(64 * MIB, dtype=warp.uint8, device="cuda:0")
 warp.synchronize()
 pools = elsewhere(report)

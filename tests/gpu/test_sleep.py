@@ -59,7 +59,7 @@ print(mapped(), end=" ")
 ask("cuMemUnmap", address, size)
 plain = ctypes.c_uint64()
 ask("cuMemAlloc_v2", ctypes.byref(plain), size)
-print(mapped(), cuda.is_mapped(plain.value), cuda.is_mapped(allocate(64).value), cuda.contexts())
+print(mapped(), cuda.is_mapped(plain.value), cuda.is_mapped(allocate(64).value), contexts())
 """
 
 
