@@ -38,8 +38,8 @@ from gpumond.devices.impossible_values import (
     ListedProcess,
     MemoryCounts,
     processes,
-    usages,
     valid_memory,
+    valid_usages,
 )
 from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessOwner, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
@@ -591,8 +591,8 @@ class DrmSource:
             for number, (pid, entry) in own.items()
             for kind in entry.kinds or ("graphics",)
         )
-        by_pid = usages(tally, card.uuid, listed, limit, self._pid_max)
-        rocm = usages(
+        by_pid = valid_usages(tally, card.uuid, listed, limit, self._pid_max)
+        rocm = valid_usages(
             tally,
             card.uuid,
             (ListedProcess("compute", (0, 0), *entry) for entry in compute.items()),

@@ -92,7 +92,7 @@ class DriverUsage:
     kinds: tuple[str, ...]
 
 
-def usages(
+def valid_usages(
     tally: FaultCounter, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
 ) -> dict[int, DriverUsage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.

@@ -89,7 +89,7 @@ def advice(context: AdviceContext) -> list[str]:
     return [one.text(context) for one in ADVICE if one.applies(context)]
 
 
-def sentence(context: AdviceContext) -> str:
+def advice_clauses(context: AdviceContext) -> str:
     """Return the clauses with a leading semicolon each, for the end of a summary; empty without advice."""
     return "".join(f"; {clause}" for clause in advice(context))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumond.diagnosis.advice import context_of, sentence, torch_setting, whole_blocks
+from gpumond.diagnosis.advice import advice_clauses, context_of, torch_setting, whole_blocks
 from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
@@ -69,7 +69,7 @@ def _fragmentation(row: _Pool) -> float | None:
 
 def _advice(row: _Pool) -> str:
     retried = bool(row.recent.increase(row.track.retries, row.track.since))
-    return sentence(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
+    return advice_clauses(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
 
 
 def _whole_blocks(row: _Pool) -> str:

@@ -627,7 +627,7 @@ def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None
     own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
     if own and min(own) != required:
         origin = "set with gpumond limit or by the program"
-        return f"limit {size_text(min(own))} ({origin}; the limit of the quota {owner} is {size_text(required)})"
+        return f"limit {size_text(min(own))} ({origin}; the limit of the {owner} quota is {size_text(required)})"
     if own:
         return f"limit {size_text(required)} ({owner})"
     reason = "no allocator has applied it" if report["allows_limit"] else "the program doesn't allow limits"

@@ -340,7 +340,7 @@ def limit_of(size: int, uuid: str = "GPU-a") -> dict[str, object]:
         ({"allows_limit": False, "limits": [limit_of(8), limit_of(2, "GPU-b")]}, "limit 8.0 GiB (chat)"),
         (
             {"allows_limit": True, "limits": [limit_of(2)]},
-            "limit 2.0 GiB (set with gpumond limit or by the program; the limit of the quota chat is 8.0 GiB)",
+            "limit 2.0 GiB (set with gpumond limit or by the program; the limit of the chat quota is 8.0 GiB)",
         ),
         (
             {"allows_limit": False, "limits": []},

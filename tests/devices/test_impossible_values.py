@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, usages, valid_memory
+from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, valid_memory, valid_usages
 from gpumond.devices.nvml.sensors import METRICS
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
@@ -114,7 +114,7 @@ entries = st.builds(
 @given(st.lists(entries))
 def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]) -> None:
     tally = FaultCounter()
-    by_pid = usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
+    by_pid = valid_usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
     assert bool(tally) == (len(good) < len(listed))
     assert (by_pid is None) == (len(listed) >= 10 and len(listed) - len(good) > 0.2 * len(listed))

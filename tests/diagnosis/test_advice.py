@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, sentence, torch_setting, whole_blocks
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, advice_clauses, torch_setting, whole_blocks
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
 from tests.helpers.agents import GIB
@@ -164,8 +164,8 @@ def test_driver_counts_what_a_library_does_not_state():
 
 
 def test_sentence_continues_a_summary():
-    assert sentence(torch_case()) == ""
-    assert sentence(torch_case(retried=True, classes=(INFERENCE,))) == "; use a smaller batch"
+    assert advice_clauses(torch_case()) == ""
+    assert advice_clauses(torch_case(retried=True, classes=(INFERENCE,))) == "; use a smaller batch"
 
 
 def test_names_of_advice_are_unique():

@@ -34,8 +34,8 @@ def sources() -> Iterator[str]:
 
 def adapters() -> Iterator[str]:
     yield "## Allocator adapters\n"
-    yield "[Allocators](allocators.md) describes each. The agent reads the libraries that a program has imported, and"
-    yield "flushes them in this order. `gpumond.agent.allocators.cuda` is the [device's default memory"
+    yield "[Allocators](allocators.md) describes each. The agent measures and flushes the allocators of the libraries"
+    yield "that a program has imported, in this order. `gpumond.agent.allocators.cuda` is the [device's default memory"
     yield "pool](allocators.md#the-devices-default-memory-pool-mempool), and `gpumond.sim.allocator` the demo's.\n"
     yield "| library | packages |\n|---|---|"
     packages = ((spec.library, ", ".join(f"`{package}`" for package in spec.packages) or "-") for spec in ADAPTERS)
@@ -46,7 +46,7 @@ def adapters() -> Iterator[str]:
 def engines() -> Iterator[str]:
     yield "## Serving engines\n"
     yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each. The first method is the"
-    yield "default. Engines with a warning need `allow: [engine]`; `sglang` can't be released.\n"
+    yield "default. Engines with a warning need `allow: [engine]`; gpumond can't release SGLang's memory.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")

@@ -28,8 +28,8 @@ from gpumond.devices.impossible_values import (
     ListedProcess,
     MemoryCounts,
     processes,
-    usages,
     valid_memory,
+    valid_usages,
 )
 from gpumond.devices.nvml.library import (
     LONGEST_LIST,
@@ -484,7 +484,7 @@ class NvmlSource:
             for kind, entries in lists
             for pid, used, gpu_instance, compute_instance in entries
         )
-        by_pid = usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+        by_pid = valid_usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
         tally.extend(own)
         if by_pid is not None and not own:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)

@@ -288,7 +288,7 @@ def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collectio
         required = quota.get("limit_bytes")
         if process["pid"] in pids and required is not None and (limit is None or limit > required):
             name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the quota {safe(quota['limit_quota'])} sets the limit of {name} to {size_text(required)} again"
+            yield f"the {safe(quota['limit_quota'])} quota sets the limit of {name} to {size_text(required)} again"
 
 
 def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:

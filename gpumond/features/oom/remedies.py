@@ -323,7 +323,7 @@ def _repeat(e: Evidence) -> Iterator[Remedy]:
 def _limit(e: Evidence) -> Iterator[Remedy]:
     if e.is_limited and e.limit is not None:
         size, quota = e.limit
-        what, where = f"the limit of the quota {quota}", "in the configuration or through the API"
+        what, where = f"the limit of the {quota} quota", "in the configuration or through the API"
         if not quota:
             what, where = "the program's limit", "gpumond limit"
         if quota is None:

@@ -32,7 +32,7 @@ MAX_FIELDS = 6
 CUT = "…"
 COLORS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
 RESOLVED_COLOR = 0x2E7D32
-FIRST = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
+LABEL_ORDER = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
 """Labels that are shown first."""
 
 
@@ -78,8 +78,8 @@ _REPLACED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
-    shown = [name for name in FIRST if name in labels]
-    shown += [name for name in labels if name not in (*FIRST, "alertname")]
+    shown = [name for name in LABEL_ORDER if name in labels]
+    shown += [name for name in labels if name not in (*LABEL_ORDER, "alertname")]
     runbook = annotations.get(RUNBOOK_URL, "")
     if len(runbook) <= MAX_LINK and is_linkable(runbook):
         del annotations[RUNBOOK_URL]
