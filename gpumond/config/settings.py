@@ -221,7 +221,7 @@ class SettingsConfig(StrictModel):
     )
     socket_mode: str | None = Field(
         None,
-        description="mode of the agents' socket, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
+        description="octal mode of the agents' socket, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
     )
     runtime_dir: Path | None = Field(
         None,

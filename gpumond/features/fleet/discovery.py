@@ -416,13 +416,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
     option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
     option(parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=duration, default=5.0)
-    option(
-        parser,
-        "--parallel N",
-        f"maximum concurrent requests (default: {PARALLEL})",
-        type=int,
-        default=PARALLEL,
-    )
+    option(parser, "--parallel N", f"maximum concurrent requests (default: {PARALLEL})", type=int, default=PARALLEL)
     option(parser, "--json", "print JSON")
 
 

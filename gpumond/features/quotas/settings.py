@@ -20,7 +20,8 @@ def _size(value: object) -> object:
     """Convert a text such as 40GiB to bytes; the model checks any other value. Raises ValueError."""
     if isinstance(value, str):
         if not re.fullmatch(SIZE, value):
-            raise ValueError(f"expected a size such as 40GiB{', not a fraction of the device' * ('%' in value)}")
+            hint = ", not a fraction of the device" if "%" in value else ""
+            raise ValueError(f"expected a size such as 40GiB{hint}")
         return units.parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("expected a size such as 40GiB, or an integer of bytes")
