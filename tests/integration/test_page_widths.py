@@ -39,7 +39,8 @@ def is_inside(node: Locator, other: Locator) -> bool:
     return node.evaluate(
         """(node, other) => {
             const [own, outer] = [node, other].map((each) => each.getBoundingClientRect());
-            return outer.left <= own.left && own.right <= outer.right && outer.top <= own.top && own.bottom <= outer.bottom;
+            const across = outer.left <= own.left && own.right <= outer.right;
+            return across && outer.top <= own.top && own.bottom <= outer.bottom;
         }""",
         other.element_handle(),
     )
