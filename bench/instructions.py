@@ -129,12 +129,22 @@ def report() -> Callable[[], object]:
 
 
 def reading() -> Callable[[], object]:
-    """Read 8 devices with 8 processes each from the fake of the driver's library."""
+    """Read 8 devices with 8 processes each from the fake of the driver's library, once a second.
+
+    The seconds are counted: on a slow machine, a longer run would make more of the queries that are due every 10 s.
+    """
     from gpumond.devices.nvml.source import NvmlSource
 
-    source = NvmlSource()
+    now = 0.0
+    source = NvmlSource(clock=lambda: now)
     source.open()
-    return source.read
+
+    def run() -> object:
+        nonlocal now
+        now += 1.0
+        return source.read()
+
+    return run
 
 
 PATHS = {path.__name__: path for path in (tick, render, decode, unchanged, report, reading)}
