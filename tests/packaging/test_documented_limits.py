@@ -101,7 +101,7 @@ STATED = {
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
     "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
-    "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -137,7 +137,7 @@ STATED = {
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
     "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
     "quotas created through the API": f"{MAX_QUOTAS}",
-    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon remembers having set": f"{MAX_OWN:,}",
+    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
     "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
