@@ -472,7 +472,7 @@ def preallocated(script: Script) -> None:
 @scenario(
     "cache-saturates",
     "n4",
-    "a cache grows only for a request larger than all before it; these requests become rare",
+    "a cache grows with each request larger than all earlier ones; these requests become rare",
     "",
     shape=("       .--'‾", "   .-'      ", " /'         "),
     options=(
