@@ -56,7 +56,7 @@ from gpumond.serve.limits import (
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
 from gpumond.store.store import StoreLimits
-from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
+from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID
 from gpumond.tick.history import MAX_PROCESSES
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,6 @@ STATED = {
     "length of a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
     "entries of a recording": f"{MAX_ENTRIES:,}",
     "recordings at a time per program": "one",
-    "pools per message": f"{MAX_REPORTED_POOLS}",
     "measured scopes per program": f"{MAX_SCOPES} names",
     "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
     "[plans](terms.md#actions) that an agent makes": f"a burst of {PLANS[0]}, then one every {PLANS[1]:g} s",
