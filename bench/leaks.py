@@ -207,7 +207,7 @@ def figures_of(
 
 
 def table_of(leaks: Sequence[Leak], alarms: Mapping[str, Mapping[str, list[float]]], days: Mapping[str, float]) -> str:
-    lines = [f"| constants | false alerts a GPU-day | {' | '.join(map(str, RATES))} |", "|---|" + "---:|" * 6]
+    lines = [f"| variant | false alerts per GPU-day | {' | '.join(map(str, RATES))} |", "|---|" + "---:|" * 6]
     for name in VARIANTS:
         own = figures_of(name, leaks, alarms, days)
         rates = own["rates"]

@@ -11,11 +11,11 @@ NO_COST = "cpu_of_other_programs_s"
 """CPU time of programs that are not measured: a busy machine makes every figure larger."""
 LINES = {
     "CPU time per minute, s": "{cpu_s:.2f}",
-    "scrape, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
-    "scrape with a new connection, p50 / p99, ms": "{new_p50_ms:.2f} / {new_p99_ms:.2f}",
+    "scrape over an open connection, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
+    "scrape over a new connection, p50 / p99, ms": "{new_p50_ms:.2f} / {new_p99_ms:.2f}",
     "size of a scrape, plain / gzip, kB": "{page_bytes:.0f} / {page_gzip_bytes:.1f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
-    "first scrape with all devices after the start, s": "{first_data_s:.2f}",
+    "time from the start to the first complete scrape, s": "{first_data_s:.2f}",
     "CPU time of other programs per minute, s": "{cpu_of_other_programs_s:.1f}",
 }
 """Lines of a comparison, each formatted with the measures of an exporter."""
@@ -66,8 +66,8 @@ def memory_ratio(figures: Mapping[str, Any]) -> str:
 
 
 def caption(figures: Mapping[str, Any]) -> str:
-    text = f"Medians of {figures['rounds']} rounds, CPU time over {60 * figures['minutes']:.0f} s in each; "
-    text += ", ".join(figures["versions"].values()) + "."
+    text = f"The values are medians of {figures['rounds']} rounds. CPU time was measured for "
+    text += f"{60 * figures['minutes']:.0f} s in each round. Versions: {', '.join(figures['versions'].values())}."
     return text + "".join(f" Not measured: {name} ({reason})." for name, reason in figures["absent"].items())
 
 

@@ -52,7 +52,10 @@ def test_comparison_has_a_ratio_to_each_peer_and_the_reason_for_each_that_is_abs
     caption, _, head, _, cpu, *_, quiet = peers_table(
         figures | {"versions": {"peer": "peer 1.0"}, "absent": {"other": "not installed"}}
     ).splitlines()
-    assert caption == "Medians of 3 rounds, CPU time over 30 s in each; peer 1.0. Not measured: other (not installed)."
+    assert caption == (
+        "The values are medians of 3 rounds. CPU time was measured for 30 s in each round. Versions: peer 1.0. "
+        "Not measured: other (not installed)."
+    )
     assert (head, cpu) == ("| 8 devices | gpumond | peer |", "| CPU time per minute, s | 2.00 | 4.00 (0.5) |")
     assert quiet == "| CPU time of other programs per minute, s | 2.0 | 2.0 |"
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gpumond.agent.allocators.torch import MAX_ENTRIES
-from gpumond.agent.loaded_allocators import FLUSHES
+from gpumond.agent.loaded_allocators import FLUSHES, PLANS
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
@@ -56,7 +56,7 @@ from gpumond.serve.limits import (
 from gpumond.serve.listener import HEAD_SECONDS
 from gpumond.serve.live import MAX_STREAMS
 from gpumond.store.store import StoreLimits
-from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID, MAX_REPORTED_POOLS
+from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID
 from gpumond.tick.history import MAX_PROCESSES
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ STATED = {
     "connections without a hello message": f"{LIMITS.pending_per_uid} per user, {LIMITS.pending} in total",
     "time for a hello message": f"{LIMITS.hello_seconds:g} s, or "
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without a hello message",
-    "time for the rest of a message": f"{LIMITS.message_seconds:g} s",
+    "time to receive a message, from its first byte": f"{LIMITS.message_seconds:g} s",
     "age of a report": f"{LIMITS.stale_seconds:g} s",
     "time without a message from an agent": f"{LIMITS.idle_seconds:g} s",
     "messages and bytes per user": f"{LIMITS.messages_per_second} and {LIMITS.bytes_per_second // MIB} MiB a second",
@@ -92,15 +92,15 @@ STATED = {
     "length of a recording (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
     "entries of a recording": f"{MAX_ENTRIES:,}",
     "recordings at a time per program": "one",
-    "pools per message": f"{MAX_REPORTED_POOLS}",
     "measured scopes per program": f"{MAX_SCOPES} names",
     "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
+    "[plans](terms.md#actions) that an agent makes": f"a burst of {PLANS[0]}, then one every {PLANS[1]:g} s",
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
-    "limits that quotas set per user": f"{SENT_PER_HOUR} an hour",
+    "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
     "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, with {MAX_LABELS} labels of {MAX_LABEL:,} characters",
-    "Alertmanager alerts whose start the daemon remembers, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -109,9 +109,9 @@ STATED = {
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
-    "requests on a connection waiting for an earlier response": f"{MAX_PIPELINED}",
-    "concurrent reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING} more wait",
-    "other requests per user": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
+    "requests that wait for an earlier response, per connection": f"{MAX_PIPELINED}",
+    "reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING} more wait",
+    "requests per user other than reads": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
     "a request's head": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",
     "a request's body": f"{MAX_BODY_BYTES // KIB} KiB",
@@ -119,7 +119,7 @@ STATED = {
     "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
-    "process series": f"{PROCESSES_PER_DEVICE} processes per device",
+    "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
     f"without; an owner keeps its series for {KEPT_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
@@ -136,20 +136,20 @@ STATED = {
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
     "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
     "quotas created through the API": f"{MAX_QUOTAS}",
-    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon remembers having set": f"{MAX_OWN:,}",
+    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
-    "receipts, events in memory": f"{RECEIPTS_KEPT:,} each",
-    "the audit log: entries of administrators, rules and gpumond itself": (
+    "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
+    "audit entries of administrators, rules and gpumond itself": (
         f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days"
     ),
-    "the audit log: entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
+    "audit entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
     "past alerts": f"{BOUNDS.max_past_alerts:,}",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
     "alerts queued for one receiver": f"{QUEUE_LIMIT:,}",
     "a log line": f"{MAX_CHARACTERS:,} characters",
     "log lines of one kind": f"{PER_SECOND} a second",
-    "a driver call": f"{DEADLINE_SECONDS:g} s",
+    "time for a driver call": f"{DEADLINE_SECONDS:g} s",
     "the service's memory": "512 MiB",
     "the service's tasks": "64",
 }

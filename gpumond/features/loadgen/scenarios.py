@@ -65,7 +65,7 @@ def linear(script: Script) -> None:
 @scenario(
     "leak-per-epoch",
     "p1",
-    "every epoch leaks a small block, below a sawtooth of 16 GiB",
+    "every epoch leaks a small block; within an epoch, memory rises and falls by 16 GiB",
     "leak",
     shape=("      /|/|/|", "  /|/|‾ ‾ ‾ ", "/|‾ ‾       "),
     options=(
@@ -93,7 +93,7 @@ def per_epoch(script: Script) -> None:
 @scenario(
     "leak-load",
     "p3",
-    "every request leaks a small block; there is no growth without requests",
+    "every request leaks a small block; without requests, memory doesn't grow",
     "leak",
     shape=("         _____", "    ____/     ", "___/          "),
     options=(
@@ -472,7 +472,7 @@ def preallocated(script: Script) -> None:
 @scenario(
     "cache-saturates",
     "n4",
-    "a cache grows with each request that is larger than all previous ones; such requests become rare",
+    "a cache grows with each request larger than all earlier ones; these requests become rare",
     "",
     shape=("       .--'‾", "   .-'      ", " /'         "),
     options=(
@@ -546,7 +546,7 @@ def curriculum(script: Script) -> None:
 @scenario(
     "fleet",
     "n7",
-    "one of several programs, on several GPUs, that share a load: a daily cycle, and sudden changes",
+    "one of several programs that share a load: a daily cycle with sudden changes",
     "",
     shape=("   _.-._|‾|_ ", " .'         '", "'            "),
     options=(Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),),
@@ -659,7 +659,7 @@ INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
 @scenario(
     "serving-bimodal",
     "n8",
-    "a serving program stays at one level while idle, and varies by gigabytes within minutes while busy",
+    "memory is constant while a serving program is idle, and varies by gigabytes while it's busy",
     "",
     shape=("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
     options=(INJECTED,),
@@ -675,7 +675,7 @@ def serving_bimodal(script: Script) -> None:
 @scenario(
     "serving-nightly",
     "n9",
-    "a serving program is busy by day, and idle for most of the night",
+    "a serving program is busy during the day, and idle for most of the night",
     "",
     shape=("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
     options=(INJECTED,),
@@ -690,7 +690,7 @@ def serving_nightly(script: Script) -> None:
 @scenario(
     "model-loads",
     "n10",
-    "models are loaded and unloaded, and stay for tens of minutes to hours",
+    "models are loaded, then unloaded after tens of minutes to hours",
     "",
     shape=("   ___    __", "  |   |  |  ", "__|   |__|  "),
     options=(INJECTED,),
