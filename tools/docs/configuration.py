@@ -20,14 +20,14 @@ The daemon reads its settings from the YAML file that `gpumond serve --config FI
 `gpumond check-config FILE`. Start from `deploy/gpumond.example.yaml`.
 
 Most settings also have an environment variable: `GPUMOND_` and the name in upper case, such as `GPUMOND_INTERVAL`. Some
-have a command-line flag. Flags override variables, and variables override the file. Only the file can contain
+also have a flag. Flags override variables, and variables override the file. These settings can be only in the file:
 {only_in_file}.
 
 ## Settings
 
 A *duration* is a number with a unit (`500ms`, `30s`, `1h30m`, `90d`), or a number of seconds. Relative paths are
-resolved against the daemon's working directory. After you change a setting that isn't marked *reload*, restart the
-daemon.
+resolved against the daemon's working directory. After you change a setting, [reload](#reload) the file or, if the
+*reload* column is empty, restart the daemon.
 
 | name | type | default | flag | reload | meaning |
 |---|---|---|---|---|---|
@@ -35,8 +35,8 @@ daemon.
 
 FOOTER = """
 [Rules](rules.md#write-a-rule), [Quotas](../how-to/quotas.md), [Receivers](plugins.md#alert-receivers) and
-[Engines](engines.md#keys) describe the keys of each list, and [Configure access](../how-to/access.md) the formats of
-`web_config` and `tokens_file`.
+[Engines](engines.md#keys) describe the keys of each list. [Configure access](../how-to/access.md) describes the
+`web_config` and `tokens_file` files.
 
 ## Example
 
@@ -47,15 +47,15 @@ interval: 1s
 retention: 90d
 disabled_rules: [idle-holder]
 rule_overrides:
-  xid-errors: {severity: critical}     # threshold, for, severity, enabled
+  xid-errors: {severity: critical}     # also possible: threshold, for, enabled
 receivers:
   - {name: log, type: log}
   - {name: alertmanager, type: alertmanager, url: "http://127.0.0.1:9093"}
 rules:
   - name: device-nearly-full     # replaces the built-in rule of this name
-    scope: device                # device, process, pool, workload, engine, daemon
+    scope: device                # or process, pool, workload, engine, daemon
     value: used_ratio
-    above: 90%                   # or below; 0.9, 90%, 40GiB
+    above: 90%                   # or below
     clear: 85%                   # optional: a firing alert resolves below this threshold
     for: 5m
     keep_firing_for: 1m
@@ -66,43 +66,50 @@ rules:
 
 ## Sockets and directories
 
-| daemon | default socket |
+| daemon | default of `socket` |
 |---|---|
-| with `runtime_dir` | `agent.sock` in it |
-| root | `/run/gpumond/agent.sock` |
-| others | `$XDG_RUNTIME_DIR/gpumond/agent.sock` |
-| others, if `$XDG_RUNTIME_DIR` isn't set | `~/.local/state/gpumond/agent.sock` |
+| with a `runtime_dir` | `agent.sock` in `runtime_dir` |
+| run by root | `/run/gpumond/agent.sock` |
+| any other | `$XDG_RUNTIME_DIR/gpumond/agent.sock` or, without this variable, `~/.local/state/gpumond/agent.sock` |
 
-Agents connect to `GPUMOND_SOCKET`. If you don't set this variable, they connect to `agent.sock` in
-`GPUMOND_RUNTIME_DIR`, or else in the default directories: your own daemon's and the service's.
-
-The runtime directory (`runtime_dir`) contains the daemon's own `token` and `api.sock`. The service uses
-`/run/gpumond-api`, the container image `/tmp/gpumond`. This directory and the directory of `socket` must belong to the
+The runtime directory (`runtime_dir`) contains the daemon's own `token` and `api.sock`. It's `/run/gpumond-api` for the
+service and `/tmp/gpumond` in the container image. This directory and the directory of `socket` must belong to the
 daemon's user or root, and no other user may have write access. If containers mount the directory of `socket`, use a
 separate `runtime_dir`.
 
-The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it searches
-the directory of `GPUMOND_SOCKET`, or else the default directories: your own daemon's and the service's.
+An agent connects to `GPUMOND_SOCKET`. If you don't set this variable, it connects to the first socket that exists:
+
+1. `agent.sock` in `GPUMOND_RUNTIME_DIR`
+2. the default socket of your own daemon
+3. the service's socket, `/run/gpumond/agent.sock`
+
+The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in
+the directory of `GPUMOND_SOCKET` or, without that variable, in the default directories of your own daemon and of the
+service.
 
 Other users' agents trust your daemon only if it runs as root or as the user who owns `/run/gpumond`.
 
 ## Reload
 
-To apply a changed file, send SIGHUP or `POST /-/reload`. If you changed a setting that requires a restart, the response
-names it. If the file is invalid, nothing changes: the response and the log show the error, and the
-[fault](terms.md#diagnosis) `not_loaded` (shown by `gpumond doctor`) names the line.
+To apply a changed file, send the daemon SIGHUP, or `POST /-/reload`. If you changed a setting that requires a restart,
+the response to `POST` names the setting. If the file is invalid, the daemon keeps its settings, shows the error in the
+response and the log, and reports the [fault](terms.md#diagnosis) `not_loaded`, which `gpumond doctor` shows with the
+line.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in `--state-dir`, `GPUMOND_STATE_DIR` or the
-default directory. Only the daemon's user can read the copy. If your file is invalid when the daemon starts, the daemon
-uses the copy and reports the same fault. Without a copy, or if a `web_config` or `tokens_file` file is invalid, the
-daemon exits with status 2.
+The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's
+user can read the copy. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same
+fault. It looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory, because it can't read
+`state_dir` from an invalid file. Without a copy, or if a `web_config` or `tokens_file` file is invalid, the daemon
+exits with status 2.
 
-The daemon uses changed `web_config` and `tokens_file` files and certificates within a second, without a reload.
+If you change a `web_config` or `tokens_file` file or a certificate, the daemon uses it within a second, without a
+reload.
 
 ## Logs
 
 The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
-`message`). The daemon writes at most ten lines of the same kind per second.
+`message`). It writes at most ten lines of the same kind per second. Lines for [audit-log
+entries](store.md#the-audit-log) aren't limited.
 """
 
 TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}
