@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
-    option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
+    option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
         f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
         "--csv: every value that is kept)"
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         form,
         "--until TIME",
-        "end of the time that the rows cover, written as for --at (default: now)",
+        "end of the period to show, written as for --at (default: now)",
         type=option_type(past_time),
     )
     option(

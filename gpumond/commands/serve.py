@@ -54,7 +54,7 @@ def add_common_arguments(
     option(
         parser,
         "--runtime-dir PATH",
-        "directory for api.sock and the daemon's token (default: that of --socket)",
+        "directory for api.sock and the daemon's token (default: the directory of --socket)",
     )
     option(
         parser,

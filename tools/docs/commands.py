@@ -81,7 +81,7 @@ NOTES = {
     "gpumond flush": "Pass one of NAME, `--pid`, `--device`, `--workload`, `--user` or `--all`. "
     "[Flush](../explanation/flush.md) explains what happens, and [Flush steps](flush-steps.md) explains each `--step`.",
     "gpumond queue": "[Wait for GPU memory](../how-to/wait-for-memory.md) explains requests and grants.",
-    "gpumond quota": "[Set quotas](../how-to/quotas.md) shows how to add them.",
+    "gpumond quota": "[Set quotas](../how-to/quotas.md) shows how to add quotas.",
     "gpumond suspend": "[Suspend and resume](../how-to/suspend.md) explains what you have to allow first.",
     "gpumond limit": "Your program must [allow it](agent.md).",
     "gpumond verdicts": "[Verdicts](verdicts.md) lists all kinds.",
