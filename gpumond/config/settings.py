@@ -273,7 +273,7 @@ class SettingsConfig(StrictModel):
     )
     flush_cooldown: Seconds = Field(
         30.0,
-        description="minimum time between a program's last flush and a flush by a rule; for users, it's 5 s, or "
+        description="how long rules wait after a program's flush before they flush it again; users wait 5 s, or "
         "`flush_cooldown` if that is shorter",
     )
     retention: Seconds = Field(
@@ -319,7 +319,8 @@ class SettingsConfig(StrictModel):
     )
     alertmanager_dry_run: bool = Field(
         False,
-        description="plans the flushes that [Alertmanager](../how-to/flush-from-alertmanager.md) requests, but doesn't "
+        description="if true, gpumond plans the flushes that "
+        "[Alertmanager](../how-to/flush-from-alertmanager.md) requests, but doesn't "
         "run them",
     )
 
