@@ -21,7 +21,7 @@ PROCESS_USED: Quantity[ProcessUsage] = attribute(
 )
 PROCESS_UTILIZATION: Quantity[ProcessUsage] = attribute(
     "utilization_ratio",
-    "Recent utilization of the device's busiest hardware unit by the process.",
+    "The process's recent utilization of the hardware unit that it uses most.",
 )
 
 REPORT_AGE: Quantity[AgentReport] = attribute(
@@ -178,7 +178,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     ),
     Quantity(
         "models",
-        "Models that the engine has loaded, as it lists them.",
+        "Number of models that the engine lists as loaded.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
         rule_note=" Unknown while it doesn't respond.",
