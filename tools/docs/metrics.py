@@ -61,7 +61,7 @@ describe the [driver process](terms.md#programs).
 """
 
 MEAN = """
-To get the mean memory that a flush released, without refused and deferred flushes:
+This query returns the mean memory released per flush, without refused and deferred flushes:
 
 ```promql
 sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
