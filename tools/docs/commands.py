@@ -42,17 +42,17 @@ executed. With `--need`, it exits with 75 if the memory doesn't become available
 
 | key | effect |
 |---|---|
-| `?`, `h`, `F1` | help |
+| `?`, `h`, `F1` | show the help |
 | `j`, `k`, arrows, `PgUp`, `PgDn`, `Home`, `End`, wheel | move the cursor |
 | `Enter`, `d` | show a process's details; open or close a group |
 | `/`, `F3`, `F4` | filter by part of a name, pid, user, verdict, container or pod |
 | `s`, `>`, `<`, a click on a column | sort by the next column, the previous one, or the one that you click |
 | `r`, `I` | reverse the order |
 | `g` | group by user, workload or container, with sums |
-| `t`, `F5` | tree of this machine's processes, with their parents |
+| `t`, `F5` | show this machine's processes as a tree, with their parents |
 | `c` | choose the columns; gpumond keeps your choice |
-| `←`, `→`, `0` to `9`, a click | select one GPU: its programs, problems and chart |
-| `x`, `Space`, `U` | mark or unmark a process or group; unmark all |
+| `←`, `→`, `0` to `9`, a click | show only one GPU's programs, problems and chart |
+| `x`, `Space`, `U` | mark or unmark a process or group (`x`, `Space`); unmark all (`U`) |
 | `f` | flush the marked processes, or the one under the cursor |
 | `F` | flush all programs, or those on the selected GPU |
 | `z` | [suspend](../how-to/suspend.md) the process under the cursor |
@@ -60,9 +60,9 @@ executed. With `--need`, it exits with 75 if the memory doesn't become available
 | `w` | show what the live memory under the cursor consists of |
 | `S` | choose an alert, type why, and silence it for an hour |
 | `K`, `F9` | send a signal to the marked processes, or the one under the cursor (only your own, on this machine) |
-| `a` | alerts, verdicts and problems in full |
-| `e` | events, newest first, and out-of-memory remedies; `→` shows each program's use a minute before an event |
-| `p` | pause |
+| `a` | show alerts, verdicts and problems in full |
+| `e` | show events, newest first, and out-of-memory remedies; `→` shows programs' use a minute before an event |
+| `p` | pause or continue |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
 
