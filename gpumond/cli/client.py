@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser, entries: str = "") -> None:
     form = parser.add_mutually_exclusive_group()
     option(form, "--json", "print JSON")
     if entries:
-        option(form, "--csv", f"print {entries} as CSV with the keys of the JSON as columns")
+        option(form, "--csv", f"print {entries} as CSV; the columns are the keys of the JSON")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:

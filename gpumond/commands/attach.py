@@ -67,10 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pid",
         type=int,
         metavar="PID",
-        help="your program's pid; the program must run the same Python version as gpumond (3.14 or newer)",
+        help="your program's pid; the program must run the same Python version as gpumond",
     )
     option(parser, "--workload NAME", "workload name under which your program's memory is reported")
-    option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)
+    option(
+        parser,
+        "--flush-policy",
+        "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
+        choices=POLICIES,
+    )
     option(
         parser, "--timeout DURATION", "how long to wait for your program (default: 10s)", type=duration, default=10.0
     )

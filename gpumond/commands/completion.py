@@ -83,7 +83,7 @@ SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="the shell")
+    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="your shell (required)")
     option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
     option(parser, "--url URL", argparse.SUPPRESS, type=address)
 

@@ -46,11 +46,11 @@ SHORTEST_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    name = "a workload, or a process by its pid; without one: all GPUs together or, with --at, every program"
+    name = "a workload's name or a process's pid (default: all GPUs together; with --at: every program)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
     seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
-    option(parser, "--last DURATION", "time that the rows cover, at most a day (default: 15m)", **seconds)
+    option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
         f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
         "--csv: every value that is kept)"
@@ -60,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         form,
         "--until TIME",
-        "end of the time that the rows cover, written as for --at (default: now)",
+        "end of the period to show, written as for --at (default: now)",
         type=option_type(past_time),
     )
     option(
         form,
         "--at TIME",
-        "show each program's use at a time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such as "
-        "5m, or now; repeat it to show the change between two times",
+        "show each program's use at this time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such "
+        "as 5m, or now; pass --at twice to show the change between two times",
         type=option_type(past_time),
         action="append",
         default=[],

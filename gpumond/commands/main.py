@@ -177,7 +177,11 @@ COMMANDS = (
         "gpumond verdicts --all",
     ),
     _command(
-        "events", "Problems", "show past events and follow new ones", "gpumond events --limit 20", "gpumond events -f"
+        "events",
+        "Problems",
+        "show past events and, with --follow, new ones",
+        "gpumond events --limit 20",
+        "gpumond events -f",
     ),
     _command(
         "detach-driver",

@@ -31,7 +31,12 @@ EXIT_CODES = """exit codes: those of your program, or
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--workload NAME", "workload name under which your program's memory is reported")
-    option(parser, "--flush-policy", "when the daemon may flush your program (default: allow)", choices=POLICIES)
+    option(
+        parser,
+        "--flush-policy",
+        "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
+        choices=POLICIES,
+    )
     option(parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again")
     option(
         parser,

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         f"--source {names}",
-        "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all, or auto: the drivers that "
-        "are present at startup (default: auto)",
+        "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all, or auto (default): the "
+        "drivers that are present at startup",
     )
     add_common_arguments(parser)
 
@@ -48,13 +48,13 @@ def add_common_arguments(
     option(
         parser,
         "--socket PATH",
-        "Unix socket for agents (default: agent.sock in --runtime-dir, or else in /run/gpumond as root, otherwise in "
-        "$XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
+        "Unix socket for agents (default: agent.sock in --runtime-dir; without it, in /run/gpumond as root, otherwise "
+        "in $XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
     )
     option(
         parser,
         "--runtime-dir PATH",
-        "directory for api.sock and the daemon's token (default: that of --socket)",
+        "directory for api.sock and the daemon's token (default: the directory of --socket)",
     )
     option(
         parser,
@@ -72,7 +72,7 @@ def add_common_arguments(
     option(
         parser,
         "--web-config, --web.config.file FILE",
-        "your TLS and user settings, in the Prometheus exporters' format",
+        "file with your TLS and user settings, in the format of Prometheus' exporters",
         type=Path,
     )
     option(parser, "--tokens-file FILE", "file with your tokens and their scopes", type=Path)

@@ -22,7 +22,7 @@ LIMIT = "What each of the program's allocators may hold: live, cached and strand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these workloads, or processes by their pids")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="show only these programs (workload names or pids)")
     option(parser, "--healthy", "only check that the daemon responds (for health checks)")
     option(
         parser,

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--url",
-        f"your daemon's address; repeat it to show several (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
+        f"your daemon's address; repeat it to show several daemons (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
         action="append",
         type=address,
     )

@@ -213,15 +213,15 @@ class SettingsConfig(StrictModel):
     )
     listen: str = Field(
         "127.0.0.1:9917",
-        description="address and port of metrics, API and web UI; other addresses than loopback require a "
-        "`web_config` with TLS, or `insecure`",
+        description="address and port of metrics, API and web UI; non-loopback addresses require a `web_config` "
+        "with TLS, or `insecure`",
     )
     socket: Path | None = Field(
         None, description="the agents' Unix socket; the default depends on the [user](#sockets-and-directories)"
     )
     socket_mode: str | None = Field(
         None,
-        description="octal mode of the agents' socket, in quotes; by default `0666` below `/run/gpumond`, else `0600`",
+        description="octal mode of the agents' socket, in quotes; by default `0666` in `/run/gpumond`, else `0600`",
     )
     runtime_dir: Path | None = Field(
         None,
@@ -236,8 +236,8 @@ class SettingsConfig(StrictModel):
     interval: Seconds = Field(1.0, ge=0.1, le=60, description="time between two [ticks](terms.md#diagnosis)")
     insecure: bool = Field(
         False,
-        description="allows other addresses than loopback without TLS; anyone who can reach them can then read all "
-        "data, unless `web_config` defines users",
+        description="allows non-loopback addresses without TLS; anyone who can reach them can then read all data, "
+        "unless `web_config` defines users",
     )
     hosts: tuple[str, ...] = Field(
         (), description="[host names](../how-to/access.md#host-names) that the daemon accepts in addition to its own"
@@ -273,8 +273,8 @@ class SettingsConfig(StrictModel):
     )
     flush_cooldown: Seconds = Field(
         30.0,
-        description="minimum time between two flushes of a program by rules; users wait 5 s, or this time if it is "
-        "shorter",
+        description="how long rules wait after a program's flush before they flush it again; users wait 5 s, or "
+        "`flush_cooldown` if that is shorter",
     )
     retention: Seconds = Field(
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
@@ -284,10 +284,10 @@ class SettingsConfig(StrictModel):
     )
     rule_overrides: dict[str, OverrideConfig] = Field(
         {},
-        description="by rule name, [overridden fields](../how-to/rules.md#override-a-built-in-rule) of built-in rules",
+        description="[overrides](../how-to/rules.md#override-a-built-in-rule) of built-in rules' fields, by rule name",
     )
     rules: tuple[RuleConfig, ...] = Field(
-        (), description="[rules](rules.md#write-a-rule); one with a built-in rule's name replaces it"
+        (), description="your [rules](rules.md#write-a-rule); a rule with a built-in rule's name replaces that rule"
     )
     receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
         LOG_ALONE, description="[receivers](../how-to/notifications.md) of alerts"
@@ -302,11 +302,13 @@ class SettingsConfig(StrictModel):
     reclaim: ReclaimPolicy = Field(
         "user",
         description="whose programs the daemon flushes when a program "
-        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): the same user's, all users', or none",
+        "[needs memory](../how-to/wait-for-memory.md#whose-caches-are-flushed): the same user's (`user`), all users' "
+        "(`all`) or nobody's (`off`)",
     )
     allow_end_requests: bool = Field(
         False,
-        description="allows [actions](../how-to/rules.md#ask-idle-programs-to-exit) with the `request_end` key",
+        description="lets rules with the `request_end` key [ask programs to "
+        "exit](../how-to/rules.md#ask-idle-programs-to-exit)",
     )
     allow_suspend: bool = Field(
         False, description="lets gpumond [suspend](../how-to/suspend.md) programs that allow it (experimental)"
@@ -317,7 +319,9 @@ class SettingsConfig(StrictModel):
     )
     alertmanager_dry_run: bool = Field(
         False,
-        description="only plans flushes that [Alertmanager](../how-to/flush-from-alertmanager.md) requests",
+        description="if true, gpumond plans the flushes that "
+        "[Alertmanager](../how-to/flush-from-alertmanager.md) requests, but doesn't "
+        "run them",
     )
 
     @field_validator("listen")

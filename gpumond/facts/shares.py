@@ -28,8 +28,8 @@ MEANINGS: Mapping[str, str] = {
     "memory (cudaMallocManaged) of a program without an agent.",
     "free": "Memory that isn't in use.",
     "reserved": "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
-    "overcount": "Bytes by which the shares exceed the driver-reported usage, such as memory that processes share and "
-    "the driver counts for each of them.",
+    "overcount": "Bytes by which the shares exceed the driver-reported usage, for example because "
+    "the driver counts shared memory for each process.",
     "unmapped": "Memory that an allocator counts while its pages are released (sleep mode, suspended process); it "
     "isn't part of used memory.",
 }

@@ -171,7 +171,7 @@ def _device_count(frame: Frame) -> Iterator[Row]:
 
 XID_ERRORS = Family(
     "gpumond_device_xid_errors_total",
-    "Xid errors reported by the driver since the daemon subscribed, including errors of devices that are now lost.",
+    "Xid errors that the driver has reported to the daemon, including those of devices that are now lost.",
     ("uuid", "gpu", "xid"),
     _of_xids(lambda errors: errors.count),
 )
@@ -201,8 +201,8 @@ def _sensors() -> Iterator[Family]:
 NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
     Quantity(
         "memory_unified",
-        "1 if the device uses host memory; size and free then describe the host, and used is the sum over the "
-        "processes.",
+        "1 if the device uses host memory. Its size and free memory are then the host's, and its used memory is the "
+        "sum over its processes.",
         lambda device: float(device.unified) if device.size_bytes is not None else None,
         boolean=True,
     ),
@@ -212,15 +212,14 @@ NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
 DEVICE_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumond_device_info",
-        "Device metadata; the value is always 1. MIG instances have a parent_uuid; the parent's figures include "
-        "their memory.",
+        "Device metadata; the value is always 1. MIG instances have a parent_uuid; the parent's values include theirs.",
         ("uuid", "gpu", "name", "vendor", "pci_bus_id", "parent_uuid", "driver_version"),
         _device_info,
     ),
     *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (DEVICE_IDLE, DEVICE_UP)),
     Family(
         "gpumond_device_fault",
-        "1 for each value of the device that can't be read, and for the cause of a lost device.",
+        "1 for each fault of the device, by kind: a value that can't be read, or why the device is lost.",
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),
@@ -364,7 +363,7 @@ def _report_age(frame: Frame) -> Iterator[Row]:
 SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
     Quantity(
         "retained_bytes",
-        "Live memory after the measured scope minus before it, summed over all entries; negative if it freed memory.",
+        "Growth of live memory within the measured scope, summed over all entries; negative if memory was freed.",
         attrgetter("retained_bytes"),
     ),
     Quantity("peak_bytes", "Peak live memory within the measured scope.", attrgetter("peak_bytes")),
@@ -401,7 +400,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
     Family(
         "gpumond_process_reserve_shortage_bytes",
-        "Unused bytes of the process's quota reserve that aren't free on the device.",
+        "The part of the process's unused reserve that isn't free on the device.",
         PROCESS_LABELS,
         _process_reserve_shortage,
     ),
@@ -612,7 +611,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     *families("gpumond_", (), _snapshot, (DRIVER_RESPONSIVE,)),
     Family(
         "gpumond_driver_info",
-        "Versions of the driver, its library, and the latest CUDA release that it supports.",
+        "Versions of the driver and its library, and the latest CUDA version that the driver supports.",
         ("source", "driver_version", "library_version", "cuda_version"),
         _driver_info,
     ),
@@ -630,7 +629,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_snapshot_timestamp_seconds",
-        "Unix time of the reading and the reports from which these metrics come.",
+        "Unix time of the snapshot that these metrics describe.",
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),

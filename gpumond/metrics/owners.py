@@ -81,52 +81,55 @@ _LOWER = " Only programs with an agent are included."
 OWNER: tuple[Quantity[OwnerUsage], ...] = (
     Quantity(
         "used_bytes",
-        "Memory of the owner's programs on the devices of a model, with or without an agent.",
+        "Memory of the owner's programs, with or without an agent, on devices of one model.",
         attrgetter("used"),
-        note=" MIG instances are included in their device.",
+        note=" A device's MIG instances are included.",
     ),
     Quantity("live_bytes", "Live memory of the owner's programs." + _LOWER, attrgetter("live")),
     Quantity(
-        "cached_bytes", "Memory of the owner's programs that a flush would release." + _LOWER, attrgetter("cached")
+        "cached_bytes",
+        "Cached memory of the owner's programs, which a flush would release." + _LOWER,
+        attrgetter("cached"),
     ),
     Quantity(
         "stranded_bytes",
-        "Free memory of the owner's programs that a flush wouldn't release." + _LOWER,
+        "Stranded memory of the owner's programs, which a flush can't release." + _LOWER,
         attrgetter("stranded"),
     ),
     Quantity(
         "idle_held_bytes",
-        "Memory of the owner's programs that have the verdict idle-holder, with or without an agent.",
+        "Memory of the owner's idle programs (verdict idle-holder), with or without an agent.",
         attrgetter("idle_held"),
     ),
     Quantity(
         "idle_and_reclaimable_bytes",
-        "Memory of idle programs, and cached memory of the others with an agent.",
+        "Memory of the owner's idle programs, and cached memory of the owner's other programs with an agent.",
         attrgetter("idle_and_reclaimable"),
     ),
     Quantity(
         "wasted_bytes",
-        "Memory of idle programs, and cached and stranded memory of the others with an agent.",
+        "Memory of the owner's idle programs, and cached and stranded memory of the owner's other programs with an "
+        "agent.",
         attrgetter("wasted"),
     ),
     Quantity(
         "needed_bytes",
-        "Memory of the owner's largest program on one device of a model, without its cached part.",
+        "Highest memory use, without cached memory, of any of the owner's processes on one device.",
         attrgetter("needed"),
     ),
     Quantity(
         "device_processes",
-        "Number of the owner's processes on devices of a model; a process on two devices is counted twice.",
+        "Number of the owner's processes on devices of one model; a process on two devices is counted twice.",
         attrgetter("device_processes"),
     ),
     Quantity(
         "processes",
-        "Number of the owner's processes with memory on devices of a model.",
+        "Number of the owner's processes that use memory on devices of one model.",
         lambda usage: len(usage.processes),
     ),
     Quantity(
         "agent_processes",
-        "Number of the owner's processes that have an agent, on devices of one model.",
+        "Number of the owner's processes that use memory on devices of one model and have an agent.",
         lambda usage: len(usage.agents),
     ),
 )
@@ -247,18 +250,18 @@ MACHINE: tuple[Quantity[MachineUsage], ...] = (
     Quantity("memory_size_bytes", "Total memory of the machine's devices.", attrgetter("size")),
     Quantity(
         "memory_used_bytes",
-        "Memory in use on the machine's devices, as reported by the driver.",
+        "Used memory on the machine's devices, as reported by the driver.",
         attrgetter("used"),
     ),
-    Quantity("idle_held_bytes", "Memory of programs with the verdict idle-holder.", attrgetter("idle_held")),
+    Quantity("idle_held_bytes", "Memory of idle programs (verdict idle-holder).", attrgetter("idle_held")),
     Quantity(
         "idle_and_reclaimable_bytes",
-        "Memory of idle programs, and memory that a flush of the others would release.",
+        "Memory of idle programs, and memory that a flush of all other programs would release.",
         attrgetter("idle_and_reclaimable"),
     ),
     Quantity(
         "wasted_bytes",
-        "Memory of idle programs, cached and stranded memory of the others, and unattributed memory.",
+        "Memory of idle programs, cached and stranded memory of all other programs, and unattributed memory.",
         attrgetter("wasted"),
     ),
     Quantity("processes", "Number of processes that use device memory.", attrgetter("processes")),

@@ -53,8 +53,12 @@ class Workloads:
         self._released = bytes_counter(
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
-        self._before = bytes_counter("before", "Sum of the pools' sizes before flushes, over receipts with both sizes.")
-        self._after = bytes_counter("after", "Sum of the pools' sizes after flushes, over receipts with both sizes.")
+        self._before = bytes_counter(
+            "before", "Held memory before flushes, summed over receipts that contain both before and after."
+        )
+        self._after = bytes_counter(
+            "after", "Held memory after flushes, summed over receipts that contain both before and after."
+        )
 
     def set_connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
@@ -142,7 +146,7 @@ class Telemetry:
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",
-            "Duration of a tick, without the driver reading.",
+            "Duration of a tick, without reading the driver.",
             buckets=TICK_BUCKETS,
         )
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
@@ -157,7 +161,7 @@ class Telemetry:
         )
         self._notifications_failed = counter(
             "gpumond_notifications_failed",
-            "Failed attempts to send a notification, and full queues, by reason.",
+            "Failed attempts to send a notification, by reason; queue_full: how often the queue became full.",
             ["receiver", "reason"],
         )
         self.store_writable = gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help)
@@ -180,7 +184,7 @@ class Telemetry:
         )
         build = gauge(
             "gpumond_build_info",
-            "Version of the daemon, the commit it was built from (empty if unknown), and its Python version.",
+            "The daemon's version, commit (empty if unknown) and Python version.",
             ["version", "revision", "python"],
         )
         build.labels(__version__, revision(), platform.python_version()).set(1)

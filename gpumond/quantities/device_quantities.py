@@ -22,7 +22,7 @@ MEMORY: tuple[Quantity[DeviceReading], ...] = (
     attribute("size_bytes", "Total memory of the device.", "memory_size_bytes"),
     attribute(
         "used_bytes",
-        "Memory in use as reported by the driver, excluding its own reservation if that is known.",
+        "Used memory as reported by the driver, without reserved memory if that is known.",
         "memory_used_bytes",
     ),
     attribute("free_bytes", "Free memory as reported by the driver.", "memory_free_bytes"),
@@ -147,8 +147,8 @@ SENSORS: tuple[Quantity[DeviceReading], ...] = (
     ),
     _sensor(
         "file_cache_bytes",
-        "Page cache of the host's kernel in device memory that is a NUMA node (Grace Hopper). It is unattributed, and "
-        "the kernel frees it when memory is low.",
+        "The host kernel's page cache in device memory (Grace Hopper). It counts as unattributed, and the kernel frees "
+        "it when memory is low.",
     ),
     _sensor("xid_events", "1 if the driver reports Xid errors as they occur, else 0.", boolean=True, family=""),
 )

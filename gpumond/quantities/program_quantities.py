@@ -21,7 +21,7 @@ PROCESS_USED: Quantity[ProcessUsage] = attribute(
 )
 PROCESS_UTILIZATION: Quantity[ProcessUsage] = attribute(
     "utilization_ratio",
-    "Recent utilization of the device's busiest hardware unit by the process.",
+    "The process's recent utilization of the hardware unit that it uses most.",
 )
 
 REPORT_AGE: Quantity[AgentReport] = attribute(
@@ -47,7 +47,7 @@ HELD: Quantity[PoolUsage] = attribute(
 )
 RECLAIMABLE: Quantity[PoolUsage] = attribute(
     "reclaimable_bytes",
-    "Memory that a flush would release, as expected by the allocator's adapter.",
+    "Memory that a flush would release, as the agent predicts.",
     export=_reported_reclaimable,
     field="reclaimable.likely",
 )
@@ -100,15 +100,18 @@ HOST_POOL: tuple[Quantity[HostPool], ...] = tuple(
         attrgetter(name),
         f"host_pool_{name}",
     )
-    for name, meaning in (("live_bytes", "allocated to the program"), ("held_bytes", "held by the allocator"))
+    for name, meaning in (
+        ("live_bytes", "that the program has allocated and not freed"),
+        ("held_bytes", "that the allocator holds"),
+    )
 )
 
 STEP: tuple[Quantity[StepUsage], ...] = (
     attribute("steps", "Steps that the program has completed.", "steps_total", counted=True),
-    attribute("steps_per_second", "Steps per second, over the last 20 readings.", ""),
+    attribute("steps_per_second", "Steps per second, over the last 20 measured steps.", ""),
     attribute(
         "step_retained_bytes",
-        "Growth of live memory per step: the trend over the last 20 readings.",
+        "Growth of live memory per step: the trend over the last 20 measured steps.",
         field="retained_bytes",
     ),
     attribute(
@@ -139,7 +142,7 @@ PROGRAM: tuple[Quantity[Program], ...] = (
     ),
     attribute(
         "refusals",
-        "Commands that the program's agent refused: from an untrusted daemon, malformed, or above its rate limit.",
+        "Commands that the program's agent refused: from an untrusted daemon, malformed, or above the rate limit.",
         "agent_commands_refused_total",
         counted=True,
     ),
@@ -163,7 +166,7 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     attribute("paused", "1 if the engine is paused, else 0.", boolean=True),
     Quantity(
         "out_of_service_seconds",
-        "Time since a release from which the engine hasn't returned to service, although gpumond tries to wake it.",
+        "Time since a release, if the engine hasn't returned to service although gpumond tries to wake it.",
         lambda engine: engine.out_of_service_seconds or 0.0,
         note=" Absent otherwise.",
         rule_note=" 0 otherwise.",
@@ -171,11 +174,11 @@ ENGINE: tuple[Quantity[EngineReading], ...] = (
     ),
     attribute(
         "idle_seconds",
-        "Time without a request and without work on a device, as reported by the engine and the driver.",
+        "Time without requests and without GPU activity, as reported by the engine and the driver.",
     ),
     Quantity(
         "models",
-        "Models that the engine has loaded, as it lists them.",
+        "Number of models that the engine lists as loaded.",
         lambda engine: len(engine.models) if engine.up else None,
         "models_loaded",
         rule_note=" Unknown while it doesn't respond.",

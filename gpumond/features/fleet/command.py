@@ -14,7 +14,7 @@ from gpumond.view.text import table
 FLUSHES = {
     "flush": "flush programs on several machines and print receipts",
     "sleep": "release serving engines' memory and print receipts",
-    "wake": "undo serving engines' last release of memory",
+    "wake": "wake serving engines: undo each one's last release of memory",
 }
 READS = {
     "targets": "print the daemons' addresses; with --json, in file_sd format",

@@ -303,7 +303,11 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "selection",
         "pass at least one of these, --machine and --label; a process must match all that you pass",
     )
-    option(selection, "--query PROMQL", "processes that a query returns; its series need the labels instance and pid")
+    option(
+        selection,
+        "--query PROMQL",
+        "processes in this query's result; its series must have the labels instance and pid",
+    )
     option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
     option(selection, "--user PATTERN", "processes of matching users")
     parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None, force=False)
@@ -330,13 +334,13 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         option(
             parser,
             "--keep N",
-            f"how many engines with the same name stay awake across all listed machines (default: {KEEP})",
+            f"how many engines of each name stay awake across all listed machines (default: {KEEP})",
             type=int,
         )
         option(
             parser,
             "--max-unavailable N|P%",
-            "how many engines with the same name may be unavailable at once (default: all but --keep)",
+            "how many engines of each name may be unavailable at once (default: all but --keep)",
             type=option_type(parse_max_unavailable),
         )
     if what != "wake":
@@ -355,7 +359,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     option(
         parser,
         "--no-canary",
-        "start with a full wave, not with one process or job alone",
+        "start with a full wave instead of one process or job",
         dest="canary",
         action="store_false",
     )

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--price [MODEL=]AMOUNT",
-        "your price for a GPU-hour, for models whose name contains MODEL (without it: all models); repeatable",
+        "your price for a GPU-hour, for models whose name contains MODEL (default: all models); repeatable",
         type=option_type(parse_price),
         action="append",
         default=[],

@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(parser, "--min-reclaimable SIZE", "skip each allocator that would release less than SIZE", default="0")
     option(parser, "--dry-run", "show what a flush would release, and flush nothing")
     option(parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response")
-    option(parser, "--plan ID", "compare receipts with the plan of this ID (`id` in the output of --dry-run --json)")
+    option(
+        parser,
+        "--plan ID",
+        "compare the receipts with the plan that has this ID (`id` in the output of --dry-run --json)",
+    )
     option(parser, "--timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0)
     client.add_arguments(parser)
 

@@ -25,7 +25,7 @@ FEATURE = Feature(
         Command(
             "snapshot",
             "Programs",
-            "make programs write memory snapshots; with --out, download one program's",
+            "make programs write memory snapshots; with --out, download one snapshot",
             ("gpumond snapshot --pid 4242 --out memory.pickle",),
             module="command:SnapshotCommand",
         ),

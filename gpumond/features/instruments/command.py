@@ -194,7 +194,7 @@ class LimitCommand:
         option(
             parser,
             "--device GPU",
-            "limit on one GPU only (index, UUID or its prefix, or PCI address); without a selected program: every "
+            "limit on one GPU only (index, UUID or its prefix, or PCI address); if you select no program, for every "
             "process with an agent on that GPU",
         )
         parser.add_argument(

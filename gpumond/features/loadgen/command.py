@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--fill FRACTION",
-        "use at most this fraction of the GPU (default: stress: 90%%; other scenarios: 80%%, or 100%% if this command "
-        "creates a simulated GPU)",
+        "use at most this fraction of the GPU (default: 90%% for stress; for other scenarios, 80%%, or 100%% "
+        "of a simulated GPU that this command creates)",
         type=option_type(_share),
     )
     option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(size_argument))

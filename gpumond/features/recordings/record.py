@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--perfetto FILE",
-        "write a trace for Perfetto instead, with flushes and out-of-memory errors",
+        "write a trace for Perfetto, with flushes and out-of-memory errors",
         type=Path,
     )
     option(parser, "--json", "with --out or --perfetto: at the end, print a summary as JSON")

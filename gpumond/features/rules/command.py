@@ -41,7 +41,7 @@ COMMANDS = {
     "check": "check a configuration file's rules and list the active rules",
     "test": "test your rules with sample values and expected alerts",
     "list": "list the daemon's rules, with their origin and overrides",
-    "override": "replace fields of a built-in rule in the daemon",
+    "override": "override fields of one of the built-in rules",
     "restore": "delete a built-in rule's override",
     "test-receiver": "send a test message to one of your receivers",
 }

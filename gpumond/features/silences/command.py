@@ -34,7 +34,7 @@ _ESCAPE = re.compile(r'\\(["\\])')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", metavar="add|list|delete", required=True)
-    add = what.add_parser("add", help="stop notifications for the alerts that match all matchers")
+    add = what.add_parser("add", help="stop notifications for alerts that match all these matchers")
     add.add_argument(
         "matchers",
         nargs="+",

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--idle-for DURATION",
-        "only programs idle for at least this long, such as 1h; without a selected program: all that allow suspension",
+        "only programs idle for at least this long, such as 1h; if you select no program, all that allow suspension",
         type=duration,
     )
     option(parser, "--dry-run", "show what would be suspended or refused, and suspend nothing")
