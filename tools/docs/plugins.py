@@ -48,8 +48,8 @@ def adapters() -> Iterator[str]:
 def engines() -> Iterator[str]:
     yield "## Serving engines\n"
     yield "[Release the memory of serving engines](../how-to/engines/index.md) describes each engine. The first method"
-    yield "is the default. To release an engine with a warning, set `allow: [engine]`. gpumond can't release SGLang's"
-    yield "memory.\n"
+    yield "is the default. For an engine with a warning, a release requires `allow: [engine]`. gpumond can't release"
+    yield "SGLang's memory.\n"
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")
@@ -57,7 +57,7 @@ def engines() -> Iterator[str]:
 
 
 def receivers() -> Iterator[str]:
-    yield "## Alert receivers\n\n[Notifications](../how-to/notifications.md) describes how to configure them.\n"
+    yield "## Alert receivers\n\n[Notifications](../how-to/notifications.md) describes how to configure receivers.\n"
     yield "| type | key | meaning |\n|---|---|---|"
     rows: dict[tuple[str, str], list[str]] = {}
     for name, receiver in RECEIVER_TYPES.items():
