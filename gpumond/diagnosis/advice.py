@@ -271,7 +271,7 @@ ADVICE = (
     ),
     Advice(
         "tensorflow-memory-growth",
-        "short of memory, and a TensorFlow program holds at least a quarter of the device unused",
+        "short of memory, and a TensorFlow program holds unused memory of at least a quarter of the device",
         lambda context: _preallocates(context, "tensorflow"),
         lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
@@ -280,7 +280,7 @@ ADVICE = (
     ),
     Advice(
         "jax-preallocation",
-        "short of memory, and a JAX program holds at least a quarter of the device unused",
+        "short of memory, and a JAX program holds unused memory of at least a quarter of the device",
         lambda context: _preallocates(context, "jax"),
         lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
@@ -289,7 +289,7 @@ ADVICE = (
     ),
     Advice(
         "rmm-pool-size",
-        "short of memory, and an RMM pool holds at least a quarter of the device unused",
+        "short of memory, and an RMM pool holds unused memory of at least a quarter of the device",
         lambda context: _preallocates(context, "rmm"),
         lambda context: (
             f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(context, 'rmm')}"

@@ -61,7 +61,7 @@ MAX_TEXT = 4096
 
 
 def is_oom(error: BaseException) -> bool:
-    """Return whether an error of PyTorch, CuPy, RMM, JAX or TensorFlow means that device memory is exhausted."""
+    """Return whether an error of one of the libraries in ``ADAPTERS`` means that device memory is exhausted."""
     classes = type(error).__mro__
     if any((cls.__module__.partition(".")[0], cls.__name__) in TYPES for cls in classes):
         return True

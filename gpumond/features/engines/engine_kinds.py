@@ -612,8 +612,8 @@ LMDEPLOY = EngineSpec(
     kind="lmdeploy",
     summary="LMDeploy",
     read=read_lmdeploy,
-    warning="sleep mode ends all sessions, even new ones; starting it needs no key, so anyone who can reach the port "
-    "can do it",
+    warning="sleep mode ends all sessions, including new ones; starting it requires no key, so anyone who can reach "
+    "the port can do it",
     methods=(
         ReleaseMethod(
             name="sleep",

@@ -92,19 +92,19 @@ RUNBOOK_URL = "runbook_url"
 class HttpReceiver(ReceiverType):
     """Base of the types that send over HTTP. A URL can be a secret: it is never shown, and can be read from a file."""
 
-    url: str | None = Field(None, description="address; it is treated as a secret, never shown or logged")
+    url: str | None = Field(None, description="address; a secret, which is never shown or logged")
     url_file: Path | None = Field(None, description="file that contains the address, instead of `url`")
     bearer_token_file: Path | None = Field(
         None,
-        description="file of one line with a token for `Authorization: Bearer …`",
+        description="file that contains one line, the token for `Authorization: Bearer …`",
     )
     ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
     runbooks: str = Field(
         "",
         max_length=256,
         pattern=r"^(https?://[!-~]+)?$",
-        description="start of the built-in rules' `runbook_url`, such as "
-        "`https://gpu-1.example:9917/docs/runbooks/`; the rule's name follows",
+        description="beginning of the built-in rules' `runbook_url`, before the rule's name, such as "
+        "`https://gpu-1.example:9917/docs/runbooks/`",
     )
 
     @property

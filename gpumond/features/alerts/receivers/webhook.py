@@ -262,7 +262,7 @@ class Webhook(HttpReceiver):
         "default the document of [the webhook](notifications.md#the-webhook)",
     )
     page_url: str | None = Field(
-        None, max_length=1024, description="address of the web UI, to which messages with a `template` link"
+        None, max_length=1024, description="address of the web UI, for the link in messages with a `template`"
     )
 
     @property
