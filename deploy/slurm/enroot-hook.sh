@@ -1,7 +1,7 @@
 #!/bin/sh
-# Adds the agent to enroot and Pyxis containers. Install this file as /etc/enroot/hooks.d/50-gpumond.sh, executable. It
-# mounts the agent's directory and the socket's read-only, and sets the container's variables. To opt out, set
-# GPUMOND_AGENT=0 in the job's or the image's environment.
+# Adds the agent to enroot and Pyxis containers. Install this file as /etc/enroot/hooks.d/50-gpumond.sh, and make it
+# executable. It mounts the directories of the agent and the socket read-only, and sets the container's variables. To
+# opt out, set GPUMOND_AGENT=0 in the job's or the image's environment.
 set -eu
 directory=${GPUMOND_AGENT_DIRECTORY:-/opt/gpumond-agent}
 socket=${GPUMOND_SOCKET_DIRECTORY:-/run/gpumond}
@@ -15,7 +15,7 @@ for path in "$directory" "$socket"; do
   printf '%s %s none x-create=dir,bind,ro,nosuid,nodev\n' "$path" "$path" >> "$ENROOT_MOUNTS"
 done
 
-# A variable's last line applies. The image's PYTHONPATH is kept, after the agent's directory.
+# The last line for a variable applies. The image's PYTHONPATH is kept, after the agent's directory.
 prior=$(sed -n 's/^PYTHONPATH=//p' "$ENROOT_ENVIRON" 2> /dev/null | tail -n 1)
 case ":$prior:" in
   *":$inject:"*) ;;

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Adds the agent to Slurm tasks with GPUs: set TaskProlog=/etc/slurm/gpumond-taskprolog.sh in slurm.conf. For each line
-# "export NAME=VALUE" that this script prints, Slurm sets the variable in the task. Users opt out with GPUMOND_AGENT=0 in
-# the job's environment. GPUMOND_AGENT_DIRECTORY is the directory of `pip install --target DIRECTORY gpumond`.
+# Adds the agent to Slurm tasks with GPUs. Install this file as /etc/slurm/gpumond-taskprolog.sh, make it executable,
+# and set TaskProlog=/etc/slurm/gpumond-taskprolog.sh in slurm.conf. For each line "export NAME=VALUE" that this script
+# prints, Slurm sets the variable in the task. To opt out, set GPUMOND_AGENT=0 in the job's environment.
+# GPUMOND_AGENT_DIRECTORY is the directory of `pip install --target DIRECTORY gpumond`.
 directory=${GPUMOND_AGENT_DIRECTORY:-/opt/gpumond-agent}
 inject=$directory/gpumond/agent/inject
 

@@ -58,7 +58,7 @@ FAULTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "row-remap-failed",
         {"remapped_rows_failed": True},
-        "move the GPU's programs to another one, and replace the GPU",
+        "move the GPU's programs to another GPU, and replace this one",
     ),
     ("retired-pages-pending", {"retired_pages_pending": True}, "--for 5m and nvidia-smi -i GPU-a --gpu-reset"),
     ("nvlink-errors", {"nvlink_crc_flit_errors": 108, "nvlink_replay_errors": 8}, "had 11 NVLink errors"),

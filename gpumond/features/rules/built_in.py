@@ -97,7 +97,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "row-remap-failed": (
         f"{GPU} has a faulty memory row and no spare row left",
-        "move the GPU's programs to another one, and replace the GPU",
+        "move the GPU's programs to another GPU, and replace this one",
     ),
     "retired-pages-pending": (
         f"{GPU} has faulty memory pages that will be retired at the next reset",
