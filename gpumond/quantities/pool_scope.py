@@ -126,8 +126,8 @@ POOL = ScopeSpec(
         ),
         Quantity(
             "fragmentation_ratio",
-            f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; 0 while nothing is stranded or "
-            "live and stranded bytes are less than 5% of the device's size; unknown for the first minute",
+            f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; unknown for the first minute; "
+            "0 if nothing is stranded, or if live and stranded bytes are less than 5% of the device's size",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),

@@ -250,8 +250,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "limit_ratio",
-            "an allocator's held bytes, or the cgroup's used bytes, as a fraction of the limit: the highest of these "
-            "ratios; unknown without a limit",
+            "highest ratio of an allocator's held bytes, or of the cgroup's used bytes, to the limit; unknown without "
+            "a limit",
             _limit_ratio,
             exceeds_one=True,
         ),
@@ -267,12 +267,12 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "agent_gone",
-            "1 if the process's agent has stopped reporting, 0 while it reports; unknown without an agent",
+            "1 if the process's agent has stopped reporting, else 0; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
             boolean=True,
         ),
         PROCESS_UTILIZATION.of(_usage),
-        Quantity("idle_seconds", "observed time without work on the device", lambda row: row.process.idle_seconds),
+        Quantity("idle_seconds", "observed time without activity on the device", lambda row: row.process.idle_seconds),
         Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",
@@ -297,7 +297,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     labels={
         **DEVICE_LABELS,
         "pid": "the process's pid; empty for verdicts on memory of an unknown process",
-        "workload": "the process's workload or command name; one of them must match",
+        "workload": "the process's workload or command name, one of which must match",
     },
     labels_of=_labels,
     placeholders={

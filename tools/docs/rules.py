@@ -26,11 +26,11 @@ The phases `pending` and `firing`, and the keys `for` and `keep_firing_for`, wor
 `keep_firing_for`, `gpumond alerts` shows the phase `ended`. gpumond evaluates the rules on every
 [tick](terms.md#diagnosis).
 
-**Unknown values never resolve an alert.**
+When a process exits or is suspended, its alerts resolve at the next reading. But **unknown values don't resolve
+alerts**:
 
-- While a value is unknown, for example because the device doesn't respond or the process's agent has stopped
-  reporting, its alerts don't change.
-- When a process exits or is suspended, its alerts resolve at the next reading.
+- While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing values
+  don't change.
 - After a daemon restart, an active alert doesn't change until the device, process or engine that it's about has been
   observed again, for at most ten minutes. If the alert is about a [verdict](verdicts.md), it stays active for up to
   two hours, the time that gpumond may need to reach the verdict again.
@@ -39,19 +39,19 @@ The phases `pending` and `firing`, and the keys `for` and `keep_firing_for`, wor
 
 Put your rules in the configuration file under `rules:`, or send each one as JSON to `POST /api/v1/rules`.
 
-To replace a built-in rule, define a rule with its name in the file. To disable it, add its name to `disabled_rules` in
-the file. The API can't replace or delete built-in rules or rules from the file, but it can [override a built-in rule's
-fields](../how-to/rules.md#override-a-built-in-rule).
+To replace a built-in rule, define a rule with the same name in the file. To disable a built-in rule, add its name to
+`disabled_rules` in the file. The API can't replace or delete built-in rules or rules from the file, but it can
+[override a built-in rule's fields](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|
 | `name` | 1 to 64 characters: `a-z`, `0-9`, `_` and `-` |
 | `scope` | what the rule watches: `device`, `process`, `pool`, `workload`, `engine` or `daemon` |
 | `value` | one of the scope's [values](#values) |
-| `above` or `below` | the threshold: `0.8`, `80%`, `1GiB` |
-| `clear` | the threshold at which an active alert resolves (default: that of `above` or `below`) |
-| `for` | how long the value must be beyond the threshold before the alert fires: `30s`, `5m`, `1h30m` (default: `0`) |
-| `keep_firing_for` | how long the alert continues to fire after the value has returned (default: `0`) |
+| `above` or `below` | the threshold, such as `0.8`, `80%` or `1GiB` |
+| `clear` | the threshold at which an active alert resolves (default: `above` or `below`) |
+| `for` | how long the value must be beyond the threshold before the alert fires, such as `1h30m` (default: `0`) |
+| `keep_firing_for` | how long the alert keeps firing after the value is no longer beyond the threshold (default: `0`) |
 | `match` | globs for the scope's labels, such as `{workload: "train-*"}`; all must match |
 | `labels` | labels that the rule adds to its alerts, such as `{severity: warning}` |
 | `annotations` | `summary` (what happened) and `description` (what to do), with placeholders such as `{used}` |
@@ -87,17 +87,17 @@ only with the `process` scope and the `allow_end_requests` setting |
 `deploy/gpumond.example.test.yaml`.
 
 ```yaml
-rule_files: [gpumond.yaml]       # paths relative to this file; if omitted, the built-in rules are tested
+rule_files: [gpumond.yaml]       # paths relative to this file; omit this key to test the built-in rules only
 evaluation_interval: 15s
 tests:
   - interval: 1m                 # time between two values
     input_series:
-      - series: device_used_ratio{gpu="0", uuid="GPU-a"}      # SCOPE_VALUE{labels}
-        values: "0.5 0.92x6 0.5+0.1x3 _ stale"                # _: unknown; stale: ended, as after the last value
+      - series: device_unreclaimable_ratio{gpu="0", uuid="GPU-a"}  # SCOPE_VALUE{labels}
+        values: "0.5 0.98x6 0.5+0.1x3 _ stale"                # _: unknown; stale, or no more values: the device is gone
     alert_rule_test:
       - eval_time: 6m
         alertname: device-nearly-full
-        exp_alerts:                                           # the alerts that fire; omit it if none does
+        exp_alerts:                                           # the firing alerts; if none fires, omit this key
           - exp_labels: {gpu: "0", uuid: GPU-a, severity: warning}
             exp_annotations: {summary: "..."}                 # optional
 ```
@@ -156,6 +156,7 @@ def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
         if meaning != INCREASE.format(name.removesuffix("_increase")):
             increase = table.get(f"{name}_increase") == INCREASE.format(name)
             said = re.sub(r"the `[\w-]+` (\[verdict\]|reason)", r"this \1", meaning)
+            said = re.sub(r"`\w+` (of the \w+'s pools)", r"This value \1", said)
             yield f"`{name}`{f', `{name}_increase`' * increase}", str(UNITS[scope][name]), as_item(said)
 
 
