@@ -328,7 +328,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: row.quota.reserve_quota,
         ),
         "reserve": ("the process's reserve; empty without one", lambda row: _size_or_empty(row.quota.reserve_bytes)),
-        "idle_remedy": ("how to release the idle process's memory", _idle_remedy),
+        "idle_remedy": ("how to release the process's memory while it's idle", _idle_remedy),
         **OF_VERDICTS,
     },
     programs=lambda row: (row.workload or "", row.process.comm or ""),
