@@ -161,7 +161,7 @@ assert [(verdict.kind, verdict.evidence) for verdict in frame.verdicts] == [("fa
 assert [alert.rule for alert in frame.alerts] == ["failing"]
 assert "failing-memory" in next(family.help for family in FAMILIES if family.name == "gpumond_verdict")
 from tools.docs.verdicts import document
-assert "| `failing-memory` | a memory row is faulty" in document()
+assert "| `failing-memory` | problem | a memory row is faulty" in document()
 """
 
 FEATURE = """

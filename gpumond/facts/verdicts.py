@@ -33,7 +33,7 @@ VerdictName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictKind:
-    """One kind of verdict. ``evidence`` describes its numbers. Only the kinds with a ``remedy`` indicate a problem.
+    """One kind of verdict. ``evidence`` lists its numbers. Only the kinds with a ``remedy`` indicate a problem.
 
     ``is_pattern``: it describes a healthy pattern, of which at most one applies to a device or process.
     """
@@ -54,103 +54,104 @@ KINDS = (
     VerdictKind(
         name="warm-up",
         meaning="the first five minutes after the start or a large fall, or growth since then that is slowing down",
-        evidence="amount",
+        evidence="`level_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="steady",
-        meaning="for 15 minutes, or for five since the start, has varied by at most 1% of the device's size (2% "
-        "without a trend) or 256 MiB, whichever is larger",
-        evidence="amount, range",
+        meaning="for 15 minutes, or for 5 since the start, memory has varied by at most 256 MiB or 1% of the device's "
+        "size, whichever is larger; without a trend, by at most 2%",
+        evidence="`level_bytes`, `range_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="rises and falls by more than 2% of the device's size, at least six times each in ten minutes",
-        evidence="direction changes, low, high",
+        meaning="memory rises and falls by more than 2% of the device's size, at least six times each in ten minutes",
+        evidence="`ups`, `downs`, `low_bytes`, `high_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="periodic",
-        meaning="rises and falls at regular intervals of 3 to 60 minutes",
-        evidence="period, low, high",
+        meaning="memory rises and falls at regular intervals of 3 to 60 minutes",
+        evidence="`period_seconds`, `low_bytes`, `high_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="step-change",
-        meaning="has changed from one steady amount to another, by at least 5% of the device's size",
-        evidence="size of the step",
+        meaning="memory has changed from one steady amount to another, by at least 5% of the device's size",
+        evidence="`step_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="filling",
-        meaning="has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, as when a "
-        "cache fills",
-        evidence="slope, growth, exponent of the curve (1 is a line), seconds until the device is full",
+        meaning="memory has grown by at least 512 MiB in at least 15 minutes, and the growth is slowing down, as when "
+        "a cache fills",
+        evidence="`slope_bytes_per_second`, `growth_bytes`, `exponent` (1: a straight line), `full_seconds` (until the "
+        "device is full)",
         is_pattern=True,
     ),
     VerdictKind(
         name="growing",
-        meaning="has grown linearly for about two minutes, beyond the process's previous peak: a suspected leak",
-        evidence="slope, growth, bytes retained per step, growth of held bytes and of the live allocation count",
+        meaning="memory has grown linearly for about two minutes, beyond the process's previous peak: a suspected leak",
+        evidence="`slope_bytes_per_second`, `growth_bytes`, `kept_bytes_per_step`, `held_growth_bytes`, "
+        "`live_allocations_per_minute`, `live_allocations_growth_ratio`",
     ),
     VerdictKind(
         name="leak",
-        meaning="has grown without slowing down for longer than healthy growth does: 60 minutes with the agent and 90 "
-        "without, or less in clear cases",
-        evidence="`form` (`linear`, `stairs` or `load-proportional`), slope, growth, significance, window, processes, "
-        "devices, `outside_pools`, growth of held bytes and of the live allocation count, the device's highest use in "
-        "15 minutes",
+        meaning="memory has grown without slowing down for longer than healthy growth usually lasts: 60 minutes with "
+        "the agent, 90 minutes without it, or less in clear cases",
+        evidence="as for `growing`, except `kept_bytes_per_step`; `window_seconds`, `significance`, `processes`, "
+        "`devices`, `outside_pools`, `device_peak_bytes` (in 15 minutes)",
         remedy="find out what retains the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="the last hour's peak of live and stranded memory was at least 5% of the device's size, and more than "
-        "a quarter of it was never live; in addition, the peak has grown, or an allocation had to be retried in the "
-        "last ten minutes",
-        evidence="fragmented ratio, peak live bytes, peak live and stranded bytes, growth of that peak",
+        meaning="in the last hour, live and stranded memory peaked at 5% of the device's size or more, and more than a "
+        "quarter of this peak was never live; in addition, the peak has grown, or an allocation was retried in "
+        "the last ten minutes",
+        evidence="`fragmentation_ratio`, `peak_live_bytes`, `peak_kept_bytes` (live and stranded), `kept_growth_bytes`",
         remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
         "outside PyTorch, choose an asynchronous allocator; then restart the program",
     ),
     VerdictKind(
         name="pressure",
-        meaning="more than 95% of the device is used, or more than 80% is used and growth will fill it within ten "
+        meaning="more than 95% of the device is used; or more than 80% is used, and growth will fill it within ten "
         "minutes",
-        evidence="used ratio, free bytes",
+        evidence="`used_ratio`, `free_bytes`",
         remedy="flush the GPU (gpumond flush --device INDEX), reduce a program's batch size or an engine's "
         "memory fraction (--gpu-memory-utilization, --mem-fraction-static), or stop a program",
     ),
     VerdictKind(
         name="orphan",
-        meaning="memory that the driver attributes to no running process, unchanged for a minute: at least 512 MiB and "
-        "1% of the device's size; while the device is busy, 2% and five minutes",
-        evidence="bytes, seconds",
+        meaning="the driver attributes memory to no running process: at least 512 MiB and 1% of the device's size, "
+        "unchanged for a minute (on a busy device, at least 2%, unchanged for five minutes)",
+        evidence="`unattributed_bytes` or `held_bytes`, `unchanged_seconds`",
         remedy="if it is managed memory (cudaMallocManaged), start its program with gpumond run; otherwise, stop the "
         "process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",
-        meaning="has used at least 5% of a device's memory for half an hour without GPU activity",
-        evidence="bytes, seconds",
+        meaning="a process has used at least 5% of a device's memory for half an hour without GPU activity",
+        evidence="`idle_seconds`, `held_bytes`",
         remedy="stop the program, flush it (gpumond flush --pid PID) or, if it's suspendable, suspend it "
         "(gpumond suspend --pid PID)",
     ),
     VerdictKind(
         name="crash",
-        meaning="an unhandled out-of-memory error terminated the process, or the process exited with another error, or "
-        "for an unknown reason, after a failed allocation or an Xid error, or while it filled an almost full device",
-        evidence="bytes",
+        meaning="an unhandled out-of-memory error ended the process, or the process exited with another or an unknown "
+        "error after a failed allocation, after an Xid error, or while it filled an almost full device",
+        evidence="`released_bytes`",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),
     VerdictKind(
         name="memory-freed",
         meaning="a running process has freed most of its memory",
-        evidence="bytes",
+        evidence="`released_bytes`",
     ),
     VerdictKind(
         name="crash-loop",
-        meaning="one program has crashed three times on one device within an hour",
-        evidence="count",
+        meaning="a program has crashed three times on one device within an hour",
+        evidence="`crashes`",
         remedy="reduce the program's memory use (a smaller batch or model), or stop whatever restarts it; then read "
         "its log",
     ),

@@ -170,7 +170,7 @@ DRIVER_UP = Quantity[Snapshot](
     lambda row: None if row.source.reason in (STARTING, RELEASED, NO_DEVICE) else float(row.source.up),
     boolean=True,
     note=" Absent on a machine without a device.",
-    rule_note=" Unknown before the first attempt and without any device.",
+    rule_note=" Unknown before the first attempt, while gpumond is detached from the driver, and without any device.",
     export=lambda row: None if row.source.reason == NO_DEVICE else float(row.source.up),
 )
 DRIVER_RESPONSIVE = Quantity[Snapshot](

@@ -228,7 +228,7 @@ NVLINK_INCREASES = [
 DERIVED: tuple[Quantity[_Device], ...] = (
     _sensor(
         "power_limit_ratio",
-        "Power draw as a fraction of its limit.",
+        "`power_watts` as a fraction of `power_limit_watts`.",
         lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
         exceeds_one=True,
     ),
@@ -249,13 +249,13 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     ),
     _sensor(
         "bar1_used_ratio",
-        "Mapped part of the BAR1 window as a fraction of its size.",
+        "`bar1_used_bytes` as a fraction of `bar1_size_bytes`.",
         lambda sensors: ratio(sensors.bar1_used_bytes, sensors.bar1_size_bytes),
     ),
     _sensor(
         "pcie_link_ratio",
-        "Bandwidth of the PCIe link as a fraction of its maximum, computed from lanes and generation. An idle device "
-        "slows its link down.",
+        "Bandwidth of the PCIe link as a fraction of its maximum, computed from lanes and generation. Lower while the "
+        "device is idle.",
         pcie_link_ratio,
     ),
     _sensor(
@@ -309,19 +309,22 @@ DEVICE = ScopeSpec(
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            f"time until the memory is full at the rate of the last {FILL_SECONDS:.0f} s; infinite if it isn't filling",
+            f"time until the memory is full at the growth rate of the last {FILL_SECONDS:.0f} s; infinite without "
+            "growth",
             lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
-            "`reclaimable_ratio` while the device is at least 80% full; on a less full device, that of the other "
-            f"programs if one was short of memory {IN_WINDOW}; otherwise 0",
+            "`reclaimable_ratio` if the device is at least 80% full; otherwise, if a program was short of memory "
+            f"{IN_WINDOW}, the part of `reclaimable_ratio` that belongs to other programs; otherwise 0",
             lambda row: ratio(_wasted(row), row.device.size_bytes),
         ),
-        Quantity("stranded_bytes", "free bytes in pools that a flush wouldn't release", lambda row: row.stranded),
+        Quantity(
+            "stranded_bytes", "free memory that allocators keep and a flush can't release", lambda row: row.stranded
+        ),
         Quantity(
             "unattributed_bytes",
-            "used memory that belongs to no visible process; unknown where the driver lists no processes",
+            "used memory that belongs to no visible process; unknown if the driver can't list processes",
             lambda row: row.unattributed,
         ),
         Quantity(
@@ -345,7 +348,7 @@ DEVICE = ScopeSpec(
         DEVICE_IDLE.of(_device),
         Quantity(
             "missed_readings",
-            "consecutive readings without new values of the device",
+            "consecutive readings without new values from the device",
             lambda row: float(row.device.missed_readings),
         ),
         *OF_SENSORS,
@@ -359,17 +362,17 @@ DEVICE = ScopeSpec(
         "used": ("memory in use", lambda row: size(row.device.used_bytes)),
         "free": ("free memory", lambda row: size(row.device.free_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
-        "stranded": ("free memory in pools that a flush wouldn't release", lambda row: size(row.stranded)),
+        "stranded": ("free memory that allocators keep and a flush can't release", lambda row: size(row.stranded)),
         "unattributed": ("used memory that belongs to no visible process", lambda row: size(row.unattributed)),
         "top_process": ("the largest process: name, pid, size", _top_process),
         "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
         "shortage": ("how full the device is, or which programs it had too little room for", _shortage),
-        "xids": ("Xid errors in the window, by number", _xids),
+        "xids": (f"Xid errors {IN_WINDOW}, by number", _xids),
         "temperature": _sensor_text("GPU temperature", lambda own: _text("celsius", own.gpu_temperature_celsius)),
         "power": _sensor_text("power draw", lambda own: _text("watts", own.power_watts)),
         "power_limit": _sensor_text("power limit", lambda own: _text("watts", own.power_limit_watts)),
         "throttle_reasons": _sensor_text(
-            "reasons why the clocks are reduced", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
+            "reasons for reduced clocks", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
         ),
         "pcie_link": _sensor_text(
             "the PCIe link's generation and lanes", lambda own: _link(own.pcie_generation, own.pcie_width)

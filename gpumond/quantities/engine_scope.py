@@ -93,7 +93,7 @@ ENGINE = ScopeSpec(
             lambda row: ", ".join(model.name for model in row.engine.models) or "no known model",
         ),
         "reason": (
-            "why the engine can't be read, or isn't serving yet; otherwise empty",
+            "why the engine can't be read or is out of service; otherwise empty",
             lambda row: row.engine.problem or row.engine.out_of_service_reason,
         ),
     },

@@ -121,19 +121,19 @@ POOL = ScopeSpec(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
             "stranded_ratio",
-            "stranded bytes / held bytes, at this moment",
+            "current stranded bytes as a fraction of the held bytes",
             lambda row: ratio(STRANDED.read(row.pool), row.pool.held_bytes),
         ),
         Quantity(
             "fragmentation_ratio",
-            f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; 0 for pools below 5% of their "
-            "device and while nothing is stranded; unknown for the first minute",
+            f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; unknown for the first minute; "
+            "0 if nothing is stranded, or if live and stranded bytes are less than 5% of the device's size",
             lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
         ),
         *_values("ooms"),
         Quantity(
             "ooms_increase",
-            f"increase of `ooms` {IN_WINDOW}, except errors after which `retry_on_oom` made another attempt; "
+            f"increase of `ooms` {IN_WINDOW}, without errors after which `retry_on_oom` tried again; "
             f"{FROM_A_FULL_WINDOW}",
             lambda row: row.recent.oom_increase(row.report, row.track),
         ),
@@ -165,23 +165,23 @@ POOL = ScopeSpec(
         "held": ("memory held by the pool", lambda row: size(row.pool.held_bytes)),
         "reclaimable": ("bytes that a flush would release", lambda row: size(row.pool.reclaimable.likely)),
         "stranded": (
-            "free memory in the pool that a flush wouldn't release",
+            "free memory that the allocator keeps and a flush can't release",
             lambda row: size(STRANDED.read(row.pool)),
         ),
         "torch_setting": (
-            "environment variable that configures the allocator in the program's PyTorch version",
+            "environment variable that configures the allocator of the program's PyTorch version",
             lambda row: torch_setting(row.report.frameworks),
         ),
         "whole_blocks": ("a change that keeps the pool's free memory in one piece", _whole_blocks),
         "advice": (
-            "settings and changes that apply to the program, each after a semicolon; empty if none does",
+            "recommended settings and changes, each preceded by a semicolon; empty without any",
             _advice,
         ),
         "shortage": ("whether the program was short of memory or reached its own limit", _shortage),
         "relief": ("what would give the program more memory", _relief),
         "oom": (
-            "what happened in the last out-of-memory error, at which line, and whether the program kept running; empty "
-            "without a record",
+            "the last out-of-memory error: what happened, at which line of code, and whether the program kept running; "
+            "empty if unknown",
             _last_oom,
         ),
     },

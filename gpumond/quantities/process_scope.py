@@ -209,7 +209,7 @@ def _sum(
         known = [size for size in map(value, pools) if size is not None]
         return float(sum(known)) if known else None
 
-    return Quantity(quantity.name, f"`{quantity.name}` of its pools on the device, summed.", read)
+    return Quantity(quantity.name, f"`{quantity.name}` of the process's pools on the device, summed.", read)
 
 
 def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
@@ -250,8 +250,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "limit_ratio",
-            "highest use of a limit: held bytes of an allocator, or used bytes of the cgroup, as a fraction of the "
-            "limit; unknown without one",
+            "highest ratio of an allocator's held bytes, or of the cgroup's used bytes, to the limit; unknown without "
+            "a limit",
             _limit_ratio,
             exceeds_one=True,
         ),
@@ -262,17 +262,17 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "reserve_shortage_bytes",
-            "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't free; 0 without one",
+            "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't available; 0 without one",
             _reserve_shortage,
         ),
         Quantity(
             "agent_gone",
-            "1 if the process's agent has stopped reporting, 0 while it reports; unknown without an agent",
+            "1 if the process's agent has stopped reporting, else 0; unknown without an agent",
             lambda row: None if row.workload is None else float(row.silent),
             boolean=True,
         ),
         PROCESS_UTILIZATION.of(_usage),
-        Quantity("idle_seconds", "observed time without work on the device", lambda row: row.process.idle_seconds),
+        Quantity("idle_seconds", "observed time without activity on the device", lambda row: row.process.idle_seconds),
         Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",
@@ -282,7 +282,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "report_excess_bytes",
-            "bytes by which the agent's report exceeds the driver's count, or 0; unknown without an agent",
+            "bytes by which the agent's report exceeds the driver's count; unknown without an agent",
             _claim_excess,
         ),
         REPORT_AGE.of(lambda row: row.report),
@@ -296,8 +296,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     ),
     labels={
         **DEVICE_LABELS,
-        "pid": "the process's pid; empty for verdicts on memory without a known process",
-        "workload": "the process's workload, or its command name",
+        "pid": "the process's pid; empty for verdicts on memory of an unknown process",
+        "workload": "the process's workload or command name, one of which must match",
     },
     labels_of=_labels,
     placeholders={
@@ -310,7 +310,10 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             lambda row: row.workload or row.process.comm or "unknown program",
         ),
         "used": ("the process's memory, as the driver counts it", lambda row: size(row.process.used_bytes)),
-        "state": ("alive, stopped, uninterruptible, zombie, gone", lambda row: row.process.state or "unknown"),
+        "state": (
+            "the process's state: alive, stopped, uninterruptible, zombie or gone",
+            lambda row: row.process.state or "unknown",
+        ),
         "quota": (
             "name of the quota that sets the soft limit; empty without one",
             lambda row: row.quota.soft_limit_quota,
@@ -319,7 +322,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "the process's soft limit; empty without one",
             lambda row: _size_or_empty(row.quota.soft_limit_bytes),
         ),
-        "soft_limit_remedy": ("how the process gets below its soft limit", _soft_limit_remedy),
+        "soft_limit_remedy": ("how to get the process below its soft limit", _soft_limit_remedy),
         "reserve_quota": (
             "name of the quota that sets the reserve; empty without one",
             lambda row: row.quota.reserve_quota,
@@ -374,7 +377,7 @@ _SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 
 def _sum_of(name: str) -> Quantity[_Workload]:
-    meaning = f"`{name}` of the pools of its programs, summed."
+    meaning = f"`{name}` of the workload's pools, summed."
     return Quantity(name, meaning, lambda row: number(row.sums[name]) if row.known else None)
 
 
@@ -384,7 +387,7 @@ WORKLOAD = ScopeSpec(
         *(_sum_of(quantity.name) for quantity in _SUMMED),
         Quantity(
             "programs",
-            "the workload's programs whose agent is reporting",
+            "number of the workload's programs with an agent that reports",
             lambda row: float(row.programs) if row.known else None,
         ),
     ),
@@ -394,13 +397,13 @@ WORKLOAD = ScopeSpec(
         "uid": ("uid of the user", lambda row: str(row.workload.uid)),
         "workload": ("name of the workload", lambda row: row.workload.name),
         "live": ("memory allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
-        "held": ("memory held by the pools of the workload's programs", lambda row: size(row.sums["held_bytes"])),
+        "held": ("memory held by the workload's pools", lambda row: size(row.sums["held_bytes"])),
         "reclaimable": (
-            "bytes that a flush of these programs would release",
+            "bytes that a flush of the workload would release",
             lambda row: size(row.sums["reclaimable_bytes"]),
         ),
         "stranded": (
-            "free memory in pools that a flush wouldn't release",
+            "free memory that allocators keep and a flush can't release",
             lambda row: size(row.sums["stranded_bytes"]),
         ),
     },

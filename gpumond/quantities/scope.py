@@ -82,9 +82,10 @@ VERDICTS = (
         _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", boolean=True)
         for kind in PROBLEMS
     ),
-    _verdict_value("leak_bytes_per_second", "growth rate of a leak; 0 without a leak"),
+    _verdict_value("leak_bytes_per_second", "growth rate of all leaks; 0 without a leak"),
     _verdict_value(
-        "time_to_full_seconds", "time until the memory is full at the current growth rate; infinite without growth"
+        "time_to_full_seconds",
+        "time until the memory is full, as a `leak` or `pressure` verdict predicts; infinite without such a verdict",
     ),
 )
 

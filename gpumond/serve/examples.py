@@ -201,7 +201,7 @@ RECEIPT = Receipt(
     duration_seconds=0.34,
     planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
-AUDIT_ENTRY = AuditEntry(1, TAKEN_AT, "token", "rule.delete", {"name": "device-nearly-full"})
+AUDIT_ENTRY = AuditEntry(1, TAKEN_AT, "token", "rule.delete", {"name": "large-training"})
 EVENT = Event(
     id=1_790_000_000_017,
     at=TAKEN_AT,

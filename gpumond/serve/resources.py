@@ -223,7 +223,11 @@ async def engines(request: Request) -> Response:
 
 
 @router.read(
-    "/ledger", "Used memory by process and share; lines sum to used + overcount", Ledger, examples.LEDGER, (503,)
+    "/ledger",
+    "Used memory by process and share. The lines add up to the used bytes plus the overcount",
+    Ledger,
+    examples.LEDGER,
+    (503,),
 )
 async def ledger(request: Request) -> Response:
     return cached_json(request, Ledger, lambda frame: frame.ledger)
@@ -462,7 +466,7 @@ async def history(
 
 @router.read(
     "/history/shares",
-    "All shares' history, for a device, a process or the machine",
+    "History of all shares of a device, a process or the machine",
     ShareHistory,
     SHARES_EXAMPLE,
     (404, 422),
@@ -498,7 +502,7 @@ async def share_history(
 
 
 @router.read(
-    "/history/moment", "What each device and process used at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
+    "/history/moment", "Memory of each device and process at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
 )
 async def past_moment(
     request: Request,

@@ -84,7 +84,7 @@ async def request_code(
 
 @router.post(
     SESSIONS,
-    summary="Exchange a code for the token of a session",
+    summary="Exchange a one-time code for a session token",
     **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:

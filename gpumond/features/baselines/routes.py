@@ -130,7 +130,7 @@ async def measure_again(request: Request, name: Name, body: CompareBody, by: str
 
 @router.read(
     "/baselines/{name}/compare",
-    "Comparison of a baseline with another one, or with the latest measurement",
+    "Comparison of a baseline with another baseline or the latest measurement",
     Comparison,
     EXAMPLE_COMPARISON,
     (404, 422, 503, 507),

@@ -22,7 +22,17 @@ from gpumond.serve.routes import Router, described, etag_of, json_response, kern
 router = Router("rules")
 
 BODY = as_config(BUILT_IN[0])
-ENTRY = RuleEntry(BUILT_IN[0].name, "api", "0c5f2a7d9b1e4c3a", BODY)
+OWN = {
+    "name": "large-training",
+    "scope": "workload",
+    "value": "held_bytes",
+    "above": 2 << 30,
+    "for": 10,
+    "match": {"workload": "training"},
+    "labels": {"severity": "info"},
+    "annotations": {"summary": "{workload} holds {held}, {live} of it in use"},
+}
+ENTRY = RuleEntry("large-training", "api", "0c5f2a7d9b1e4c3a", OWN)
 PREVIEW = Preview(
     from_at=examples.TAKEN_AT - 3600,
     to_at=examples.TAKEN_AT,
@@ -76,7 +86,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 
 @router.post(
     "/rules/preview",
-    summary="Preview a rule on the last hour",
+    summary="Find out when a rule would have fired in the last hour",
     **described(Preview, PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:

@@ -48,7 +48,7 @@ PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
 
 def match_keys(scope: Scope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
-    named = {"device": "index, UUID or its prefix, or PCI address of the device, without globs"}
+    named = {"device": "index, UUID, UUID prefix or PCI address of the device; not a glob"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
 
 
