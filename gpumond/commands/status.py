@@ -17,7 +17,7 @@ from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
 from gpumond.view.text import output_width, wrapped_text
 
-VERDICT = "The process's most severe alert or, without one, its verdict, such as steady; +N: N more alerts or problems."
+VERDICT = "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
 LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
 
 
