@@ -790,7 +790,7 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (
-        "start lab (pid 11) with gpumond run --need as well, or with less memory: it uses 72.0 GiB without a grant, "
+        "also start lab (pid 11) with gpumond run --need, or reduce its memory use: it uses 72.0 GiB without a grant, "
         "and this program was granted 16.0 GiB"
     )
 

@@ -295,7 +295,8 @@ class Supervisor:
         if uuid is None or ExcludedDevice(index, uuid) in self._excluded:
             return False
         device = ExcludedDevice(index, uuid)
-        log.warning("device %d %s is excluded: the driver %s on it", index, uuid, "hangs" if child else "crashes")
+        problem = "hangs" if child else "crashes"
+        log.warning("device %d (%s) is excluded, because the driver %s when reading it", index, uuid, problem)
         self._excluded[device] = child
         crashes = self._times_left_out[uuid]
         seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)

@@ -552,7 +552,7 @@ def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/memory_status")).raise_for_status().json
     state = json_part(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
-        raise EngineError("/memory_status has no known state: is the engine's kind correct?")
+        raise EngineError("/memory_status reports an unknown state: is the engine's kind correct?")
     return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
 
 

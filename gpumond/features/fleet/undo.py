@@ -111,7 +111,7 @@ def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
         return Step(entry=entry, kind="resume", subject=str(detail["pid"]), start_ticks=detail["start_ticks"])
     if action in _RESULTS or action.endswith(".answer"):
         return None
-    return Step(entry=entry, problem="gpumond fleet undo can't undo such a change")
+    return Step(entry=entry, problem="gpumond fleet undo can't undo this kind of change")
 
 
 def outdated_reason(step: Step, frame: CheckedFrame) -> str:

@@ -540,7 +540,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing_bytes:
         text = (
-            f"start {name} with gpumond run --need as well, or with less memory: it uses {size_text(size)} without a "
+            f"also start {name} with gpumond run --need, or reduce its memory use: it uses {size_text(size)} without a "
             f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
