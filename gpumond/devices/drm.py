@@ -63,7 +63,7 @@ class _Gauge(NamedTuple):
     field: str
     files: tuple[str, ...]
     limit: int
-    per: float = 1.0
+    divisor: float = 1.0
 
 
 _HERTZ = 100_000_000_000
@@ -127,23 +127,23 @@ class DrmDevice:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._text("device/power/runtime_status") == "suspended"
 
-    def memory(self, tally: FaultCounter) -> MemoryCounts:
+    def memory(self, counter: FaultCounter) -> MemoryCounts:
         if self.driver == "amdgpu":
-            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, tally) for word in ("total", "used"))
+            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, counter) for word in ("total", "used"))
             free = size - used if size is not None and used is not None and used <= size else None
             return MemoryCounts(size, used, free)
-        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, tally) for tile in self._tiles()]
-        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, tally)
-        free = self._number("lmem_avail_bytes", 2**63, tally) if size else None
+        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, counter) for tile in self._tiles()]
+        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, counter)
+        free = self._number("lmem_avail_bytes", 2**63, counter) if size else None
         return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
 
-    def sensors(self, tally: FaultCounter) -> dict[str, float]:
+    def sensors(self, counter: FaultCounter) -> dict[str, float]:
         values: dict[str, float] = {}
-        for field, files, limit, per in _GAUGES[self.driver]:
+        for field, files, limit, divisor in _GAUGES[self.driver]:
             for file in files:
-                number = self._number(file, limit, tally)
+                number = self._number(file, limit, counter)
                 if number is not None:
-                    values[field] = number / per
+                    values[field] = number / divisor
                     break
         for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
             current = re.search(r"(\d{1,6})mhz \*", self._text(f"device/{table}").lower())
@@ -154,14 +154,14 @@ class DrmDevice:
     def _tiles(self) -> list[str]:
         return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
 
-    def _number(self, file: str, limit: int, tally: FaultCounter) -> int | None:
+    def _number(self, file: str, limit: int, counter: FaultCounter) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
             with open(path, encoding="utf-8", errors="replace") as content:
                 text = content.read(4096)
         except OSError as error:
             if error.errno not in _ABSENT:
-                tally.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
+                counter.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -169,7 +169,7 @@ class DrmDevice:
             number = -1
         if 0 <= number <= limit:
             return number
-        tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
+        counter.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
     def _text(self, file: str) -> str:
@@ -459,7 +459,7 @@ class DrmSource:
         pass  # nothing stays open between two readings
 
     def read(self) -> Reading:
-        tally, now = FaultCounter(), self._clock()
+        counter, now = FaultCounter(), self._clock()
         present = {card.uuid: card for card in drm_devices(self._sys)}
         for card in present.values():
             self._seen.setdefault(card.uuid, (len(self._seen), card.name()))
@@ -474,25 +474,25 @@ class DrmSource:
             if card.uuid not in awake:
                 devices.append(self._device(card, MemoryCounts(), None, Sensors()))
                 continue
-            size = self._memory(card, tally)
+            size = self._memory(card, counter)
             own = clients.get(card.pci_bus_id, {})
             rocm = compute.get(card.pci_bus_id, {})
-            by_pid = self._usages(card, size, own, rocm, tally)
+            by_pid = self._usages(card, size, own, rocm, counter)
             used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
             listed = None if by_pid is None else processes(by_pid, identities, used_by)
             working = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
+            devices.append(self._device(card, size, listed, self._sensors(card, working, now, counter)))
             if self._descriptors.hidden:
                 detail = f"{plural(self._descriptors.hidden, 'process')} of other users can't be inspected"
-                tally.add(card.uuid, "processes_hidden", detail)
+                counter.add(card.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
-            tally.add(
+            counter.add(
                 uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is missing from /sys/class/drm"
             )
         self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
         devices.sort(key=lambda device: device.index)
         return Reading(
-            devices=tuple(devices), faults=tally.faults(self.name), driver_version=f"Linux {os.uname().release}"
+            devices=tuple(devices), faults=counter.faults(self.name), driver_version=f"Linux {os.uname().release}"
         )
 
     def _device(
@@ -514,21 +514,21 @@ class DrmSource:
             source=self.name,
         )
 
-    def _memory(self, card: DrmDevice, tally: FaultCounter) -> MemoryCounts:
-        counts = card.memory(tally)
+    def _memory(self, card: DrmDevice, counter: FaultCounter) -> MemoryCounts:
+        counts = card.memory(counter)
         if card.vendor == "intel" and counts.used_bytes is None and card.render_node:
             try:
                 queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
             except OSError as error:
-                tally.add(card.uuid, fault_kind_of(error), f"memory: {error.strerror}")
+                counter.add(card.uuid, fault_kind_of(error), f"memory: {error.strerror}")
             else:
                 counts = queried if queried.size_bytes else counts
                 if queried.size_bytes and queried.used_bytes is None:
-                    tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return valid_memory(tally, card.uuid, counts)
+                    counter.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
+        return valid_memory(counter, card.uuid, counts)
 
-    def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, tally: FaultCounter) -> Sensors:
-        values: dict[str, Any] = {**card.sensors(tally)}
+    def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCounter) -> Sensors:
+        values: dict[str, Any] = {**card.sensors(counter)}
         before, known = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
             values["gpu_utilization_ratio"] = utilization(known.get(card.pci_bus_id, {}), clients, now - before)
@@ -581,7 +581,7 @@ class DrmSource:
         size: MemoryCounts,
         own: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
-        tally: FaultCounter,
+        counter: FaultCounter,
     ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""
@@ -591,9 +591,9 @@ class DrmSource:
             for number, (pid, entry) in own.items()
             for kind in entry.kinds or ("graphics",)
         )
-        by_pid = valid_usages(tally, card.uuid, listed, limit, self._pid_max)
+        by_pid = valid_usages(counter, card.uuid, listed, limit, self._pid_max)
         rocm = valid_usages(
-            tally,
+            counter,
             card.uuid,
             (ListedProcess("compute", (0, 0), *entry) for entry in compute.items()),
             limit,

@@ -302,7 +302,7 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
+    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in DEVICE_REMEDIES)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=by_effect)  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing_bytes is None:
@@ -725,7 +725,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
     _repeat,
 )
-OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
+DEVICE_REMEDIES = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
