@@ -224,7 +224,7 @@ class Daemon(Operations):
                         await self._load_part(part)
                 await self.tick()
             except Exception:
-                log.exception("a tick failed; the previous frame remains")
+                log.exception("a tick failed; the previous frame stays in effect")
             await asyncio.sleep(0)
             interval = kernel.settings.interval
             due += interval

@@ -120,13 +120,13 @@ class Diagnosis:
         for tracked, closed in self._recorder.due:
             device = self._devices[tracked.uuid]
             if closed > FIVE_MINUTES:
-                tracked.quartiles.add(tracked.series, tracked.main)
+                tracked.quartiles.add(tracked.series, tracked.main_signal)
             if tracked.uuid not in self._parents:
                 if closed > MINUTE:
                     self._classify_curve(tracked, device, closed)
                 self._classify_growth(tracked, device)
                 active = tracked.verdicts.get("fragmentation")
-                if active and self._freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
+                if active and self._was_freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
                     tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.usable_bytes:
@@ -177,7 +177,7 @@ class Diagnosis:
                 kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERNS, "leak")
             }
             return
-        series, signal = tracked.series, tracked.main
+        series, signal = tracked.series, tracked.main_signal
         medians = [value for value in series.column(MINUTE, signal, count=REST_MINUTES) if value == value]
         highs = series.column(MINUTE, signal, MAX, 1)
         if medians and size and highs[-1] == highs[-1]:
@@ -337,12 +337,12 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main == STEP_END),
+                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main_signal == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
-        if found is not None and self._freed(tracked, found.unreclaimable):
+        if found is not None and self._was_freed(tracked, found.unreclaimable):
             tracked.peaks.restart()
             found = None
         if found is None:
@@ -360,7 +360,7 @@ class Diagnosis:
             "fragmentation", self._onset_time(tracked, "fragmentation", found.since), evidence, summary
         )
 
-    def _freed(self, tracked: TrackedSeries, kept: float) -> bool:
+    def _was_freed(self, tracked: TrackedSeries, kept: float) -> bool:
         """Return True if the pools keep nothing, or for a minute much less than at their peak: it was freed."""
         live, stranded = (tracked.series.column(0, signal, MAX, FREED_BLOCKS) for signal in (LIVE, STRANDED))
         sums = [one + other for one, other in zip(live, stranded, strict=True)]

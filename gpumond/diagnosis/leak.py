@@ -56,7 +56,7 @@ def search(
     ``known``: bytes up to which the program's earlier processes have grown.
     """
     main = _candidate(tracked, history, size, room)
-    for signal in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
+    for signal in (tracked.main_signal, OUTSIDE) if tracked.counted else (tracked.main_signal,):
         candidate = main._replace(signal=signal)
         found = leak_criteria.find(candidate, closed)
         if found is None and signal != OUTSIDE and closed > FIVE_MINUTES:
@@ -67,12 +67,12 @@ def search(
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
     found = (
-        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main), stairs, history.now)
+        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
         if stairs
         else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main)
+        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -179,7 +179,7 @@ def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowt
 def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
-    times, values = _reaching_back(candidate, MINUTE, tracked.main, MEDIAN)
+    times, values = _reaching_back(candidate, MINUTE, tracked.main_signal, MEDIAN)
     begin = bisect_left(times, candidate.born + SKIPPED_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
@@ -196,7 +196,7 @@ def _candidate(tracked: TrackedSeries, history: History, size: float | None, roo
     return CandidateCurve(
         series=tracked.series,
         device=history.device(tracked.uuid),
-        signal=tracked.main,
+        signal=tracked.main_signal,
         born=tracked.born,
         size=size,
         room=room,
@@ -276,8 +276,8 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, hi
     ]
     if found.bytes_a_step is not None:
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
-    evidence += held_growth(tracked, tracked.main, BLOCK, found.onset)
-    allocations = allocation_growth(tracked, tracked.main, pace)
+    evidence += held_growth(tracked, tracked.main_signal, BLOCK, found.onset)
+    allocations = allocation_growth(tracked, tracked.main_signal, pace)
     evidence += allocations.evidence if allocations else []
     who = sentences.program(tracked.name, tracked.pid, label)
     summary = sentences.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)

@@ -104,7 +104,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
+    counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
         if not recent.is_short(track):
             continue

@@ -342,9 +342,9 @@ def test_an_error_is_compared_with_runs_that_had_room():
         return next(each.text for each in remedies(evidence) if each.name == "earlier-peak").partition(": ")[2]
 
     assert [comparison(ooms) for ooms in (0, 1, 2)] == [
-        "this run of big needed 60.0 GiB more than any of the 2 before",
-        "this run of big needed 60.0 GiB more than the one before that didn't run out of memory",
-        "this step needed 53.0 GiB more than any of the 5 before that didn't run out of memory",
+        "this run of big needed 60.0 GiB more than any of the 2 earlier ones",
+        "this run of big needed 60.0 GiB more than the previous one that didn't run out of memory",
+        "this step needed 53.0 GiB more than any of the 5 earlier ones that didn't run out of memory",
     ]
 
 

@@ -269,7 +269,7 @@ class Supervisor:
             self._restarted()
         self._started += 1
         self._child = child
-        asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
+        asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._on_readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
@@ -320,7 +320,7 @@ class Supervisor:
             self._abandoned.append(child)
         self._spawn()
 
-    def _readable(self, child: DriverProcess) -> None:
+    def _on_readable(self, child: DriverProcess) -> None:
         try:
             chunk = child.stdout.read(1 << 20)
         except OSError:

@@ -613,7 +613,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         return
     extra = e.live_bytes + e.request_bytes - usual
     if extra > 0:
-        before = "the one before" if times == 1 else f"any of the {times} before"
+        before = "the previous one" if times == 1 else f"any of the {times} earlier ones"
         room = " that didn't run out of memory" if failed else ""
         text = f"{change}: {who} needed {size_text(extra)} more than {before}{room}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
