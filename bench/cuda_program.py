@@ -15,7 +15,7 @@ from importlib.util import find_spec
 
 from gpumond import agent
 
-HELD_BYTES, MOST_BYTES = 64 << 20, 32 << 20
+HELD_BYTES, MAX_BYTES = 64 << 20, 32 << 20
 STEPS_PER_SECOND = 10
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     count = 0
     while True:
         count += 1
-        step(1 + count * (1 << 20) % MOST_BYTES)
+        step(1 + count * (1 << 20) % MAX_BYTES)
         time.sleep(1 / STEPS_PER_SECOND)
 
 

@@ -135,7 +135,7 @@ def _onset(at: float, verdict: Verdict) -> Onset:
 MIB_A_MINUTE = (1 << 20) / 60
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 AFTER_SECONDS = 900.0
-LEAST_QUIET, LEAST_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
+MIN_QUIET, MIN_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
 SERVING = ("leak-serving", "serving-bimodal", "serving-nightly", "model-loads", "slow-fragmentation")
 SAMPLED = dict.fromkeys(("fleet", *SERVING), 57.0)
 """Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
@@ -199,7 +199,7 @@ def to_be_found(one: Episode) -> bool:
     slope = one.truth.slope_bytes_per_second
     if one.without_fault or one.truth.kind != "leak" or slope is None:
         return False
-    return slope >= (LEAST_QUIET if quiet(one) else LEAST_NOISY) * 0.999
+    return slope >= (MIN_QUIET if quiet(one) else MIN_NOISY) * 0.999
 
 
 def quiet(one: Episode) -> bool:

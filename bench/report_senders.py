@@ -101,7 +101,7 @@ class Agent:
         self.connected_at = now
         self.connections += 1
         self._descriptor = self.link.fileno()
-        self._loop.add_reader(self._descriptor, self._readable)
+        self._loop.add_reader(self._descriptor, self._on_readable)
         self.link.enqueue(self._hello)
         self.report(0)
 
@@ -112,7 +112,7 @@ class Agent:
             self.replaced += self.link.send_encoded(self.encoded_reports[number], time.monotonic())
             self._check_connected()
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         self.link.receive(time.monotonic())
         self._check_connected()
 

@@ -511,7 +511,7 @@ SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
 SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
 MAX_CALL = 200
 """Longest text of a call: an agent may send any."""
-OF_LIBRARIES = (
+LIBRARY_PATHS = (
     "/site-packages/",
     "/dist-packages/",
     "/lib/python3",
@@ -519,8 +519,8 @@ OF_LIBRARIES = (
     "/gpumond/sim/allocator.py",
     "<",
 )
-"""Parts of the names of files that are not the program's own, unless these end with one of ``OF_PROGRAMS``."""
-OF_PROGRAMS = ("<string>", "<stdin>", "/gpumond/sim/programs.py")
+"""Parts of the names of files that are not the program's own, unless these end with one of ``PROGRAM_PATHS``."""
+PROGRAM_PATHS = ("<string>", "<stdin>", "/gpumond/sim/programs.py")
 
 ENDED: EventKind = "process-ended"
 """Kind of the event from which clients know the earlier processes of a workload."""
@@ -606,7 +606,7 @@ def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
 
 
 def _is_of_library(call: Call) -> bool:
-    return not call.file.endswith(OF_PROGRAMS) and any(part in call.file for part in OF_LIBRARIES)
+    return not call.file.endswith(PROGRAM_PATHS) and any(part in call.file for part in LIBRARY_PATHS)
 
 
 def call_text(call: Call) -> str:

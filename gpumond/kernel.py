@@ -266,7 +266,7 @@ class Kernel:
         """Encoded answers of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
-        self._swapped = Signal()
+        self._frame_changed = Signal()
         self._config_hashes: tuple[Settings, tuple[Rule, ...], ConfigHashes] | None = None
         self._services: dict[type, object] = dict(dependencies.services)
 
@@ -290,14 +290,14 @@ class Kernel:
         """Return a new reading for a flush, None if the driver does not answer in time."""
         return await self.devices.read(wait=FLUSH_READ_SECONDS)
 
-    def swap(self, frame: Frame) -> None:
+    def set_frame(self, frame: Frame) -> None:
         """Make ``frame`` the current one."""
         self.frame, self.answers = frame, {}
-        self._swapped.send()
+        self._frame_changed.send()
 
     async def await_frame(self, seconds: float) -> bool:
         """Wait for the next frame. Returns False if none is taken in time."""
-        return await self._swapped.wait(seconds)
+        return await self._frame_changed.wait(seconds)
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""

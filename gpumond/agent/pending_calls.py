@@ -50,7 +50,7 @@ def run(call: Callable[[], T], seconds: float) -> T:
         return call()
     pending = _Call(call)
     if not add(pending.carry_out):
-        raise MainThreadBusy("the main thread can't make calls")
+        raise MainThreadBusy("the main thread has too many pending calls")
     return pending.wait(seconds)
 
 

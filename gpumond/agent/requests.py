@@ -225,15 +225,18 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
         if all(one.activations_bytes is not None for one in classes):
             return ""
         if any(one.parameters_bytes is None for one in classes):
-            return "the program is older than its agent and has too many objects to search: its classes are unknown"
-        return "the program has too many objects to search: other tensors and activations aren't distinguished"
+            return (
+                "the classes of live memory are unknown: the agent started after the program, which has too many "
+                "objects to search"
+            )
+        return "other tensors and activations can't be distinguished: the program has too many objects to search"
     adapters = LOADED.known()
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
-        return clean(f"live memory can be classified for PyTorch only; the allocators of this program: {names}")
+        return clean(f"only PyTorch's live memory can be classified; this program's allocators: {names}")
     pools = [pool for pool in LOADED.read() or () if pool.inside is None]
     if any(pool.live_bytes for pool in pools if pool.allocator == "torch"):
-        return "this version of PyTorch isn't understood: its live memory can't be classified"
+        return "live memory can't be classified: this version of PyTorch isn't supported"
     if held := sum(pool.held_bytes for pool in pools):
         from gpumond.facts.units import size_text  # needed for this text only
 

@@ -273,10 +273,10 @@ class AgentSession:
         for name, (command, deadline) in list(self.waiting.items()):
             if now >= deadline and self.waiting.pop(name, None) is not None:
                 if isinstance(command, AgentRequest):
-                    reason = f"this program's flush_policy is step, and no step() was reached in {STEP_SECONDS:g} s"
+                    reason = f"this program's flush_policy is step, but it called no step() within {STEP_SECONDS:g} s"
                     self._transport.enqueue(AgentResponse(command.id, reason))
                     continue
-                reason = f"no step() was reached in {command.timeout_seconds:g} s; nothing was done"
+                reason = f"the program called no step() within {command.timeout_seconds:g} s; nothing was done"
                 self._transport.enqueue(FlushResult(command.id, "deferred", reason))
         while self._step_results:
             self._transport.enqueue(self._step_results.popleft())

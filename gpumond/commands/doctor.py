@@ -245,7 +245,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     source = status["source"]
     state: State = "good" if source["up"] else "bad"
     detail, advice = ("up", "") if source["up"] else _problem_and_remedy(source["reason"], source["detail"])
-    yield Finding("daemon", state, f"version {status['version']}, source {source['name']} {detail}", advice)
+    yield Finding("daemon", state, f"version {status['version']}, source {source['name']}: {detail}", advice)
     yield from check_other_socket(status.get("agent_socket"))
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):

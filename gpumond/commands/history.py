@@ -172,7 +172,7 @@ def _subjects(
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
             remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
-            raise NothingToShow(f"no program named {name} uses GPU memory or has ended since {known_since}{remedy}")
+            raise NothingToShow(f"no program named {name} has used GPU memory since {known_since}{remedy}")
 
 
 def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:

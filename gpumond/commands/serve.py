@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     from gpumond.config.loading import ConfigurationFile
 
     file = ConfigurationFile(arguments.config, flags(arguments))
-    settings, kept = file.load_or_keep()
-    return serve(settings, choose_source(settings.source), file.load, kept=kept, without_port=True)
+    settings, last_valid = file.load_or_keep()
+    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, without_port=True)
 
 
 def _duration(text: str) -> str:
@@ -106,14 +106,14 @@ def serve(
     reload: Callable[[], Settings],
     pace: float = 1.0,
     bound: Callable[[str], None] = lambda address: None,
-    kept: LastValidFile | None = None,
+    last_valid: LastValidFile | None = None,
     without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
-    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the page's address when the
-    port accepts connections. ``kept``: the settings are not those of the present configuration file. ``without_port``:
-    do not end if another program uses the port.
+    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the web UI's address when
+    the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
+    ``without_port``: do not end if another program uses the port.
     """
     import asyncio
 
@@ -122,7 +122,7 @@ def serve(
     log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, kept, without_port))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, last_valid, without_port))
     return DONE
 
 

@@ -347,7 +347,7 @@ def _content(path: Path) -> Any:
             text = file.read(MAX_BYTES)
         content = parse_yaml(text)
     except OSError as error:
-        expected = "a web configuration of exporter-toolkit, with tls_server_config or basic_auth_users"
+        expected = "an exporter-toolkit web configuration with tls_server_config or basic_auth_users"
         raise ConfigError(f"web_config {read_error_text(path, error, expected)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)

@@ -101,16 +101,16 @@ class Daemon(Operations):
         dependencies: Dependencies,
         load: LoadSettings | None = None,
         pace: float = 1.0,
-        kept: LastValidFile | None = None,
+        last_valid: LastValidFile | None = None,
     ) -> None:
         kernel = self.kernel = Kernel(settings, dependencies, pace)
         self._load = load
-        if kept is None:
+        if last_valid is None:
             kernel.telemetry.set_configuration_loaded()
         else:
-            log.error("the configuration is invalid, so its last valid content stays in effect: %s", kept.error)
-            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, kept.place)
-            kernel.telemetry.set_configuration_failed(kept.loaded_at)
+            log.error("the configuration is invalid, so its last valid content stays in effect: %s", last_valid.error)
+            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, last_valid.place)
+            kernel.telemetry.set_configuration_failed(last_valid.loaded_at)
         kernel.provide(Operations, self)
         kernel.parts = tuple(feature.resolve(name)(kernel) for feature in features() for name in feature.parts)
         self._history = HistoryPersistence(kernel.store)
@@ -170,7 +170,7 @@ class Daemon(Operations):
             await serve_pending_requests()
             for part in kernel.parts:
                 tick = part.conclude(tick)
-            kernel.swap(tick.frame)
+            kernel.set_frame(tick.frame)
             for part in kernel.parts:
                 part.act(tick)
             self._publish(tick)
@@ -224,7 +224,7 @@ class Daemon(Operations):
                         await self._load_part(part)
                 await self.tick()
             except Exception:
-                log.exception("a tick failed; the previous frame remains")
+                log.exception("a tick failed; the previous frame stays in effect")
             await asyncio.sleep(0)
             interval = kernel.settings.interval
             due += interval

@@ -59,15 +59,15 @@ async def serve(
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     bound: Callable[[str], None] = lambda address: None,
-    kept: LastValidFile | None = None,
+    last_valid: LastValidFile | None = None,
     without_port: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
     ``without_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
-    ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the page's address when the
-    port accepts connections; they are answered a moment later. ``kept``: the settings are not those of the present
-    file. However this ends, sockets are removed and tasks have ended.
+    ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the web UI's address when
+    the port accepts connections; they are answered a moment later. ``last_valid``: the content in effect instead of an
+    invalid configuration file. However this ends, sockets are removed and tasks have ended.
     """
     raise_descriptor_limit()
     web, reviews = _web_settings(settings), make_token_reviews(settings)
@@ -80,7 +80,7 @@ async def serve(
                 raise
             listener, problem = None, str(error)
         dependencies = stack.enter_context(system_dependencies(settings, source))
-        daemon = Daemon(settings, dependencies, load, pace, kept)
+        daemon = Daemon(settings, dependencies, load, pace, last_valid)
         if log_limit is not None:
             log_limit.dropped = daemon.kernel.telemetry.log_dropped
         own = settings.runtime_directory()

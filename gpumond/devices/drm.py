@@ -63,7 +63,7 @@ class _Gauge(NamedTuple):
     field: str
     files: tuple[str, ...]
     limit: int
-    per: float = 1.0
+    divisor: float = 1.0
 
 
 _HERTZ = 100_000_000_000
@@ -127,23 +127,23 @@ class DrmDevice:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._text("device/power/runtime_status") == "suspended"
 
-    def memory(self, tally: FaultCounter) -> MemoryCounts:
+    def memory(self, counter: FaultCounter) -> MemoryCounts:
         if self.driver == "amdgpu":
-            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, tally) for word in ("total", "used"))
+            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, counter) for word in ("total", "used"))
             free = size - used if size is not None and used is not None and used <= size else None
             return MemoryCounts(size, used, free)
-        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, tally) for tile in self._tiles()]
-        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, tally)
-        free = self._number("lmem_avail_bytes", 2**63, tally) if size else None
+        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, counter) for tile in self._tiles()]
+        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, counter)
+        free = self._number("lmem_avail_bytes", 2**63, counter) if size else None
         return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
 
-    def sensors(self, tally: FaultCounter) -> dict[str, float]:
+    def sensors(self, counter: FaultCounter) -> dict[str, float]:
         values: dict[str, float] = {}
-        for field, files, limit, per in _GAUGES[self.driver]:
+        for field, files, limit, divisor in _GAUGES[self.driver]:
             for file in files:
-                number = self._number(file, limit, tally)
+                number = self._number(file, limit, counter)
                 if number is not None:
-                    values[field] = number / per
+                    values[field] = number / divisor
                     break
         for field, table in (("sm_clock_hertz", "pp_dpm_sclk"), ("memory_clock_hertz", "pp_dpm_mclk")):
             current = re.search(r"(\d{1,6})mhz \*", self._text(f"device/{table}").lower())
@@ -154,14 +154,14 @@ class DrmDevice:
     def _tiles(self) -> list[str]:
         return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
 
-    def _number(self, file: str, limit: int, tally: FaultCounter) -> int | None:
+    def _number(self, file: str, limit: int, counter: FaultCounter) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
             with open(path, encoding="utf-8", errors="replace") as content:
                 text = content.read(4096)
         except OSError as error:
             if error.errno not in _ABSENT:
-                tally.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
+                counter.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -169,7 +169,7 @@ class DrmDevice:
             number = -1
         if 0 <= number <= limit:
             return number
-        tally.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
+        counter.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
     def _text(self, file: str) -> str:
@@ -459,103 +459,105 @@ class DrmSource:
         pass  # nothing stays open between two readings
 
     def read(self) -> Reading:
-        tally, now = FaultCounter(), self._clock()
-        present = {card.uuid: card for card in drm_devices(self._sys)}
-        for card in present.values():
-            self._seen.setdefault(card.uuid, (len(self._seen), card.name()))
-        awake = {card.uuid for card in present.values() if not card.is_powered_down()}
-        shared = self._shared(card for card in present.values() if card.uuid in awake)
+        counter, now = FaultCounter(), self._clock()
+        present = {device.uuid: device for device in drm_devices(self._sys)}
+        for device in present.values():
+            self._seen.setdefault(device.uuid, (len(self._seen), device.name()))
+        awake = {device.uuid for device in present.values() if not device.is_powered_down()}
+        shared = self._shared(device for device in present.values() if device.uuid in awake)
         compute = self._kfd.read()
         pids = {pid for by_pid in shared.values() for pid in by_pid}
         identities = self._table.read(pids.union(*compute.values()))
         clients = _owned(shared, identities)
         devices = []
-        for card in present.values():
-            if card.uuid not in awake:
-                devices.append(self._device(card, MemoryCounts(), None, Sensors()))
+        for device in present.values():
+            if device.uuid not in awake:
+                devices.append(self._device(device, MemoryCounts(), None, Sensors()))
                 continue
-            size = self._memory(card, tally)
-            own = clients.get(card.pci_bus_id, {})
-            rocm = compute.get(card.pci_bus_id, {})
-            by_pid = self._usages(card, size, own, rocm, tally)
-            used_by = {pid: ratio for pid, ratio in self._used_by(card, own, now) if pid not in rocm}
+            size = self._memory(device, counter)
+            own = clients.get(device.pci_bus_id, {})
+            rocm = compute.get(device.pci_bus_id, {})
+            by_pid = self._usages(device, size, own, rocm, counter)
+            used_by = {pid: ratio for pid, ratio in self._used_by(device, own, now) if pid not in rocm}
             listed = None if by_pid is None else processes(by_pid, identities, used_by)
             working = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(card, size, listed, self._sensors(card, working, now, tally)))
+            devices.append(self._device(device, size, listed, self._sensors(device, working, now, counter)))
             if self._descriptors.hidden:
                 detail = f"{plural(self._descriptors.hidden, 'process')} of other users can't be inspected"
-                tally.add(card.uuid, "processes_hidden", detail)
+                counter.add(device.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
-            tally.add(
+            counter.add(
                 uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is missing from /sys/class/drm"
             )
         self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
         devices.sort(key=lambda device: device.index)
         return Reading(
-            devices=tuple(devices), faults=tally.faults(self.name), driver_version=f"Linux {os.uname().release}"
+            devices=tuple(devices), faults=counter.faults(self.name), driver_version=f"Linux {os.uname().release}"
         )
 
     def _device(
-        self, card: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
+        self, device: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
     ) -> DeviceReading:
-        index, name = self._seen[card.uuid]
+        index, name = self._seen[device.uuid]
         return DeviceReading(
-            uuid=card.uuid,
+            uuid=device.uuid,
             index=index,
             name=name,
-            vendor=card.vendor,
-            pci_bus_id=card.pci_bus_id,
+            vendor=device.vendor,
+            pci_bus_id=device.pci_bus_id,
             size_bytes=size.size_bytes,
             used_bytes=size.used_bytes,
             free_bytes=size.free_bytes,
-            unified=card.unified,
+            unified=device.unified,
             processes=processes,
             sensors=sensors,
             source=self.name,
         )
 
-    def _memory(self, card: DrmDevice, tally: FaultCounter) -> MemoryCounts:
-        counts = card.memory(tally)
-        if card.vendor == "intel" and counts.used_bytes is None and card.render_node:
+    def _memory(self, device: DrmDevice, counter: FaultCounter) -> MemoryCounts:
+        counts = device.memory(counter)
+        if device.vendor == "intel" and counts.used_bytes is None and device.render_node:
             try:
-                queried = self._query(card.driver, f"{self._dev}/dri/{card.render_node}")
+                queried = self._query(device.driver, f"{self._dev}/dri/{device.render_node}")
             except OSError as error:
-                tally.add(card.uuid, fault_kind_of(error), f"memory: {error.strerror}")
+                counter.add(device.uuid, fault_kind_of(error), f"memory: {error.strerror}")
             else:
                 counts = queried if queried.size_bytes else counts
                 if queried.size_bytes and queried.used_bytes is None:
-                    tally.add(card.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return valid_memory(tally, card.uuid, counts)
+                    counter.add(device.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
+        return valid_memory(counter, device.uuid, counts)
 
-    def _sensors(self, card: DrmDevice, clients: Mapping[int, DrmClient], now: float, tally: FaultCounter) -> Sensors:
-        values: dict[str, Any] = {**card.sensors(tally)}
+    def _sensors(
+        self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCounter
+    ) -> Sensors:
+        values: dict[str, Any] = {**device.sensors(counter)}
         before, known = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
-            values["gpu_utilization_ratio"] = utilization(known.get(card.pci_bus_id, {}), clients, now - before)
+            values["gpu_utilization_ratio"] = utilization(known.get(device.pci_bus_id, {}), clients, now - before)
         if (energy := values.get("energy_joules")) is not None:
-            joules, at = self._energy.get(card.uuid, (energy, now))
-            self._energy[card.uuid] = energy, now
+            joules, at = self._energy.get(device.uuid, (energy, now))
+            self._energy[device.uuid] = energy, now
             if now > at and energy >= joules:
                 values["power_watts"] = (energy - joules) / (now - at)
         return Sensors(**values)
 
     def _used_by(
-        self, card: DrmDevice, own: Mapping[int, tuple[int, DrmClient]], now: float
+        self, device: DrmDevice, own: Mapping[int, tuple[int, DrmClient]], now: float
     ) -> Iterator[tuple[int, float]]:
         """Yield each process's share of device time since the previous reading.
 
         Processes that use KFD are excluded, because no file reports their work.
         """
         before, known = self._busy
-        earlier = known.get(card.pci_bus_id, {})
+        earlier = known.get(device.pci_bus_id, {})
         for pid in {pid for pid, _ in own.values()} if now > before else ():
             clients = {number: entry for number, (owner, entry) in own.items() if owner == pid}
             if any(entry.engines and number in earlier for number, entry in clients.items()):
                 yield pid, utilization(earlier, clients, now - before)
 
     def _shared(self, awake: Iterable[DrmDevice]) -> Shared:
-        by_node = {f"/dev/dri/{node}": card for card in awake for node in card.nodes}
-        by_address = {card.pci_bus_id: card for card in by_node.values()}
+        by_node = {f"/dev/dri/{node}": device for device in awake for node in device.nodes}
+        by_address = {device.pci_bus_id: device for device in by_node.values()}
         shared: dict[tuple[str, int], dict[int, DrmClient]] = {}
         for pid, nodes in self._descriptors.read().items():
             for node in nodes:
@@ -563,9 +565,9 @@ class DrmSource:
                 if entry is None:
                     continue
                 # In a container the node may have the name of another device.
-                card = by_address.get(entry.pci_bus_id) if entry.pci_bus_id else by_node[node.path]
-                if card is not None and card.driver == entry.driver:
-                    shared.setdefault((card.pci_bus_id, entry.id), {})[pid] = entry
+                device = by_address.get(entry.pci_bus_id) if entry.pci_bus_id else by_node[node.path]
+                if device is not None and device.driver == entry.driver:
+                    shared.setdefault((device.pci_bus_id, entry.id), {})[pid] = entry
         return shared
 
     def _client(self, pid: int, node: DeviceNode) -> DrmClient | None:
@@ -577,11 +579,11 @@ class DrmSource:
 
     def _usages(
         self,
-        card: DrmDevice,
+        device: DrmDevice,
         size: MemoryCounts,
         own: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
-        tally: FaultCounter,
+        counter: FaultCounter,
     ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""
@@ -591,10 +593,10 @@ class DrmSource:
             for number, (pid, entry) in own.items()
             for kind in entry.kinds or ("graphics",)
         )
-        by_pid = valid_usages(tally, card.uuid, listed, limit, self._pid_max)
+        by_pid = valid_usages(counter, device.uuid, listed, limit, self._pid_max)
         rocm = valid_usages(
-            tally,
-            card.uuid,
+            counter,
+            device.uuid,
             (ListedProcess("compute", (0, 0), *entry) for entry in compute.items()),
             limit,
             self._pid_max,

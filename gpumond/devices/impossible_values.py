@@ -64,16 +64,16 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def valid_memory(tally: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+def valid_memory(counter: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
     size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"
     if size >= MAX_INTEGER:
-        tally.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
+        counter.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
         return MemoryCounts()
     wrong = {name for name, value in zip(counts._fields, counts, strict=True) if value is not None and value > size}
     for name in sorted(wrong):
-        tally.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
+        counter.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
     return counts._replace(**dict.fromkeys(wrong))
 
 
@@ -93,7 +93,7 @@ class DriverUsage:
 
 
 def valid_usages(
-    tally: FaultCounter, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
+    counter: FaultCounter, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
 ) -> dict[int, DriverUsage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 
@@ -115,7 +115,7 @@ def valid_usages(
         if used is not None:
             usage.used_bytes = max(used, usage.used_bytes or 0)
     if rejected:
-        tally.add(uuid, IMPOSSIBLE, ", ".join(impossible), rejected)
+        counter.add(uuid, IMPOSSIBLE, ", ".join(impossible), rejected)
     untrusted = entries >= UNTRUSTED_LENGTH and rejected > UNTRUSTED_RATIO * entries
     return None if untrusted else _sum_instances(merged)
 

@@ -400,13 +400,13 @@ class Detection(NamedTuple):
     seconds_left: float | None = None
 
 
-def pressure(case: DeviceState) -> Detection | None:
-    ratio, left = case.used / case.size, case.seconds_left
-    if left is None and ratio <= (FULL_CLEAR if case.active else FULL_RATIO):
+def pressure(state: DeviceState) -> Detection | None:
+    ratio, left = state.used / state.size, state.seconds_left
+    if left is None and ratio <= (FULL_CLEAR if state.active else FULL_RATIO):
         return None
-    evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, case.usable - case.used))))
+    evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, state.usable - state.used))))
     end = "" if left is None else f" and will be full in {duration_text(left)}"
-    return Detection(evidence, f"{case.label} is {ratio:.0%} full{end}", left)
+    return Detection(evidence, f"{state.label} is {ratio:.0%} full{end}", left)
 
 
 DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceState], Detection | None]] = {"pressure": pressure}

@@ -120,13 +120,13 @@ class Diagnosis:
         for tracked, closed in self._recorder.due:
             device = self._devices[tracked.uuid]
             if closed > FIVE_MINUTES:
-                tracked.quartiles.add(tracked.series, tracked.main)
+                tracked.quartiles.add(tracked.series, tracked.main_signal)
             if tracked.uuid not in self._parents:
                 if closed > MINUTE:
                     self._classify_curve(tracked, device, closed)
                 self._classify_growth(tracked, device)
                 active = tracked.verdicts.get("fragmentation")
-                if active and self._freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
+                if active and self._was_freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
                     tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.usable_bytes:
@@ -177,25 +177,27 @@ class Diagnosis:
                 kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERNS, "leak")
             }
             return
-        series, what = tracked.series, tracked.main
-        medians = [value for value in series.column(MINUTE, what, count=REST_MINUTES) if value == value]
-        highs = series.column(MINUTE, what, MAX, 1)
+        series, signal = tracked.series, tracked.main_signal
+        medians = [value for value in series.column(MINUTE, signal, count=REST_MINUTES) if value == value]
+        highs = series.column(MINUTE, signal, MAX, 1)
         if medians and size and highs[-1] == highs[-1]:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
         if medians and at >= tracked.born + SKIPPED_SECONDS:
-            tracked.life.add(at, series.column(MINUTE, what, count=HELD_MINUTES), bool(tracked.leak))
+            tracked.life.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
         if closed > QUARTER:
-            tracked.floors.add(self.history.now, series.column(QUARTER, what, count=1)[-1])
+            tracked.floors.add(self.history.now, series.column(QUARTER, signal, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
-        found = None if tracked.leak or tracked.growth else pattern_of(series, what, tracked.born, tracked.levels, size)
+        found = (
+            None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.levels, size)
+        )
         if found is None or found.kind == "warm-up":
             found = self._filling(tracked, device, closed) or found
         left = "steady" in tracked.verdicts and has_left(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
-        if found is not None and found.kind == "steady" and what == STEP_END:
+        if found is not None and found.kind == "steady" and signal == STEP_END:
             level, live = dict(found.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
             if live[-1] < level and has_left(level, live, size):  # freed since the last step
                 found, left = None, True
@@ -272,7 +274,7 @@ class Diagnosis:
             tracked.verdicts.pop("leak", None)
             return
         room = self._room(tracked.uuid, device)
-        allocations = allocation_growth(tracked, leak.what, pace)
+        allocations = allocation_growth(tracked, leak.signal, pace)
         line = fit(leak, tracked, self.history, room, allocations)
         per_second, window = leak.slope * pace, leak.window / pace
         if line is not None and line.full_at is not None:
@@ -291,11 +293,11 @@ class Diagnosis:
             ("processes", 1.0),
             ("devices", 1.0),
         ]
-        if leak.what == OUTSIDE:
+        if leak.signal == OUTSIDE:
             evidence.append(("outside_pools", 1.0))
         if room is not None:
             evidence.append(("device_peak_bytes", (device.usable_bytes or 0) - room))
-        evidence += held_growth(tracked, leak.what, leak.tier, leak.onset)
+        evidence += held_growth(tracked, leak.signal, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
         size, used = float(device.usable_bytes or 0), float(device.used_bytes or 0)
         peak = size - (room or 0.0)
@@ -308,7 +310,7 @@ class Diagnosis:
             self.history.to_unix(self.history.now),
             left,
             shaped,
-            leak.what == OUTSIDE,
+            leak.signal == OUTSIDE,
             allocations,
             peak,
             later,
@@ -335,12 +337,12 @@ class Diagnosis:
                 found.kind,
                 since,
                 evidence,
-                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main == STEP_END),
+                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main_signal == STEP_END),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
-        if found is not None and self._freed(tracked, found.unreclaimable):
+        if found is not None and self._was_freed(tracked, found.unreclaimable):
             tracked.peaks.restart()
             found = None
         if found is None:
@@ -358,7 +360,7 @@ class Diagnosis:
             "fragmentation", self._onset_time(tracked, "fragmentation", found.since), evidence, summary
         )
 
-    def _freed(self, tracked: TrackedSeries, kept: float) -> bool:
+    def _was_freed(self, tracked: TrackedSeries, kept: float) -> bool:
         """Return True if the pools keep nothing, or for a minute much less than at their peak: it was freed."""
         live, stranded = (tracked.series.column(0, signal, MAX, FREED_BLOCKS) for signal in (LIVE, STRANDED))
         sums = [one + other for one, other in zip(live, stranded, strict=True)]
@@ -369,8 +371,8 @@ class Diagnosis:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None
         seconds = self._idle_seconds(tracked, device, process)
         newest = (
-            tracked.series.column(MINUTE, what, count=1)[-1]
-            for what in ((USED, HELD) if tracked.pid else (UNATTRIBUTED,))
+            tracked.series.column(MINUTE, signal, count=1)[-1]
+            for signal in ((USED, HELD) if tracked.pid else (UNATTRIBUTED,))
         )
         held = next((value for value in newest if isfinite(value)), tracked.used)
         if seconds < IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:

@@ -145,7 +145,7 @@ def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
-    columns = (candidate.series.column(BLOCK, candidate.what, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
+    columns = (candidate.series.column(BLOCK, candidate.signal, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
@@ -184,7 +184,7 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
 
 def update(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve(candidate.series, BLOCK, candidate.what, found.kind, ENDED_BLOCKS)
+    recent = curve(candidate.series, BLOCK, candidate.signal, found.kind, ENDED_BLOCKS)
     if not recent.times or candidate.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, found.onset)
@@ -234,7 +234,7 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
-        what=candidate.what,
+        signal=candidate.signal,
         kind=kind,
         tier=MINUTE,
         blocks=LINES_OF_CLEAN_LEAK,
@@ -250,10 +250,10 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
 
 def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    newest = candidate.series.column(BLOCK, candidate.what, kind, blocks)
+    newest = candidate.series.column(BLOCK, candidate.signal, kind, blocks)
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
         return None
-    full = curve(candidate.series, BLOCK, candidate.what, kind)
+    full = curve(candidate.series, BLOCK, candidate.signal, kind)
     first = bisect_left(full.times, candidate.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
@@ -273,7 +273,7 @@ def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> 
 
 def _was_flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = curve(candidate.series, BLOCK, candidate.what, kind, blocks + FLAT_BLOCKS[1])
+    full = curve(candidate.series, BLOCK, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, candidate.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:

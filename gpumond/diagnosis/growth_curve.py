@@ -212,12 +212,14 @@ def downsampled(times: Sequence[float], values: Sequence[float], most: int) -> t
 def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return the sum of squared errors, and the line, of values over transformed ages."""
     count = len(values)
-    when, what = sum(ages) / count, sum(values) / count
-    square = sum((age - when) ** 2 for age in ages)
+    mean_age, mean_value = sum(ages) / count, sum(values) / count
+    square = sum((age - mean_age) ** 2 for age in ages)
     height = (
-        sum((age - when) * (value - what) for age, value in zip(ages, values, strict=True)) / square if square else 0.0
+        sum((age - mean_age) * (value - mean_value) for age, value in zip(ages, values, strict=True)) / square
+        if square
+        else 0.0
     )
-    base = what - height * when
+    base = mean_value - height * mean_age
     return sum((value - base - height * age) ** 2 for age, value in zip(ages, values, strict=True)), base, height
 
 

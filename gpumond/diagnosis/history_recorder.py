@@ -119,7 +119,7 @@ class TrackedSeries:
         return self.name, self.uid
 
     @property
-    def main(self) -> int:
+    def main_signal(self) -> int:
         """Index of the most reliable signal."""
         if self.process is None:
             return UNATTRIBUTED
@@ -395,7 +395,7 @@ def _last(tracked: TrackedSeries) -> float:
 def _confirmed(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
     if not complete or not reports:
         return reports
-    counts = device.counts
+    counts = device.used_by_process
     if reports.keys() <= counts.keys():
         return reports  # nearly always
     return {process: own for process, own in reports.items() if is_confirmed(counts, process, complete)}

@@ -56,10 +56,10 @@ def search(
     ``known``: bytes up to which the program's earlier processes have grown.
     """
     main = _candidate(tracked, history, size, room)
-    for what in (tracked.main, OUTSIDE) if tracked.counted else (tracked.main,):
-        candidate = main._replace(what=what)
+    for signal in (tracked.main_signal, OUTSIDE) if tracked.counted else (tracked.main_signal,):
+        candidate = main._replace(signal=signal)
         found = leak_criteria.find(candidate, closed)
-        if found is None and what != OUTSIDE and closed > FIVE_MINUTES:
+        if found is None and signal != OUTSIDE and closed > FIVE_MINUTES:
             found = serving_leak.find(candidate, tracked.quartiles)
         found = confirmed_leak(tracked, candidate, found, known) if found is not None else None
         if found is not None:
@@ -67,12 +67,12 @@ def search(
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
     found = (
-        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main), stairs, history.now)
+        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
         if stairs
         else None
     )
     if found is None and closed > QUARTER and tracked.floors.values:
-        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main)
+        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
 
@@ -118,16 +118,16 @@ def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak)
     if found.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        times, values = _reaching_back(candidate, found.tier, found.what, found.kind)
+        times, values = _reaching_back(candidate, found.tier, found.signal, found.kind)
     begin = bisect_left(times, first)
     return final_growth(times[begin:], values[begin:])
 
 
 def _reaching_back(
-    candidate: CandidateCurve, shortest: int, what: int, kind: int
+    candidate: CandidateCurve, shortest: int, signal: int, kind: int
 ) -> tuple[Sequence[float], Sequence[float]]:
     for tier in range(shortest, len(TIERS)):
-        blocks = curve(candidate.series, tier, what, kind)
+        blocks = curve(candidate.series, tier, signal, kind)
         if blocks.times and blocks.times[0] <= candidate.born + 2 * TIERS[tier].seconds:
             break
     return blocks.times, blocks.values
@@ -139,7 +139,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Lea
 
     ``known``: bytes up to which the program's earlier processes have grown.
     """
-    if found.what != OUTSIDE and found.top <= max(known, tracked.life.repeated_bytes):
+    if found.signal != OUTSIDE and found.top <= max(known, tracked.life.repeated_bytes):
         return None
     if found.pause:
         return found
@@ -165,7 +165,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Lea
 
 def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowth) -> bool:
     """Return False for growth by few or ever rarer steps between rests; True if it is older than the known minutes."""
-    minutes = curve(candidate.series, MINUTE, found.what, MIN)
+    minutes = curve(candidate.series, MINUTE, found.signal, MIN)
     begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:
         return True
@@ -179,7 +179,7 @@ def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowt
 def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
-    times, values = _reaching_back(candidate, MINUTE, tracked.main, MEDIAN)
+    times, values = _reaching_back(candidate, MINUTE, tracked.main_signal, MEDIAN)
     begin = bisect_left(times, candidate.born + SKIPPED_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
@@ -196,7 +196,7 @@ def _candidate(tracked: TrackedSeries, history: History, size: float | None, roo
     return CandidateCurve(
         series=tracked.series,
         device=history.device(tracked.uuid),
-        what=tracked.main,
+        signal=tracked.main_signal,
         born=tracked.born,
         size=size,
         room=room,
@@ -247,20 +247,20 @@ def update_growth(
     return began
 
 
-def allocation_growth(tracked: TrackedSeries, what: int, pace: float) -> AllocationGrowth | None:
-    """Return the growth of the number of live allocations since the verdict on the signal ``what`` began."""
-    if what != LIVE or not tracked.counted:
+def allocation_growth(tracked: TrackedSeries, signal: int, pace: float) -> AllocationGrowth | None:
+    """Return the growth of the number of live allocations since the verdict on the ``signal`` began."""
+    if signal != LIVE or not tracked.counted:
         return None
     (at,), (live,) = tracked.series.times(BLOCK, 1), tracked.series.column(BLOCK, LIVE, MIN, 1)
     return tracked.allocations.growth(at, live, pace)
 
 
-def held_growth(tracked: TrackedSeries, what: int, tier: int, onset: float) -> list[tuple[str, float]]:
+def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) -> list[tuple[str, float]]:
     """Return the growth of the held bytes since the onset of a growth of live bytes, as evidence, if it is known.
 
     It is that of the live bytes if the pools grow with them, and smaller while the memory comes from their cache.
     """
-    if what != LIVE:
+    if signal != LIVE:
         return []
     blocks = zip(tracked.series.times(tier), tracked.series.column(tier, HELD), strict=True)
     held = [value for at, value in blocks if at >= onset and value == value]
@@ -276,8 +276,8 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, hi
     ]
     if found.bytes_a_step is not None:
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
-    evidence += held_growth(tracked, tracked.main, BLOCK, found.onset)
-    allocations = allocation_growth(tracked, tracked.main, pace)
+    evidence += held_growth(tracked, tracked.main_signal, BLOCK, found.onset)
+    allocations = allocation_growth(tracked, tracked.main_signal, pace)
     evidence += allocations.evidence if allocations else []
     who = sentences.program(tracked.name, tracked.pid, label)
     summary = sentences.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
@@ -300,7 +300,7 @@ def fit(
 
     The slope of growth that accelerates is that at its end, and its device is full when its curve reaches the size.
     """
-    times, values, courses = _points(leak, tracked, history, room)
+    times, values, curves = _points(leak, tracked, history, room)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _interval(times, values)
@@ -308,12 +308,12 @@ def fit(
     full, earliest, latest = (
         None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
     )
-    if courses:
-        own = [one.slope for one in courses]
+    if curves:
+        own = [one.slope for one in curves]
         slope = _Slopes(min(own), own[0], max(own))
         if room is not None:
-            lefts = [one.seconds_left(room, one.exponent) for one in courses]
-            full, earliest, latest = lefts[0], min(lefts), max(lefts)
+            seconds_left = [one.seconds_left(room, one.exponent) for one in curves]
+            full, earliest, latest = seconds_left[0], min(seconds_left), max(seconds_left)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
         earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
@@ -342,7 +342,7 @@ def _points(
     candidate = _candidate(tracked, history, None, room)
     growth = whole_growth(tracked, candidate, leak)
     if growth is None:
-        blocks = curve(tracked.series, leak.tier, leak.what, leak.kind, leak.blocks)
+        blocks = curve(tracked.series, leak.tier, leak.signal, leak.kind, leak.blocks)
         return blocks.times, blocks.values, ()
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
     own = fit_curve(growth)

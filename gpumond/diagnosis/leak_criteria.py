@@ -145,7 +145,7 @@ LATE_PAUSES = 3.0
 class Leak:
     """Growth that does not end by itself. Times and slope are those of the History's clock."""
 
-    what: int
+    signal: int
     kind: int = MEDIAN
     tier: int
     blocks: int
@@ -182,15 +182,15 @@ class LeakCurve(NamedTuple):
     """The highest value before the first one."""
 
 
-def curve(series: Series, tier: int, what: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
+def curve(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
-    if what == OUTSIDE:
-        used, held = (series.column(tier, signal, kind, count) for signal in (USED, HELD))
+    if signal == OUTSIDE:
+        used, held = (series.column(tier, each, kind, count) for each in (USED, HELD))
         values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
     else:
-        values, record = series.column(tier, what, kind, count), series.records[tier][what]
+        values, record = series.column(tier, signal, kind, count), series.records[tier][signal]
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
@@ -206,7 +206,7 @@ class CandidateCurve(NamedTuple):
 
     series: Series
     device: Series
-    what: int
+    signal: int
     born: float
     size: float | None
     room: float | None
@@ -225,7 +225,7 @@ def find(candidate: CandidateCurve, closed: int) -> Leak | None:
     return None
 
 
-def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
+def from_stairs(steps: Sequence[PlateauStep], signal: int) -> Leak:
     """Return the leak that consists of these steps."""
     pause = max(after.at - before.at for before, after in pairwise(steps))
     span = steps[-1].at - steps[0].at
@@ -233,7 +233,7 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     # The first step begins the first pause, so its height belongs to the time before.
     slope = (top - steps[0].after) / span
     return Leak(
-        what=what,
+        signal=signal,
         tier=MINUTE,
         blocks=0,
         onset=steps[0].at,
@@ -246,14 +246,14 @@ def from_stairs(steps: Sequence[PlateauStep], what: int) -> Leak:
     )
 
 
-def from_floors(floors: Sequence[tuple[float, float]], what: int) -> Leak | None:
+def from_floors(floors: Sequence[tuple[float, float]], signal: int) -> Leak | None:
     """Return the leak that these floors are, each a time and a level; None without floors."""
     if not floors:
         return None
     (begin, base), (end, top) = floors[0], floors[-1]
     slope = (top - base) / (end - begin)
     return Leak(
-        what=what,
+        signal=signal,
         tier=QUARTER,
         blocks=round((end - begin) / TIERS[QUARTER].seconds),
         onset=begin,
@@ -278,7 +278,7 @@ def update(leak: Leak, series: Series, closed: int) -> Leak | None:
     if leak.tier >= closed:
         return leak
     seconds = TIERS[leak.tier].seconds
-    times, values, _, _ = curve(series, leak.tier, leak.what, leak.kind)
+    times, values, _, _ = curve(series, leak.tier, leak.signal, leak.kind)
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     begin = max(min(bisect_left(times, leak.onset), len(times) - leak.blocks), len(times) - 2 * leak.blocks, 0)
@@ -299,10 +299,10 @@ def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> 
 
 
 def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None:
-    newest = curve(candidate.series, test.tier, candidate.what, kind, round(MAX_SPAN_RATIO * test.blocks)).values
+    newest = curve(candidate.series, test.tier, candidate.signal, kind, round(MAX_SPAN_RATIO * test.blocks)).values
     if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
         return None  # as most do: the tests below take longer
-    times, values, counts, record = _since(curve(candidate.series, test.tier, candidate.what, kind), candidate.born)
+    times, values, counts, record = _since(curve(candidate.series, test.tier, candidate.signal, kind), candidate.born)
     count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
     first = bisect_left(times, candidate.born + max(WARM_UP_SECONDS, 2 * seconds))
@@ -341,7 +341,7 @@ def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None
     onset = max(times[first], at[-1] - (window[-1] - base) / slope)
     span = at[-1] - at[0] + seconds
     return Leak(
-        what=candidate.what,
+        signal=candidate.signal,
         kind=kind,
         tier=test.tier,
         blocks=count,
@@ -372,8 +372,8 @@ def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float
 def is_load_rising(device: Series, tier: int, blocks: int) -> bool:
     """Return True if the device's utilization or its engines' requests rise: growth with the load is not yet a leak."""
     return any(
-        _load_series_rises(device.column(tier, what, MEDIAN, blocks), blocks, rise, LIKELY_Z)
-        for what, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
+        _load_series_rises(device.column(tier, signal, MEDIAN, blocks), blocks, rise, LIKELY_Z)
+        for signal, rise in ((UTILIZATION, BUSIER_RATIO), (LOAD, None))
     )
 
 
@@ -383,12 +383,12 @@ def has_risen_with_load(device: Series, age: float) -> bool:
     blocks = round(age / TIERS[tier].seconds)
     return any(
         _load_series_rises(
-            downsampled(range(blocks), device.column(tier, what, MEDIAN, blocks), LOAD_POINTS)[1],
+            downsampled(range(blocks), device.column(tier, signal, MEDIAN, blocks), LOAD_POINTS)[1],
             8,
             rise,
             SIGNIFICANT_Z,
         )
-        for what, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
+        for signal, rise in ((UTILIZATION, MUCH_BUSIER_RATIO), (LOAD, None))
     )
 
 
@@ -432,7 +432,7 @@ STAIRS_MINUTES_RATIO = 0.34
 
 def form(leak: Leak, series: Series, device: Series) -> str:
     """Return the form of a leak; ``linear`` unless another one is evident."""
-    minutes = curve(series, MINUTE, leak.what, leak.kind)
+    minutes = curve(series, MINUTE, leak.signal, leak.kind)
     begin = max(0, bisect_left(minutes.times, leak.onset) - 1)
     times, values = minutes.times[begin:], minutes.values[begin:]
     if len(values) < MIN_MINUTES:

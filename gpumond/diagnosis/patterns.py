@@ -42,13 +42,13 @@ class UsePattern(NamedTuple):
     evidence: tuple[tuple[str, float], ...]
 
 
-def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: float | None) -> UsePattern | None:
+def pattern_of(series: Series, signal: int, born: float, levels: Plateaus, size: float | None) -> UsePattern | None:
     """Return the pattern as of the last minute; None if it has none of these patterns. ``size`` is the device's."""
-    times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, what, count=WINDOW_MINUTES)
+    times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, signal, count=WINDOW_MINUTES)
     known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]
     if not known:
         return None
-    lows, highs = series.column(MINUTE, what, MIN, WINDOW_MINUTES), series.column(MINUTE, what, MAX, WINDOW_MINUTES)
+    lows, highs = series.column(MINUTE, signal, MIN, WINDOW_MINUTES), series.column(MINUTE, signal, MAX, WINDOW_MINUTES)
     low, high = min(lows[i] for i in known), max(highs[i] for i in known)
     now, values = times[-1], [medians[i] for i in known]
     level = values[-1]
@@ -63,13 +63,13 @@ def pattern_of(series: Series, what: int, born: float, levels: Plateaus, size: f
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * whole)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
         return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
-    found = _period(series, what, born)
+    found = _period(series, signal, born)
     if found is not None:
         return UsePattern(
             "periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high))
         )
     if abs(mann_kendall(values)) < STATIONARY_Z:
-        ups, downs = _jumps(series.samples(what, JUMP_SAMPLES), MOVING_RATIO * whole)
+        ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * whole)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
             return UsePattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
@@ -121,9 +121,9 @@ def _jumps(samples: Sequence[float], least: float) -> tuple[int, int]:
     return ups, downs
 
 
-def _period(series: Series, what: int, born: float) -> float | None:
+def _period(series: Series, signal: int, born: float) -> float | None:
     """Return the seconds between two rises of the minutes' peaks, if these are regular; else None."""
-    times, highs = series.times(MINUTE), series.column(MINUTE, what, MAX)
+    times, highs = series.times(MINUTE), series.column(MINUTE, signal, MAX)
     values = [value for at, value in zip(times, highs, strict=True) if at >= born and value == value]
     values = values[-2 * LONGEST_PERIOD :]
     if len(values) < MIN_CYCLES * SHORTEST_PERIOD:

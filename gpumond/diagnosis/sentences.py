@@ -45,7 +45,7 @@ def leak(
     ``peak``, ``later`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
-    pace = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
+    rate = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
     details = [f"since {clock_text(since, now)}", *_number(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
@@ -55,7 +55,7 @@ def leak(
         if later is not None and rough_duration_text(later) != rough_duration_text(left):
             times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {size_text(peak)}"]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
-    return f"{owner} is leaking {pace} on {device} ({', '.join(details)}){end}"
+    return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
 
 
 def growing(
@@ -167,8 +167,8 @@ def pattern(
         left = evidence.get("full_seconds", inf)
         is_notable = left < NOTABLE_DAYS * DAY_SECONDS
         end = f"; the GPU will be full in {rough_duration_text(left)}, unless growth stops" if is_notable else ""
-        pace = growth_rate_text(60 * evidence["slope_bytes_per_second"])
-        return f"{who} has been growing more and more slowly since {at}, now by {pace}{end}"
+        rate = growth_rate_text(60 * evidence["slope_bytes_per_second"])
+        return f"{who} has been growing more and more slowly since {at}, now by {rate}{end}"
     low, high = size_text(evidence["low_bytes"]), size_text(evidence["high_bytes"])
     if kind == "periodic":
         return f"{who} cycles between {low} and {high} every {duration_text(evidence['period_seconds'])}"

@@ -200,7 +200,7 @@ def _passes(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest)
     base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
     onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
     return Leak(
-        what=candidate.what,
+        signal=candidate.signal,
         tier=FIVE_MINUTES,
         blocks=count,
         onset=onset,
@@ -219,7 +219,7 @@ def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> 
     same rise and do not become smaller, few are rests or falls, and few fell as much before. The window has about the
     same slope.
     """
-    minutes = curve_of(candidate.series, MINUTE, candidate.what)
+    minutes = curve_of(candidate.series, MINUTE, candidate.signal)
     changes = [
         (value - before) / (at - since)
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
@@ -246,9 +246,9 @@ def _peak_before(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
     if candidate.series.born < candidate.born:
         return -inf
-    quarters = zip(candidate.series.times(QUARTER), candidate.series.column(QUARTER, candidate.what), strict=True)
+    quarters = zip(candidate.series.times(QUARTER), candidate.series.column(QUARTER, candidate.signal), strict=True)
     before = highest(value for at, value in quarters if at + TIERS[QUARTER].seconds <= since)
-    return max(before, candidate.series.records[QUARTER][candidate.what])
+    return max(before, candidate.series.records[QUARTER][candidate.signal])
 
 
 def _exceeds_past(level: float, past: Sequence[float], test: ServingTest) -> bool:

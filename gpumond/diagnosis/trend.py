@@ -70,7 +70,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def least_squares(times: Sequence[float], values: Sequence[float]) -> float:
     """Return the slope with the least squared error. The median of the pairs ignores the steps of an allocator."""
-    when, what = sum(times) / len(times), sum(values) / len(values)
-    return sum((at - when) * (value - what) for at, value in zip(times, values, strict=True)) / sum(
-        (at - when) ** 2 for at in times
+    mean_time, mean_value = sum(times) / len(times), sum(values) / len(values)
+    return sum((at - mean_time) * (value - mean_value) for at, value in zip(times, values, strict=True)) / sum(
+        (at - mean_time) ** 2 for at in times
     )

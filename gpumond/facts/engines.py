@@ -32,7 +32,7 @@ class EngineState:
     ``held_bytes``: its device memory, as it states it itself, ``kv_cache_bytes``: that of its KV cache.
     ``kv_cache_used_ratio``: the part of the KV cache that requests use. ``paused``: it accepts no requests, or keeps
     them waiting. ``work``: counters that change with each request, and with nothing else. ``obstacle``: the reason why
-    nothing may be released now, such as a model that is being loaded; empty without one. ``without_counts``: the
+    nothing may be released now, such as a model that is being loaded; empty without one. ``no_counts_reason``: the
     reason why the running requests are unknown, if it is known.
     """
 
@@ -46,7 +46,7 @@ class EngineState:
     held_bytes: int | None = None
     work: tuple[float | str, ...] | None = None
     obstacle: str = ""
-    without_counts: str = ""
+    no_counts_reason: str = ""
 
     @property
     def requests(self) -> int | None:

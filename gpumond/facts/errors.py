@@ -155,7 +155,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     names = [*known]
     similar = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and name in each][:3]
-    return f"; did you mean {' or '.join(similar)}?" if similar else ""
+    alternatives = " or ".join(filter(None, (", ".join(similar[:-1]), *similar[-1:])))
+    return f"; did you mean {alternatives}?" if similar else ""
 
 
 class FlushError(GpumondError):

@@ -225,7 +225,7 @@ class DeviceReading:
         return {process.key: process for process in self.processes or ()}
 
     @cached_property
-    def counts(self) -> Mapping[ProcessKey, int | None]:
+    def used_by_process(self) -> Mapping[ProcessKey, int | None]:
         """The driver's count of each process that it lists, in bytes; None where the count is unknown.
 
         A process that only keeps the device open is not among them.

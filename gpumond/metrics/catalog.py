@@ -44,7 +44,7 @@ from gpumond.quantities.program_quantities import (
     STEP,
 )
 from gpumond.quantities.quantity import Quantity
-from gpumond.tick.reading_conditions import OF_DEVICES, conditions
+from gpumond.tick.reading_conditions import DEVICE_CONDITIONS, conditions
 
 Row = tuple[tuple[str, ...], float | None]
 """Label values in the family's order, and the value. A row whose value is None is omitted."""
@@ -378,7 +378,7 @@ SCOPE: tuple[Quantity[ScopeUsage], ...] = (
     Quantity("ooms_total", "Entries of the measured scope that ended with an out-of-memory error.", attrgetter("ooms")),
 )
 
-OF_PROCESSES: tuple[Family, ...] = (
+PROCESS_FAMILIES: tuple[Family, ...] = (
     family(
         "gpumond_process_",
         PROCESS_LABELS,
@@ -424,7 +424,7 @@ OF_PROCESSES: tuple[Family, ...] = (
     ),
 )
 
-OF_REPORTS: tuple[Family, ...] = (
+REPORT_FAMILIES: tuple[Family, ...] = (
     family("gpumond_", ("pid",), REPORT_AGE, _report_age),
     *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL),
     *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL),
@@ -522,7 +522,7 @@ def _machine(frame: Frame) -> Iterator[tuple[tuple[str, ...], owners.MachineUsag
     return owners.machine_usage(frame, [usage for _, usage in _owners(frame)])
 
 
-OF_THE_MACHINE: tuple[Family, ...] = (
+MACHINE_FAMILIES: tuple[Family, ...] = (
     *families("gpumond_machine_", (), _machine, owners.MACHINE),
     Family(
         "gpumond_machine_memory_share_bytes",
@@ -533,7 +533,7 @@ OF_THE_MACHINE: tuple[Family, ...] = (
 )
 
 
-OF_OWNERS: tuple[Family, ...] = (
+OWNER_FAMILIES: tuple[Family, ...] = (
     *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER),
     Family(
         "gpumond_owner_verdicts",
@@ -552,7 +552,7 @@ OF_OWNERS: tuple[Family, ...] = (
 
 FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the series limit drops these first.
     *DEVICE_FAMILIES,
-    *OF_THE_MACHINE,
+    *MACHINE_FAMILIES,
     Family(
         "gpumond_memory_bytes",
         f"Used memory by workload and share ({', '.join(SHARES)}).",
@@ -571,8 +571,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("uuid", "gpu"),
         _overcount,
     ),
-    *OF_OWNERS,
-    *OF_PROCESSES,
+    *OWNER_FAMILIES,
+    *PROCESS_FAMILIES,
     Family(
         "gpumond_verdict",
         "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
@@ -617,7 +617,8 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_device_condition",
-        f"1 for each condition that limits the accuracy of the device's values: {', '.join(sorted(OF_DEVICES))}.",
+        "1 for each condition that limits the accuracy of the device's values: "
+        f"{', '.join(sorted(DEVICE_CONDITIONS))}.",
         ("uuid", "gpu", "condition"),
         _conditions,
     ),
@@ -633,5 +634,5 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         (),
         lambda frame: [((), frame.snapshot.taken_at)],
     ),
-    *OF_REPORTS,
+    *REPORT_FAMILIES,
 )

@@ -33,7 +33,7 @@ const createFields = () => ({
   side: ["Condition", choice([["above"], ["below"]])],
   threshold: ["Threshold", input({ required: true, title: "such as 80%, 1GiB or 5" })],
   for: ["For", input({ placeholder: "at once", title: "such as 30s, 5m or 1h" })],
-  keep_firing_for: ["Keep firing for", input({ title: "such as 5m, so that an alert doesn't resolve and fire again" })],
+  keep_firing_for: ["Keep firing for", input({ title: "such as 5m; prevents flapping" })],
   severity: ["Severity", input({ pattern: `${WORD}{0,64}`, title: "such as info, warning or critical" })],
   match: ["Match", input({ placeholder: "workload=train-*, user=ann", title: "labels and patterns; all have to match" })],
   action: ["Action", choice([["", "none"], ["flush"], ["suspend"], ["flush and suspend"]])],

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import ENDED, FOLLOWS, MARKS, OF_LIBRARIES, OF_PROGRAMS, REPEATS
+from gpumond.events import ENDED, FOLLOWS, LIBRARY_PATHS, MARKS, PROGRAM_PATHS, REPEATS
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import FORCED
 from gpumond.facts.shares import FLUSH, SHARES
@@ -144,8 +144,8 @@ def words() -> str:
         "REPEATS": REPEATS,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
-        "LIBRARIES": OF_LIBRARIES,
-        "OWN_FILES": OF_PROGRAMS,
+        "LIBRARIES": LIBRARY_PATHS,
+        "OWN_FILES": PROGRAM_PATHS,
         "FORCED": FORCED,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())

@@ -12,7 +12,7 @@ const SHOWN = 8;
 
 function unanswered() {
   const { cause, frame } = state;
-  const what = frame ? `You see the values of ${clock(frame.snapshot.taken_at)}.` : "";
+  const what = frame ? `Showing values from ${clock(frame.snapshot.taken_at)}.` : "";
   if (cause === "connections")
     return [
       "bad",
@@ -20,7 +20,7 @@ function unanswered() {
       `${what} The daemon is running, but this request is waiting for a free connection. Close other windows of this address.`,
     ];
   if (cause !== "unreachable") return ["bad", "The daemon refused the request", `${what} ${cause.detail ?? cause.title}`];
-  return ["bad", "The daemon doesn't respond", `${what} This page retries every second. If the daemon has ended, start it again.`];
+  return ["bad", "The daemon doesn't respond", `${what} This page retries every second. If the daemon has stopped, restart it.`];
 }
 
 function withoutFrame() {

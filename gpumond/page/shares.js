@@ -27,8 +27,8 @@ export function sharesByDevice({ snapshot, ledger, processes }) {
 export const CLAIMS = {
   granted: "Free memory that a program is granted and doesn't use yet.",
   "quota-reserve": "Free memory that a quota reserves, and that its programs neither use nor are granted.",
-  waiting: "Free memory that a program waits for; it may need more.",
-  suspended: "Free memory that a suspended program needs to resume; it may need more.",
+  waiting: "Free memory for a waiting program, which may need more.",
+  suspended: "Free memory for resuming a program, which may need more.",
 };
 
 /** Claims as `{ kind, uuid, bytes, name }`. What a program waits for or is granted in order to resume is counted once. */

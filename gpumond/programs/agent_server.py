@@ -138,7 +138,7 @@ class AgentServer:
         ready = [] if self._arrivals.closed else [self._peers[descriptor] for descriptor, _ in self._arrivals.poll(0)]
         for peer in sorted(ready, key=lambda peer: peer.received_at):
             if self._peers.get(peer.socket.fileno()) is peer:
-                self._readable(peer)
+                self._on_readable(peer)
 
     def set_suspended(self, suspended: Collection[ProcessKey]) -> None:
         """Set the suspended processes. Their agents may be silent: they stay connected, with their last report."""
@@ -309,12 +309,12 @@ class AgentServer:
         self._watch(peer)
         if pidfd is not None:
             self._loop.add_reader(pidfd, self._drop_ended, peer)  # readable when the process has exited
-        self._readable(peer)  # a hello that waited in the queue does not count as pending
+        self._on_readable(peer)  # a hello that waited in the queue does not count as pending
         if peer.hello is None:
-            self._loop.call_later(self._limits.shared_hello_seconds, self._hello_is_due, peer)
+            self._loop.call_later(self._limits.shared_hello_seconds, self._on_hello_timeout, peer)
         return True
 
-    def _hello_is_due(self, peer: AgentConnection) -> None:
+    def _on_hello_timeout(self, peer: AgentConnection) -> None:
         """Close a connection without a hello whose user has others; a single one has until ``hello_seconds``."""
         if peer.hello is None and self._usage.pending(peer.user) > 1:
             self._drop(peer, "hello_timeout")
@@ -343,7 +343,7 @@ class AgentServer:
 
     def _watch(self, peer: AgentConnection) -> None:
         if peer.hello is None:
-            self._loop.add_reader(peer.socket.fileno(), self._readable, peer)
+            self._loop.add_reader(peer.socket.fileno(), self._on_readable, peer)
         else:
             self._arrivals.register(peer.socket.fileno(), select.EPOLLIN)
 
@@ -353,7 +353,7 @@ class AgentServer:
         else:
             self._arrivals.unregister(peer.socket.fileno())
 
-    def _readable(self, peer: AgentConnection) -> None:
+    def _on_readable(self, peer: AgentConnection) -> None:
         now = self._clock()
         if (wait := peer.budget.wait(now)) > 0:
             self._rejected("rate")
@@ -442,7 +442,7 @@ class AgentServer:
 
     def _drop_ended(self, peer: AgentConnection) -> None:
         """Read the last messages of a process that has ended, and drop it."""
-        self._readable(peer)
+        self._on_readable(peer)
         self._drop(peer)
 
     def _drop(self, peer: AgentConnection, reason: str | None = None) -> None:

@@ -18,7 +18,7 @@ from gpumond.quantities.scope import (
     DEVICE_LABELS,
     FROM_A_FULL_WINDOW,
     IN_WINDOW,
-    OF_VERDICTS,
+    VERDICT_PLACEHOLDERS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
@@ -104,7 +104,7 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: device.counts for device in snapshot.devices if device.uuid in complete}
+    counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
         if not recent.is_short(track):
             continue
@@ -221,9 +221,9 @@ def _device(row: _Device) -> DeviceReading:
     return row.device
 
 
-OF_SENSORS: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
+SENSOR_QUANTITIES: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
 NVLINK_INCREASES = [
-    value for value in OF_SENSORS if value.name.startswith("nvlink_") and value.name.endswith("_increase")
+    value for value in SENSOR_QUANTITIES if value.name.startswith("nvlink_") and value.name.endswith("_increase")
 ]
 DERIVED: tuple[Quantity[_Device], ...] = (
     _sensor(
@@ -351,7 +351,7 @@ DEVICE = ScopeSpec(
             "consecutive readings without new values from the device",
             lambda row: float(row.device.missed_readings),
         ),
-        *OF_SENSORS,
+        *SENSOR_QUANTITIES,
         *DERIVED,
         *VERDICTS,
     ),
@@ -381,7 +381,7 @@ DEVICE = ScopeSpec(
             "the PCIe link's highest generation and lanes",
             lambda own: _link(own.pcie_generation_max, own.pcie_width_max),
         ),
-        **OF_VERDICTS,
+        **VERDICT_PLACEHOLDERS,
     },
     programs=lambda row: tuple({line.workload: None for line in row.lines if line.workload}),
 )

@@ -52,11 +52,11 @@ def _idle(row: _Engine) -> str:
     return "an unknown time" if seconds is None else duration_text(seconds)
 
 
-OF_ENGINE: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}
+ENGINE_QUANTITIES: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}
 
 
 def _values(*names: str) -> tuple[Quantity[_Engine], ...]:
-    return tuple(OF_ENGINE[name] for name in names)
+    return tuple(ENGINE_QUANTITIES[name] for name in names)
 
 
 ENGINE = ScopeSpec(

@@ -107,13 +107,13 @@ def _relief(row: _Pool) -> str:
 def _values(*names: str) -> Iterator[Quantity[_Pool]]:
     """Yield the quantities of these names, those of counters with their increases."""
     for name in names:
-        value = OF_POOL[name]
+        value = POOL_QUANTITIES[name]
         yield value
         if name in POOL_COUNTERS:
             yield increase(value, POOL_COUNTERS.index(name), lambda row: row.track.counters)
 
 
-OF_POOL: dict[str, Quantity[_Pool]] = {each.name: each.of(lambda row: row.pool) for each in QUANTITIES}
+POOL_QUANTITIES: dict[str, Quantity[_Pool]] = {each.name: each.of(lambda row: row.pool) for each in QUANTITIES}
 
 POOL = ScopeSpec(
     rows=pools,

@@ -34,8 +34,8 @@ from gpumond.quantities.quantity import Quantity, number
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
     NO_VERDICT,
-    OF_VERDICTS,
     UNKNOWN_VERDICTS,
+    VERDICT_PLACEHOLDERS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
@@ -329,7 +329,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         "reserve": ("the process's reserve; empty without one", lambda row: _size_or_empty(row.quota.reserve_bytes)),
         "idle_remedy": ("how to release the process's memory while it's idle", _idle_remedy),
-        **OF_VERDICTS,
+        **VERDICT_PLACEHOLDERS,
     },
     programs=lambda row: (row.workload or "", row.process.comm or ""),
     process=lambda row: None if row.process is NOBODY else row.process.key,

@@ -103,7 +103,7 @@ Row = TypeVar("Row")
 Placeholders = Mapping[str, tuple[str, Callable[[Row], str]]]
 """What each placeholder of an annotation means, and its text for a row."""
 
-OF_VERDICTS: Placeholders[RuleRow] = {
+VERDICT_PLACEHOLDERS: Placeholders[RuleRow] = {
     "verdicts": ("summaries of the active verdicts", _summaries),
     "slope": (
         "growth of the leak per minute",

@@ -180,7 +180,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
             base = CounterGrowth(0 if process in before.agents else report.program.oom_retries)
             retried[process] = _grown(before.retried.get(process, base), report.program.oom_retries, elapsed)
         history = before.programs.get(process)
-        if history is None or history.due(elapsed):
+        if history is None or history.is_due(elapsed):
             history = _marked(history, program_counts(report.program), elapsed)
         programs[process] = history
     if silent:
@@ -198,7 +198,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     free: dict[str, tuple[tuple[float, int], ...]] = {}
     for device in snapshot.devices:
         history = before.devices.get(device.uuid)
-        if history is None or history.due(elapsed):
+        if history is None or history.is_due(elapsed):
             history = _marked(history, device_counts(device.sensors), elapsed)
         devices[device.uuid] = history
         if device.free_bytes is not None:
@@ -360,7 +360,7 @@ class CounterHistory(NamedTuple):
     since: float
     marks: tuple[tuple[float, Counts], ...]
 
-    def due(self, elapsed: float) -> bool:
+    def is_due(self, elapsed: float) -> bool:
         """Return True if the counts of ``elapsed`` are to be kept."""
         return elapsed - self.marks[-1][0] >= BUCKET_SECONDS
 

@@ -19,9 +19,11 @@ from gpumond.tick.ledger import overhead_parts
 from gpumond.tick.reading_conditions import conditions
 
 REVISION = revision() or None
-OF_PROCESS = sorted({field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)})
+PROCESS_FIELDS = sorted(
+    {field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)}
+)
 """The fields that are the driver's values."""
-VALUES_OF_PROCESS: Callable[[ProcessUsage], tuple[Any, ...]] = attrgetter(*OF_PROCESS)
+PROCESS_VALUES: Callable[[ProcessUsage], tuple[Any, ...]] = attrgetter(*PROCESS_FIELDS)
 
 
 def full_frame(frame: Frame) -> FullFrame:
@@ -83,7 +85,7 @@ def _holding(
     shares: Mapping[str, int],
     snapshot: Snapshot,
 ) -> ProcessHolding:
-    stated: dict[str, Any] = dict(zip(OF_PROCESS, VALUES_OF_PROCESS(process), strict=True))
+    stated: dict[str, Any] = dict(zip(PROCESS_FIELDS, PROCESS_VALUES(process), strict=True))
     stated["idle_seconds"] = idle
     return ProcessHolding(
         device_uuid=device_uuid,

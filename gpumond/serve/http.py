@@ -58,7 +58,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is read
-        self._peer.close, self._peer.begun = self.transport.abort, self._begun
+        self._peer.close, self._peer.begun = self.transport.abort, self._has_begun
         if not self._admit(transport):
             self._reject("certificate")
             return
@@ -85,7 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing() or self._receiving is None:
             return
-        if not self._answering() or self.cycle.more_body:
+        if not self._is_answering() or self.cycle.more_body:
             self._wait()
         if not self._head_complete and self._request_bytes > MAX_HEAD_BYTES:
             self._refusal = TOO_LONG
@@ -134,7 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._disarm()
         self._head_complete, self._request_bytes = False, 0
-        self._peer.enter("serving" if self._answering() else "idle", time.monotonic())
+        self._peer.enter("serving" if self._is_answering() else "idle", time.monotonic())
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -168,21 +168,21 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _arm(self, seconds: float) -> None:
-        self._receiving = self.loop.call_later(seconds, self._too_slow)
+        self._receiving = self.loop.call_later(seconds, self._on_timeout)
 
     def _wait(self) -> None:
         if self._peer.stage != "waiting":  # a partial request does not move behind connections that sent nothing
             self._peer.enter("waiting", time.monotonic())
 
-    def _answering(self) -> bool:
+    def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         return self.cycle is not None and self.cycle.response_started
 
-    def _too_slow(self) -> None:
+    def _on_timeout(self) -> None:
         self._receiving = None
-        if self._head_complete or not self._answering():
+        if self._head_complete or not self._is_answering():
             self._reject("slow")
         else:
             self.cycle.keep_alive = False  # the previous answer is still sent

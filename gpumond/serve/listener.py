@@ -193,12 +193,12 @@ class HttpListener:
         if peer.uid is None and self._tls() is not None:
             self._start(connection, peer)
             return
-        timer = self._loop.call_later(HEAD_SECONDS, self._too_slow, peer)
+        timer = self._loop.call_later(HEAD_SECONDS, self._on_timeout, peer)
         peer.close = partial(self._abandon, connection, peer, timer)
         if not self._is_settled(connection, peer, timer):
-            self._loop.add_reader(connection.fileno(), self._readable, connection, peer, timer)
+            self._loop.add_reader(connection.fileno(), self._on_readable, connection, peer, timer)
 
-    def _readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+    def _on_readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         self._loop.remove_reader(connection.fileno())
         self._check_again(connection, peer, timer)
 
@@ -229,7 +229,7 @@ class HttpListener:
         self._start(connection, peer)
         return True
 
-    def _too_slow(self, peer: HttpPeer) -> None:
+    def _on_timeout(self, peer: HttpPeer) -> None:
         self._rejected("slow")
         peer.close()
 

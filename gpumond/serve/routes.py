@@ -187,7 +187,7 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = "body" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"])
         return problem(422, f"{place}: {expectation(first)}{_known_keys(request, first)}")
 
     async def refused(request: Request, error: Exception) -> Response:

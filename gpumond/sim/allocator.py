@@ -82,7 +82,7 @@ class CachingAllocator:
         self._retries = self._ooms = self._device_allocations = self._device_frees = 0
 
     @property
-    def attached(self) -> bool:
+    def is_attached(self) -> bool:
         return self._context is not None
 
     def wait(self) -> None:
@@ -308,7 +308,7 @@ class ProgramMemory:
 
 def allocators() -> list[CachingAllocator]:
     """Return the attached allocators of this process, one for each device."""
-    return [allocator for allocator in _allocators.copy().values() if allocator.attached]
+    return [allocator for allocator in _allocators.copy().values() if allocator.is_attached]
 
 
 def _calls() -> list[dict[str, Any]]:

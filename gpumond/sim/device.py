@@ -219,7 +219,7 @@ class Context:
             if used + size_bytes > self._capacity:
                 raise OutOfMemory(
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
-                    f"{self._capacity / MIB:.2f} MiB in all, {max(0, self._capacity - used) / MIB:.2f} MiB free"
+                    f"{self._capacity / MIB:.2f} MiB in total, {max(0, self._capacity - used) / MIB:.2f} MiB free"
                 )
             # the sum first: a kill between the two writes leaves too high a sum, which a recount corrects
             _write(lock, used + size_bytes)

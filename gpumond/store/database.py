@@ -159,7 +159,7 @@ class Database:
             if self._db is None:
                 prepare(self.path.parent)
                 self._claim()
-                aside = self._put_aside(reason)
+                aside = self._rename_corrupt_files(reason)
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
@@ -207,7 +207,7 @@ class Database:
             self._db.close()
         self._db = None
 
-    def _put_aside(self, error: Exception | None) -> str:
+    def _rename_corrupt_files(self, error: Exception | None) -> str:
         aside = f"{self.path.name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
         for ending in FILES:
             own = self.path.with_name(self.path.name + ending)

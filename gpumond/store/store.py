@@ -150,7 +150,7 @@ class Store:
         self._clock = clock
         self.writable = False
         self.trouble = ""
-        self._set_aside: tuple[str, ...] = ()
+        self._corrupt_files: tuple[str, ...] = ()
         self._beat_seconds = beat_seconds
         self._trimmed = clock()
         self._thread = Worker("gpumond-store")
@@ -170,12 +170,12 @@ class Store:
             self.trouble = f"the store {self.path} takes too long to open"
             log.error("%s; the daemon continues without it", self.trouble)
 
-    async def close(self, patience: float = 10.0) -> None:
-        """Wait for pending writes, ``patience`` seconds at most: a disk that hangs does not block the daemon's end."""
+    async def close(self, timeout_seconds: float = 10.0) -> None:
+        """Wait up to ``timeout_seconds`` for pending writes: a disk that hangs does not block the daemon's end."""
         if self._beating:
             self._beating.cancel()
         closed = asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
-        if not (await asyncio.wait({closed}, timeout=patience))[0]:
+        if not (await asyncio.wait({closed}, timeout=timeout_seconds))[0]:
             log.error("the store %s doesn't respond; data that hasn't been written is lost", self.path)
         self._thread.shutdown()
 
@@ -183,7 +183,7 @@ class Store:
         """Return the store's problems as faults for the snapshot."""
         faults = [
             Fault("store", "corrupt", None, f"{name} couldn't be read and was renamed in {self.path.parent}")
-            for name in self._set_aside
+            for name in self._corrupt_files
         ]
         faults += self.rows.faults()
         if not self.writable and self.trouble:
@@ -346,7 +346,7 @@ class Store:
             return self._database.corrupt_files()
 
         with suppress(StoreUnavailable):  # the store has logged it
-            self._set_aside = await self.run(beat)
+            self._corrupt_files = await self.run(beat)
 
     def _live(self, db: sqlite3.Connection) -> None:
         now = self._clock()

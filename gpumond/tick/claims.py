@@ -198,7 +198,7 @@ class _Driver:
         self.devices = {device.uuid: device for device in devices}
         self._previous = previous
         self.sizes = {device.uuid: device.size_bytes for device in devices}
-        self.counts = {device.uuid: device.counts for device in devices}
+        self.counts = {device.uuid: device.used_by_process for device in devices}
         self.processes = {process for each in self.counts.values() for process in each}
         self._complete = complete
 
@@ -214,7 +214,7 @@ class _Driver:
             return True
         if self._previous is not None and process in self._previous.suspended:
             return False
-        return last.counts.get(process) == self.counts[uuid].get(process)
+        return last.used_by_process.get(process) == self.counts[uuid].get(process)
 
     def may_list(self, process: ProcessKey, uuid: str) -> bool:
         return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)

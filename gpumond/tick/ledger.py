@@ -88,7 +88,7 @@ class _Earlier:
 
     def __init__(self, frame: Frame, now: float) -> None:
         self._seconds = now - frame.snapshot.elapsed_seconds
-        self._counts = {device.uuid: device.counts for device in frame.snapshot.devices}
+        self._counts = {device.uuid: device.used_by_process for device in frame.snapshot.devices}
         self.overheads: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
         """By device and process, pid and start."""
         self._opaque: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
@@ -160,7 +160,7 @@ def _on_device(
     held = {
         process: own.held
         for process, own in pools.items()
-        if own.held and (process in suspended or is_confirmed(device.counts, process, complete))
+        if own.held and (process in suspended or is_confirmed(device.used_by_process, process, complete))
     }
     return {
         process: pools[process].at_most(size) for process, size in resident_managed_bytes(held, unattributed).items()
@@ -192,7 +192,7 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[Pro
 
 def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
     """Return the claims on one device, each limited to the driver's count for its process."""
-    counts, tolerated = device.counts, claim_tolerance_bytes(device)
+    counts, tolerated = device.used_by_process, claim_tolerance_bytes(device)
     found: dict[ProcessKey, _Pools] = {}
     for process, own in pools.items():
         if is_confirmed(counts, process, complete):
@@ -290,7 +290,7 @@ def tracked_overheads(
     yield from (before[key] for each in suspensions if (key := (each.device_uuid, each.process)) in before)
     by_process = {report.key: report for report in reports}
     for device in devices:
-        for process, count in device.counts.items():
+        for process, count in device.used_by_process.items():
             report = by_process.get(process)
             if report is None or count is None:
                 continue
@@ -298,7 +298,7 @@ def tracked_overheads(
             if known is None:
                 # Without an agent that was there before the context, nobody knows what the first value contains.
                 last = previous.device(device.uuid)
-                if last is None or process in last.counts or process not in previous.reports_by_process:
+                if last is None or process in last.used_by_process or process not in previous.reports_by_process:
                     continue
                 pid, start_ticks = process
                 known = Overhead(device_uuid=device.uuid, pid=pid, start_ticks=start_ticks, began=elapsed)

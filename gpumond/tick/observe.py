@@ -66,7 +66,7 @@ def detect_suspensions(
             if device.missed_readings or device.uuid not in complete:
                 own += [known] if known is not None else []
                 continue
-            if is_confirmed(device.counts, report.key, complete=True):
+            if is_confirmed(device.used_by_process, report.key, complete=True):
                 continue
             if known is None and last is not None:
                 known = _begun_suspension(last, last.processes_by_key[report.key], elapsed_seconds)
@@ -93,8 +93,10 @@ def _absent_processes(
         known[each.device_uuid].add(each.process)
     for device in devices:
         last = previous.device(device.uuid)
-        left = last.counts.keys() - device.counts.keys() if last is not None else set()
-        for process in known.get(device.uuid, set()) | {who for who in left if last is not None and last.counts[who]}:
+        left = last.used_by_process.keys() - device.used_by_process.keys() if last is not None else set()
+        for process in known.get(device.uuid, set()) | {
+            who for who in left if last is not None and last.used_by_process[who]
+        }:
             found.setdefault(process, []).append(device)
     return found
 
@@ -135,7 +137,7 @@ def _unattributed(device: DeviceReading) -> int | None:
     """Return the used bytes that the driver attributes to no process."""
     if device.used_bytes is None:
         return None
-    return device.used_bytes - sum(count for count in device.counts.values() if count is not None)
+    return device.used_bytes - sum(count for count in device.used_by_process.values() if count is not None)
 
 
 def as_unmapped(pools: Sequence[PoolUsage], uuids: Collection[str]) -> tuple[PoolUsage, ...]:

@@ -10,7 +10,7 @@ from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, Exc
 from gpumond.facts.units import size_text
 from gpumond.tick.claims import unmapped_by_device
 
-OF_DEVICES = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
+DEVICE_CONDITIONS = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
 SHOWN_AGENTS = 3
 """Agents without a pid that the condition names; it counts the others."""
 

@@ -380,7 +380,7 @@ class Top:
         if row and not row.members:
             self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
         elif row:
-            self.message = f"w is for one program; {OPENS}"
+            self.message = f"w works on one program; {OPENS}"
 
     def _process(self, key: ProcessOnDevice) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a GPU."""

@@ -89,7 +89,7 @@ class ConnectionState:
             return ConnectionState(now, starting=plain(answer))
         return replace(self, error=plain(answer, 400), starting="")
 
-    def withdrawn(self, now: float) -> bool:
+    def is_withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
     def notice(self, now: float, wall: float, several: bool) -> FrameNotice | None:
@@ -145,7 +145,7 @@ class DaemonConnection:
 
     def shown(self, now: float) -> View | None:
         """Return the latest view, None if the daemon hasn't answered since."""
-        return None if self.state.withdrawn(now) else self.view
+        return None if self.state.is_withdrawn(now) else self.view
 
     def notice(self, now: float, named: bool) -> FrameNotice | None:
         notice = self.state.notice(now, time.time(), named)

@@ -82,7 +82,7 @@ class FlushDialog:
     ) -> None:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.targets, self.name, self.done = requests, targets, name, done
-        self.state = "requesting the plan of a flush"
+        self.state = "requesting a flush plan"
         self.answers: Sequence[FlushResponse] = ()
         self.ready = False
         self._ask(dry_run=True)
@@ -107,7 +107,7 @@ class FlushDialog:
             self.answers = (
                 [FlushResponse(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
-            self.state = "plan of a flush" if dry_run else "receipts"
+            self.state = "flush plan" if dry_run else "receipts"
             self.ready = dry_run and any(each.releases for each in _receipts(self.answers))
             if not dry_run:
                 self.done(f"{self.name}: {self._summary()}")
@@ -146,7 +146,7 @@ class FlushDialog:
             amount = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
             yield [Span(f"Flush {amount}? y: yes  esc: no", "bold")]
-        elif self.state == "plan of a flush" and not any(answer.problem for answer in self.answers):
+        elif self.state == "flush plan" and not any(answer.problem for answer in self.answers):
             yield [Span("Nothing to release.", "bold")]
         elif self.state == "receipts" and any(answer.receipts for answer in self.answers):
             yield [Span(self._summary(), "bold")]
@@ -339,7 +339,7 @@ class SilenceDialog:
         if isinstance(found, DaemonError):
             self.result = plain(f"you can't silence alerts: {found}", 600)
             return
-        self.alerts, self.result = found, "" if found else "no alert that isn't silenced"
+        self.alerts, self.result = found, "" if found else "no alert to silence"
         self.panel.entry = "" if len(found) == 1 else None
 
     def _select(self, step: int) -> None:

@@ -315,7 +315,7 @@ def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[L
     return lines
 
 
-LEAST_TABLE, TABLE_RATIO = 6, 0.4
+MIN_TABLE, TABLE_RATIO = 6, 0.4
 """Lines that the table has at least, and the part of the screen up to which its rows precede chart and notices."""
 DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.17
 """Parts of the screen that devices take at most, and notices always: rows that come and go would move the others."""
@@ -454,7 +454,7 @@ def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, i
     ``table``: the lines of the complete table.
     """
     found = dict(wanted)
-    needed = max(LEAST_TABLE, min(table, int(rows * TABLE_RATIO)))
+    needed = max(MIN_TABLE, min(table, int(rows * TABLE_RATIO)))
     for part, least in (("remarks", 3), ("chart", 0), ("devices", 3), ("remarks", 1), ("estimate", 0)):
         excess = sum(found.values()) + needed - rows
         if excess > 0:

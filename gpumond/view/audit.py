@@ -10,7 +10,7 @@ from gpumond.facts.units import duration_text, listed, plural, size_text
 from gpumond.view.text import moment
 
 PAIRS_LENGTH, QUOTE = 100, '"'
-MOST_PIDS = 8
+MAX_PIDS = 8
 
 Detail = Mapping[str, Any]
 
@@ -39,8 +39,8 @@ def _program(detail: Detail) -> str:
 
 def _pids(detail: Detail) -> str:
     pids = [str(pid) for pid in detail["pids"]]
-    more = f" and {len(pids) - MOST_PIDS} more" if len(pids) > MOST_PIDS else ""
-    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids[:MOST_PIDS])}{more}" if pids else "no process"
+    more = f" and {len(pids) - MAX_PIDS} more" if len(pids) > MAX_PIDS else ""
+    return f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids[:MAX_PIDS])}{more}" if pids else "no process"
 
 
 def _flush(detail: Detail) -> str:

@@ -390,7 +390,7 @@ def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
         short = -(request["available_bytes"] or 0)
         if short > 0 and not request["ahead"]:  # the earlier requests would count as well
             gpu = f"GPU {index.get(request['device_uuid'], '?')}"
-            yield f"other programs use {size_text(short)} on {gpu} that is granted to or reserved for others"
+            yield f"programs on {gpu} use {size_text(short)} that is granted to or reserved for other programs"
 
 
 def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ ROWS_EACH = 9
 """A device takes one line if the screen has fewer lines than this for each device; more, if legends are longer."""
 NAME, NAME_PART = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
-LEAST_BAR = 10
+MIN_BAR = 10
 LEGEND = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
 
@@ -116,13 +116,13 @@ def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monoch
         return [index, name, Span(device.state, "alarm")]
     used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
     state = [Span(" "), Span(device.state, "alarm")] if device.state else []
-    room = width - width_of([index, used, *state]) - LEAST_BAR
+    room = width - width_of([index, used, *state]) - MIN_BAR
     if width_of([name, *sensors]) > room:
         sensors = []
-    if width_of([name, *sensors]) > room - LEAST_BAR:
+    if width_of([name, *sensors]) > room - MIN_BAR:
         name = Span(" ")
     end = [used, *sensors, *state]
-    return [index, name, *_bar(device, max(LEAST_BAR, width - width_of([index, name, *end])), monochrome), *end]
+    return [index, name, *_bar(device, max(MIN_BAR, width - width_of([index, name, *end])), monochrome), *end]
 
 
 def _short(name: str) -> str:

@@ -422,7 +422,7 @@ def narrowed_table(
     return "\n".join([table(names, known), *note])
 
 
-LEAST_HANGING = 40
+MIN_HANGING = 40
 """Width from which a column's text stays in its column; else it is below its row."""
 
 
@@ -431,7 +431,7 @@ def _hanging(line: str, last: str, width: int, room: int) -> str:
     if display_width(line) <= width or not last:
         return line
     begin, indent = line.removesuffix(last.rstrip()), width - room
-    if room < LEAST_HANGING:
+    if room < MIN_HANGING:
         begin, indent, room = f"{begin.rstrip()}\n    ", 4, width - 4
     return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_long_words=False, break_on_hyphens=False))
 

@@ -212,7 +212,7 @@ def test_program_with_policy_step_is_interrupted_in_its_steps_only(daemon: FakeD
             process.stdin.flush()
             process.stdout.readline()
         answer = daemon.wait_message(AgentResponse)
-        assert "this version of PyTorch isn't understood" in answer.reason
+        assert "this version of PyTorch isn't supported" in answer.reason
         finished(process)
 
 

@@ -57,7 +57,7 @@ def test_out_of_memory_errors_are_recognized_by_their_names(error: Exception, re
         (an_error("cupy.cuda.memory", "OutOfMemoryError", "Out of memory allocating 1,536 bytes"), "cupy", None),
         (MemoryError(RMM), "rmm", None),
         (an_error("jaxlib._jax", "XlaRuntimeError", JAX), "jax", None),
-        (OutOfMemory("tried to allocate 5.00 MiB on GPU-x: 9.00 MiB in all, 3.00 MiB free"), "sim", 3 * MIB),
+        (OutOfMemory("tried to allocate 5.00 MiB on GPU-x: 9.00 MiB in total, 3.00 MiB free"), "sim", 3 * MIB),
         (MemoryError("of the host"), "", None),
     ],
 )

@@ -184,7 +184,7 @@ NOBODY = "nobody-has-this-name"
     [
         ("flush notebok", 3, "did you mean notebook?"),
         (f"flush {NOBODY}", 3, f"no program with an agent matches workload {NOBODY}"),
-        (f"flush --user {NOBODY}", 2, f"no program of the user {NOBODY} is on a GPU"),
+        (f"flush --user {NOBODY}", 2, f"no program of user {NOBODY} uses a GPU"),
         ("flush --device 7", 2, "no GPU '7'"),
         (f"suspend {NOBODY}", 3, f"workload {NOBODY}"),
         (f"resume {NOBODY}", 3, f"no program that has an agent or is suspended matches {NOBODY}"),

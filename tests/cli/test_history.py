@@ -125,7 +125,7 @@ def test_rows_are_at_least_a_second_apart(fake: FakeDaemon, capsys: pytest.Captu
 def test_unknown_name_is_nothing_to_show_with_the_nearest_one(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]):
     assert shown(fake, "trian") == 3
     told = capsys.readouterr().err
-    assert "no program named trian uses GPU memory or has ended since " in told
+    assert "no program named trian has used GPU memory since " in told
     assert told.endswith("did you mean train?\n")
     assert shown(fake, "zzz") == 3
     assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")

@@ -124,5 +124,5 @@ def test_threshold_that_no_value_exceeds_is_a_warning(files: Path):
     (files / "rules.yaml").write_text(rule.replace("used_ratio", "used"))
     done = gpumond_here("rules", "check", str(files / "rules.yaml"))
     assert done.stderr.endswith(
-        "scope device has no value 'used'; did you mean used_bytes or used_ratio or idle_used_ratio?\n"
+        "scope device has no value 'used'; did you mean used_bytes, used_ratio or idle_used_ratio?\n"
     )

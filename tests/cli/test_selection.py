@@ -232,7 +232,7 @@ def test_granted_memory_that_another_program_uses_is_stated_and_not_a_negative_n
     short = replace(QUEUED, available_bytes=-3 * GIB // 2, missing_bytes=43 * GIB // 2, ahead=0)
     text = queue_text(make_frame(make_device(used_bytes=GIB), queue=(short,)))
     assert "-1.5" not in text
-    assert "other programs use 1.5 GiB on GPU 0 that is granted to or reserved for others" in text
+    assert "programs on GPU 0 use 1.5 GiB that is granted to or reserved for other programs" in text
     assert "other programs" not in queue_text(make_frame(make_device(), queue=(replace(short, ahead=1),)))
 
 

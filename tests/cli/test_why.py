@@ -303,13 +303,13 @@ def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
     pool = make_pool(live=20 * GIB)
     report = make_report(10, (pool,))
     frame = busy_frame(reports=(report,), quotas=make_quotas(report, (25 * GIB, ""), (30 * GIB, "team"), (1, "team")))
-    again = ["the team quota sets the limit of train (pid 10) to 30.0 GiB again"]
+    again = ["the team quota will set the limit of train (pid 10) to 30.0 GiB again"]
     assert [list(notes_on_quotas(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
     assert list(notes_on_quotas(frame, None, {11})) == []
 
 
 def test_limit_above_the_size_of_its_gpu_is_said_to_have_no_effect():
-    said = ["this limit has no effect on GPU 0, which has 80.0 GiB in all"]
+    said = ["this limit has no effect on GPU 0, which has only 80.0 GiB"]
     limits = (None, 80 * GIB, 81 * GIB)
     assert [list(notes_on_small_devices(busy_frame(), limit, {"GPU-a"})) for limit in limits] == [[], [], said]
     assert list(notes_on_small_devices(busy_frame(), 81 * GIB, set())) == []

@@ -129,7 +129,7 @@ rule_overrides:
         ("rules: [{name: a, scope: device, value: used_ratio, above: lots}]", ["rules[0].above", "'lots'", "80%"]),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 1GiB}]",
-            ["rules[0]", "above: 1GiB is a size, but `used_ratio` has the unit ratio"],
+            ["rules[0]", "above: 1GiB is a size, but `used_ratio` is a ratio"],
         ),
         (
             "rules: [{name: a, scope: device, value: used_bytes, below: 90%}]",

@@ -28,7 +28,7 @@ def test_first_scrape_waits_for_the_first_frame():
         scrape = asyncio.ensure_future(current.metrics(""))
         await asyncio.sleep(0.01)
         assert not scrape.done()
-        current.swap(Frame(make_snapshot(), Ledger(())))
+        current.set_frame(Frame(make_snapshot(), Ledger(())))
         return (await scrape).plain
 
     assert b"\ngpumond_driver_up " in asyncio.run(run())

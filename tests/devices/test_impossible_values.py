@@ -113,10 +113,10 @@ entries = st.builds(
 
 @given(st.lists(entries))
 def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]) -> None:
-    tally = FaultCounter()
-    by_pid = valid_usages(tally, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
+    counter = FaultCounter()
+    by_pid = valid_usages(counter, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
-    assert bool(tally) == (len(good) < len(listed))
+    assert bool(counter) == (len(good) < len(listed))
     assert (by_pid is None) == (len(listed) >= 10 and len(listed) - len(good) > 0.2 * len(listed))
     for pid, usage in (by_pid or {}).items():
         counts = [entry.used_bytes for entry in good if entry.pid == pid]
@@ -126,9 +126,9 @@ def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]
 
 @given(numbers, numbers, numbers, st.none() | numbers)
 def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
-    tally = FaultCounter()
+    counter = FaultCounter()
     counts = MemoryCounts(size, used, free, reserved)
-    checked = valid_memory(tally, "GPU-0", counts)
-    assert checked == counts or tally or size == 0
+    checked = valid_memory(counter, "GPU-0", counts)
+    assert checked == counts or counter or size == 0
     known = [value for value in checked if value is not None]
     assert not known or max(known) == checked.size_bytes < 2**63

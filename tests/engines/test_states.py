@@ -146,7 +146,7 @@ def test_ollama_whose_model_is_past_its_time_is_busy(tmp_path: Path):
 def test_llama_router_without_metrics_names_the_option(tmp_path: Path):
     with fake_engine("llama-router", device(tmp_path), "no-metrics") as engine:
         state = asyncio.run(read(declared(engine)))
-        assert (state.requests, state.work, state.without_counts) == (None, None, "start the router with --metrics")
+        assert (state.requests, state.work, state.no_counts_reason) == (None, None, "start the router with --metrics")
 
 
 def test_comfyui_with_a_long_queue_is_read(tmp_path: Path):

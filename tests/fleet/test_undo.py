@@ -44,7 +44,7 @@ def limit(before: dict[str, int] | None = None) -> dict[str, Any]:
         (limit(before={GPU: 2 * GIB}), "limit pid 7 to 2.0 GiB on GPU-1", ""),
         (entry("silence.create", id="5b0e"), "end the silence 5b0e", ""),
         (entry("suspend.receipt", pid=7, start_ticks=70, outcome="suspended"), "resume pid 7", ""),
-        (entry("quota.create", name="x"), "", "can't undo such a change"),
+        (entry("quota.create", name="x"), "", "can't undo this kind of change"),
         (entry("silence.create", omitted_bytes=9000), "", "its entry in the audit log was shortened"),
     ],
 )

@@ -245,8 +245,8 @@ def test_receipt_contains_the_plan():
     ("before", "after", "driver", "text"),
     [
         (2 * GIB, 62 * GIB, 70 * GIB, "the pool holds 60.0 GiB more than before"),
-        (60 * GIB, GIB, 5 * GIB, "59.0 GiB was released, which doesn't count, because the driver counted only 5.0 GiB"),
-        (600 * GIB, GIB, None, "599.0 GiB was released, which doesn't count, because the GPU has only 80.0 GiB"),
+        (60 * GIB, GIB, 5 * GIB, "59.0 GiB released isn't counted, because the driver counted only 5.0 GiB"),
+        (600 * GIB, GIB, None, "599.0 GiB released isn't counted, because the GPU has only 80.0 GiB"),
     ],
 )
 def test_impossible_release_counts_as_zero(before: int, after: int, driver: int | None, text: str):

@@ -67,7 +67,7 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
         session.shows("of 141.0 GiB used")
         daemon.process.send_signal(signal.SIGKILL)
         session.shows("The daemon doesn't respond")
-        session.shows("If the daemon has ended, start it again.")
+        session.shows("If the daemon has stopped, restart it.")
         session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
         session.page.locator("header").get_by_text("no response since ").wait_for()
         assert session.texts("tbody .of-opaque", "#version") == [[size_text(3 * GIB)], [f"gpumond {__version__}"]]

@@ -161,7 +161,7 @@ def test_stopped_daemon_is_shown_as_not_answering(browser: Browser, demo: Runnin
         demo.process.send_signal(signal.SIGSTOP)
         try:
             session.shows("The daemon doesn't respond")
-            session.shows("If the daemon has ended, start it again.")
+            session.shows("If the daemon has stopped, restart it.")
         finally:
             demo.process.send_signal(signal.SIGCONT)
         advances([session], 2)

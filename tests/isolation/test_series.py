@@ -8,7 +8,7 @@ from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import DEVICE, GIB, Machine
 
 FRAMES = 3
-MOST_POOLS = 64
+MAX_POOLS = 64
 
 
 def test_user_with_many_pools_displaces_no_series_of_another(machine: Machine):
@@ -27,7 +27,7 @@ def test_user_with_many_pools_displaces_no_series_of_another(machine: Machine):
 def test_pools_beyond_the_bound_are_summed_as_other(machine: Machine):
     attacker = machine.agents(ATTACKER, listed=True, full=True, live_bytes=GIB)
     pools = until(lambda: (machine.report(attacker.pid) or {}).get("pools"))
-    assert len(pools) <= MOST_POOLS
+    assert len(pools) <= MAX_POOLS
     assert "other" in [pool["allocator"] for pool in pools]
     held = 2 * full_report(DEVICE, 0).count(b'"allocator"')
     assert sum(pool["held_bytes"] for pool in pools) == held

@@ -342,9 +342,9 @@ def test_an_error_is_compared_with_runs_that_had_room():
         return next(each.text for each in remedies(evidence) if each.name == "earlier-peak").partition(": ")[2]
 
     assert [comparison(ooms) for ooms in (0, 1, 2)] == [
-        "this run of big needed 60.0 GiB more than any of the 2 before",
-        "this run of big needed 60.0 GiB more than the one before that didn't run out of memory",
-        "this step needed 53.0 GiB more than any of the 5 before that didn't run out of memory",
+        "this run of big needed 60.0 GiB more than any of the 2 earlier ones",
+        "this run of big needed 60.0 GiB more than the previous one that didn't run out of memory",
+        "this step needed 53.0 GiB more than any of the 5 earlier ones that didn't run out of memory",
     ]
 
 
@@ -790,7 +790,7 @@ def test_another_device_is_a_remedy_only_for_all_that_the_program_was_granted_an
     assert "on GPU 1" not in first(granted(12, 10, "GPU-b", unused=4)), "8 GiB is left of it"
     found = first(granted(10, 16, "GPU-a", unused=14))
     assert found == (
-        "start lab (pid 11) with gpumond run --need as well, or with less memory: it uses 72.0 GiB without a grant, "
+        "also start lab (pid 11) with gpumond run --need, or reduce its memory use: it uses 72.0 GiB without a grant, "
         "and this program was granted 16.0 GiB"
     )
 

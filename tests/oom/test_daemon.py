@@ -97,7 +97,7 @@ def test_a_case_names_the_neighbor_that_took_what_the_program_was_granted(daemon
         run_in_program(process, "suppressed(lambda: agent.scope('forward')(allocator.malloc)(500 * MIB))")
         remedies = {each["name"]: each for each in case_of(daemon, process.pid)["remedies"]}
         assert remedies["grant"]["enough"] is True
-        assert f"start notebook (pid {neighbor.pid}) with gpumond run --need as well" in remedies["grant"]["text"]
+        assert f"also start notebook (pid {neighbor.pid}) with gpumond run --need" in remedies["grant"]["text"]
         finished(process)
         finished(neighbor)
 

@@ -93,7 +93,7 @@ def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
     log = "#Entity   FBTTL  FBFRE  FBRSV\nID\nGPU 0     1000   300    100\nGPU-I 3   500    300    100\n"
     snapshots, notices = read_with_notices(log, interval=1.0)
     assert used(snapshots, "gpu0") == [600 * MIB]
-    assert notices == ["lines of other entities than GPU are ignored"]
+    assert notices == ["lines about entities other than GPUs are ignored"]
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ def increases(observations: Sequence[Observation]) -> list[float | None]:
     for elapsed, count in observations:
         if history is None:
             history = first_observation((count,), elapsed)
-        elif history.due(elapsed):
+        elif history.is_due(elapsed):
             history = history.marked((count,), elapsed)
         found.append(history.increase(0, count, elapsed))
     return found

@@ -130,7 +130,7 @@ def test_if_match_of_another_version_changes_nothing():
         ({}, "set at least one of threshold, for, severity, enabled"),
         ({"threshold": None}, "set at least one of"),
         ({"threshold": "lots"}, "80%"),
-        ({"threshold": "2GiB"}, "threshold: 2GiB is a size, but `unreclaimable_ratio` has the unit ratio"),
+        ({"threshold": "2GiB"}, "threshold: 2GiB is a size, but `unreclaimable_ratio` is a ratio"),
         ({"for": "soon"}, "expected a duration"),
         ({"severity": "a b"}, "severity"),
         ({"enabled": "perhaps"}, "enabled"),

@@ -218,7 +218,7 @@ def test_flush_shows_the_plan_asks_for_confirmation_and_shows_the_receipt(fake: 
         session.shows("train")
         fake.answers["/api/v1/flushes"] = (200, PLAN)
         session.press("f")
-        session.shows("train (pid 10): plan", "WOULD RELEASE", "train torch", "Flush 12.0 GiB? y: yes")
+        session.shows("train (pid 10): flush plan", "WOULD RELEASE", "train torch", "Flush 12.0 GiB? y: yes")
         assert requested(fake) == [({"pid": 10, "start_ticks": 100}, True)]
         fake.answers["/api/v1/flushes"] = None
         session.press("y")
@@ -248,7 +248,7 @@ def test_flush_of_marked_processes_has_one_plan(fake: FakeDaemon):
     with top(fake.url) as session:
         session.shows("train", "python")
         session.press(" ", " ", "f")
-        session.shows("2 processes: plan", "Flush 24.0 GiB? y: yes")
+        session.shows("2 processes: flush plan", "Flush 24.0 GiB? y: yes")
         assert [target["pid"] for target, _ in requested(fake)] == [10, 11]
         fake.answers["/api/v1/flushes"] = (200, RECEIPTS)
         session.press("y")

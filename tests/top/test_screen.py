@@ -11,7 +11,7 @@ from gpumond.top.processes import ProcessList
 from gpumond.top.screen import (
     HELP,
     HINTS,
-    LEAST_TABLE,
+    MIN_TABLE,
     Screen,
     chart_rows,
     device_at,
@@ -49,9 +49,9 @@ PARTS = ("devices", "estimate", "filter", "chart", "remarks")
 def test_parts_fill_the_screen_and_the_table_keeps_its_rows(wanted: dict[str, int], rows: int):
     found = heights(rows, wanted)
     assert all(0 <= found[part] <= wanted[part] for part in PARTS)
-    if rows >= 3 + wanted["filter"] + 1 + LEAST_TABLE:
+    if rows >= 3 + wanted["filter"] + 1 + MIN_TABLE:
         assert sum(found.values()) == rows
-        assert found["table"] >= LEAST_TABLE
+        assert found["table"] >= MIN_TABLE
     assert found["chart"] >= 2 or found["chart"] in (0, wanted["chart"])
 
 

@@ -107,7 +107,7 @@ def test_silence_that_is_refused_states_why_and_keeps_the_reason():
         session.press("escape")
         fake.answers["/api/v1/alerts"] = (200, [])
         session.press("S")
-        session.shows("no alert that isn't silenced")
+        session.shows("no alert to silence")
 
 
 def test_user_who_may_not_silence_is_asked_for_no_reason():

@@ -76,6 +76,6 @@ def test_keys_of_one_program_say_so_on_a_group():
         session.press("g", "g")
         session.shows("BY WORKLOAD", "train (1)", "python (1)")
         session.press("x", "x", "w")
-        session.shows("w is for one program; Enter opens a group")
+        session.shows("w works on one program; Enter opens a group")
         session.press("z")
         session.shows("you can suspend one program at a time; U removes the marks")

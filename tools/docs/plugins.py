@@ -53,7 +53,7 @@ def engines() -> Iterator[str]:
     yield "| kind | engine | methods | warning |\n|---|---|---|---|"
     for spec in KINDS.values():
         methods = ", ".join(f"`{each.name}`" for each in spec.methods) or ("`release`" if spec.method_of else "none")
-        yield f"| `{spec.kind}` | {spec.summary} | {methods} | {spec.warning or spec.without_methods} |"
+        yield f"| `{spec.kind}` | {spec.summary} | {methods} | {spec.warning or spec.no_methods_reason} |"
 
 
 def receivers() -> Iterator[str]:

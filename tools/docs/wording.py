@@ -20,8 +20,8 @@ GROUPS = {
     "reference": ("docs/reference/*.md",),
     "contributing": ("CONTRIBUTING.md", "docs/contributing/**/*.md"),
 }
-MOST_OF = 20
-LEAST_YOU = 8
+MAX_OF = 20
+MIN_YOU = 8
 LEFT_OUT = re.compile(r"<!--.*?-->|^ *```.*?^ *```|^ *\|.*?$|^#.*?$|^ *-{3,}$|^\.[A-Z].*?$", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`")
@@ -50,7 +50,7 @@ def document(pages: bool = False) -> str:
         if pages:
             lines += [row(f"  {path.relative_to(ROOT)}", text) for path, text in texts.items()]
     lines.append(row("help", man.document()))
-    lines.append(f'targets for README, tutorials, how-to guides and help: "of" <= {MOST_OF}, "you" >= {LEAST_YOU}')
+    lines.append(f'targets for README, tutorials, how-to guides and help: "of" <= {MAX_OF}, "you" >= {MIN_YOU}')
     return "\n".join(lines) + "\n"
 
 

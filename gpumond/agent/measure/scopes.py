@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_PART = 64
 MAX_NAME = 128
 _PART = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
-MOST_SCOPES = 8
+MAX_RECORDED_SCOPES = 8
 """Number of scopes in an out-of-memory snapshot."""
 
 
@@ -272,12 +272,12 @@ class Scopes:
             for scope in self.usage()
         ]
         retaining = sorted((scope for scope in found if scope.retained_bytes), key=lambda scope: -scope.retained_bytes)
-        return tuple(retaining[:MOST_SCOPES])
+        return tuple(retaining[:MAX_RECORDED_SCOPES])
 
     def open_names(self) -> tuple[str, ...]:
         """Return the names of the blocks that have begun and not ended, in all threads."""
         with self._lock:
-            return tuple(sorted({_shown_name(block) for block in self._open})[:MOST_SCOPES])
+            return tuple(sorted({_shown_name(block) for block in self._open})[:MAX_RECORDED_SCOPES])
 
     def _total_of(self, name: str) -> ScopeTotal:
         known = self._totals.get(name)

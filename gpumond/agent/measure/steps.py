@@ -117,7 +117,7 @@ class StepCounter:
         retries = max(0, last.retries - (self._first_retries or 0))
         return StepUsage(
             steps=self.done,
-            steps_per_second=_pace(samples),
+            steps_per_second=_steps_per_second(samples),
             retained_bytes=trend(samples),
             live_bytes=last.live_bytes,
             stranded_bytes=last.stranded_bytes,
@@ -151,7 +151,7 @@ def trend(samples: Sequence[StepSample]) -> float | None:
     return slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
 
 
-def _pace(samples: Sequence[StepSample]) -> float | None:
+def _steps_per_second(samples: Sequence[StepSample]) -> float | None:
     """Return the steps per second over the samples."""
     passed = samples[-1].at - samples[0].at
     return (samples[-1].step - samples[0].step) / passed if passed > 0 else None

@@ -155,14 +155,14 @@ class Supervisor:
         self,
         source: str,
         *,
-        deadline: float = DEADLINE_SECONDS,
-        replace_after: float = REPLACE_AFTER_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        replace_after_seconds: float = REPLACE_AFTER_SECONDS,
         environ: Mapping[str, str] | None = None,
         restarted: Callable[[], None] = lambda: None,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = SourceState(name=source, up=False, responsive=True, reason=STARTING)
-        self._deadline, self._replace_after = deadline, replace_after
+        self._deadline_seconds, self._replace_after_seconds = deadline_seconds, replace_after_seconds
         self._environ, self._restarted, self._opened = environ, restarted, opened
         self._child: DriverProcess | None = None
         self._abandoned: list[DriverProcess] = []
@@ -262,19 +262,19 @@ class Supervisor:
         except OSError as error:  # such as a limit of processes, memory or descriptors
             detail = f"the driver process can't be started: {error}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
-            self._schedule(self._restart_delay(), self._spawn)
+            self._schedule(self._restart_seconds(), self._spawn)
             self._failures += 1
             return
         if self._started:
             self._restarted()
         self._started += 1
         self._child = child
-        asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._readable, child)
+        asyncio.get_running_loop().add_reader(child.stdout.fileno(), self._on_readable, child)
         assert child.request is not None
         self._watch_deadline(child, child.request)
 
     def _watch_deadline(self, child: DriverProcess, request: PendingReading) -> None:
-        timer = asyncio.get_running_loop().call_later(self._deadline, self._check_deadline, child, request)
+        timer = asyncio.get_running_loop().call_later(self._deadline_seconds, self._check_deadline, child, request)
         request.done.add_done_callback(lambda done: timer.cancel())  # else it keeps the reading until the deadline
 
     def _check_deadline(self, child: DriverProcess, request: PendingReading) -> None:
@@ -282,12 +282,12 @@ class Supervisor:
             return
         child.overdue = True
         request.finish(None)
-        detail = f"a driver call hasn't returned for {self._deadline:g} s; values are withheld until it returns"
+        detail = f"a driver call hasn't returned for {self._deadline_seconds:g} s; values are withheld until it returns"
         self._set_state(up=False, responsive=False, reason="timeout", detail=detail)
         if self._exclude(child.place(), child):
             self._replace()
         else:
-            self._schedule(self._replace_after, self._replace)
+            self._schedule(self._replace_after_seconds, self._replace)
 
     def _exclude(self, index: int, child: DriverProcess | None) -> bool:
         """Exclude a device for a while. Returns False if it is unknown or already excluded."""
@@ -295,7 +295,8 @@ class Supervisor:
         if uuid is None or ExcludedDevice(index, uuid) in self._excluded:
             return False
         device = ExcludedDevice(index, uuid)
-        log.warning("device %d %s is excluded: the driver %s on it", index, uuid, "hangs" if child else "crashes")
+        problem = "hangs" if child else "crashes"
+        log.warning("device %d (%s) is excluded, because the driver %s when reading it", index, uuid, problem)
         self._excluded[device] = child
         crashes = self._times_left_out[uuid]
         seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
@@ -314,12 +315,12 @@ class Supervisor:
         child = self._child
         if child is not None and child.overdue:
             if len(self._abandoned) >= MAX_ABANDONED:
-                self._schedule(self._replace_after, self._replace)
+                self._schedule(self._replace_after_seconds, self._replace)
                 return
             self._abandoned.append(child)
         self._spawn()
 
-    def _readable(self, child: DriverProcess) -> None:
+    def _on_readable(self, child: DriverProcess) -> None:
         try:
             chunk = child.stdout.read(1 << 20)
         except OSError:
@@ -404,14 +405,14 @@ class Supervisor:
         else:
             detail = f"the driver process exited with {child.process.poll()}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
-            delay = self._restart_delay()
+            delay = self._restart_seconds()
             self._crashed_at.append(place)
             if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._exclude(place, None):
                 self._crashed_at, self._failures = [], 0
         self._failures += 1
         self._schedule(delay, self._spawn)
 
-    def _restart_delay(self) -> float:
+    def _restart_seconds(self) -> float:
         return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
 
     def _unwatch(self, child: DriverProcess) -> None:

@@ -186,7 +186,7 @@ class _SlowAnswers:
 
     due: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
-    tally: FaultCounter = field(default_factory=FaultCounter)
+    counter: FaultCounter = field(default_factory=FaultCounter)
     samples: Mapping[int, float] | None = None
     used_by: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -223,13 +223,13 @@ class SensorReader:
         self._kept.pop(device.uuid, None)
         self._profile.forget(device.uuid)
 
-    def read(self, device: Device, tally: FaultCounter) -> dict[str, Any]:
+    def read(self, device: Device, counter: FaultCounter) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
         kept = self._kept.get(device.uuid) or _SlowAnswers()
         values = {**kept.fixed, **kept.values}
         for question in FAST:
-            self._query(question, device, values, tally)
-        tally.extend(kept.tally)
+            self._query(question, device, values, counter)
+        counter.extend(kept.counter)
         return values
 
     def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
@@ -240,23 +240,23 @@ class SensorReader:
         return kept.used_by
 
     def _ask_slowly(self, device: Device, kept: _SlowAnswers) -> None:
-        kept.values, kept.tally = {}, FaultCounter()
-        kept.samples, kept.used_by = self._activity.utilization_by_pid(device, kept.tally), {}
-        kept.values.update(self._profile.ask(device, kept.tally))
+        kept.values, kept.counter = {}, FaultCounter()
+        kept.samples, kept.used_by = self._activity.utilization_by_pid(device, kept.counter), {}
+        kept.values.update(self._profile.ask(device, kept.counter))
         for question in SLOW:
-            self._query(question, device, kept.values, kept.tally)
+            self._query(question, device, kept.values, kept.counter)
         kept.unasked = tuple(
-            question for question in kept.unasked if not self._query(question, device, kept.fixed, kept.tally)
+            question for question in kept.unasked if not self._query(question, device, kept.fixed, kept.counter)
         )
 
-    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], tally: FaultCounter) -> bool:
+    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], counter: FaultCounter) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)
         except Unsupported:
             return True
         except EnumerationFailed as failure:
-            tally.add(device.uuid, failure.kind, f"{question.fields[0]}: {failure}")
+            counter.add(device.uuid, failure.kind, f"{question.fields[0]}: {failure}")
             return False
         numbers = answer if isinstance(answer, (tuple, list)) else (answer,)
         possible = True
@@ -267,7 +267,7 @@ class SensorReader:
                 values[name] = question.meaning(number)
             else:
                 possible = False
-                tally.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
+                counter.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
         return possible
 
 
@@ -325,7 +325,7 @@ class ProfilingSamples:
         self._library = library
         self._last: dict[str, Any] = {}
 
-    def ask(self, device: Device, tally: FaultCounter) -> dict[str, float]:
+    def ask(self, device: Device, counter: FaultCounter) -> dict[str, float]:
         """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
             if device.uuid not in self._last and not self._library.query((_is_supported,), device.handle):
@@ -337,7 +337,7 @@ class ProfilingSamples:
             if before is None:
                 return {}
             try:
-                return _values(device.uuid, self._library.query((_between,), before, after), tally)
+                return _values(device.uuid, self._library.query((_between,), before, after), counter)
             finally:
                 self._free(before)
         except Unsupported:
@@ -348,7 +348,7 @@ class ProfilingSamples:
             ):  # profiling is limited to administrators here: not a fault of the device
                 self._last[device.uuid] = None
             else:
-                tally.add(device.uuid, failure.kind, f"GPM: {failure}")
+                counter.add(device.uuid, failure.kind, f"GPM: {failure}")
         return {}
 
     def forget(self, uuid: str) -> None:
@@ -361,7 +361,7 @@ class ProfilingSamples:
             pynvml.nvmlGpmSampleFree(sample)
 
 
-def _values(uuid: str, answers: list[tuple[int, float]], tally: FaultCounter) -> dict[str, float]:
+def _values(uuid: str, answers: list[tuple[int, float]], counter: FaultCounter) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, (code, value) in zip(METRICS, answers, strict=True):
         if code != pynvml.NVML_SUCCESS:
@@ -369,7 +369,7 @@ def _values(uuid: str, answers: list[tuple[int, float]], tally: FaultCounter) ->
         if 0 <= value <= metric.limit:
             values[metric.field] = value * metric.factor
         else:  # includes NaN
-            tally.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
+            counter.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
     return values
 
 
@@ -399,7 +399,7 @@ class ProcessActivity:
         self._since: dict[str, int] = {}
         """Driver time of the last sample in microseconds, by UUID."""
 
-    def utilization_by_pid(self, device: Device, tally: FaultCounter) -> Mapping[int, float] | None:
+    def utilization_by_pid(self, device: Device, counter: FaultCounter) -> Mapping[int, float] | None:
         """Return the utilization of the busiest hardware unit by pid since the previous query; absent pids were idle.
 
         Returns None if the driver does not report it. Raises DeviceLost.
@@ -411,7 +411,7 @@ class ProcessActivity:
         except EnumerationFailed as failure:
             if failure.kind == NO_SAMPLES:
                 return {}
-            tally.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
+            counter.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
             return None
         if samples:
             self._since[device.uuid] = max(sample.timeStamp for sample in samples)
@@ -419,7 +419,7 @@ class ProcessActivity:
         for sample in samples:
             percent = max(sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)
             if percent > 100:
-                tally.add(device.uuid, IMPOSSIBLE, f"utilization {percent} of pid {sample.pid}")
+                counter.add(device.uuid, IMPOSSIBLE, f"utilization {percent} of pid {sample.pid}")
                 return None
             ratios[sample.pid] = max(percent / 100, ratios.get(sample.pid, 0.0))
         return ratios

@@ -62,7 +62,7 @@ from gpumond.facts.snapshot import (
 )
 from gpumond.host.machine import read_or_empty
 
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """Number of events fetched in one reading; the others are fetched at the next."""
 
 RETRY_SECONDS = 10.0
@@ -118,9 +118,9 @@ class XidEvents:
                 self._uuids[_address(device.handle)] = device.uuid
                 self._registered.add(device.uuid)
 
-    def fetch(self, tally: FaultCounter) -> None:
+    def fetch(self, counter: FaultCounter) -> None:
         """Count the events since the last call."""
-        for _ in range(MOST_AT_ONCE if self._uuids else 0):
+        for _ in range(MAX_AT_ONCE if self._uuids else 0):
             try:
                 event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
             except QueryFailed as refusal:
@@ -133,7 +133,7 @@ class XidEvents:
                 key = (uuid, int(event.eventData))
                 before = self._counts.get(key)
                 self._counts[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
-        tally.extend(self._trouble)
+        counter.extend(self._trouble)
 
     def close(self) -> None:
         if self._set is not None:
@@ -229,7 +229,7 @@ class CgroupLimits:
                 pids[cgroup].append(process.pid)
         return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
 
-    def change(self, device: Device, changes: Iterable[CgroupLimitChange], tally: FaultCounter) -> None:
+    def change(self, device: Device, changes: Iterable[CgroupLimitChange], counter: FaultCounter) -> None:
         """Make the changes of a device whose cgroups still have the limits that the changes expect."""
         for change in changes:
             if change.device_uuid != device.uuid:
@@ -246,7 +246,7 @@ class CgroupLimits:
                 self._refused[key] = f"{clean(change.cgroup)}: {refusal}"
         for (uuid, _), detail in self._refused.items():
             if uuid == device.uuid:
-                tally.add(uuid, REFUSED, detail)
+                counter.add(uuid, REFUSED, detail)
 
     def _limit(self, device: Device, cgroup: str, pids: tuple[int, ...]) -> CgroupLimit:
         found = self._get(device, cgroup)
@@ -346,8 +346,8 @@ class NvmlSource:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
         self._roster.refresh(self._clock(), self._library.progress.leave_out)
-        tally = FaultCounter()
-        tally.extend(self._roster.faults)
+        counter = FaultCounter()
+        counter.extend(self._roster.faults)
         present = self._roster.devices()
         self._sensors.refresh(present, self._roster.mark_lost)
         self._events.listen(present)
@@ -356,22 +356,22 @@ class NvmlSource:
             if device.handle is not None:
                 self._library.set_index(device.index)
                 try:
-                    reading = self._observe(device, tally)
-                    observed.append((device, reading, self._usages(device, reading.used_bytes, tally)))
+                    reading = self._observe(device, counter)
+                    observed.append((device, reading, self._usages(device, reading.used_bytes, counter)))
                     continue
                 except DeviceLost as lost:
                     self._roster.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
-            tally.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
+            counter.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
         self._library.set_index(NOWHERE)
-        self._events.fetch(tally)  # last, so a hang or a crash before it loses no events
+        self._events.fetch(counter)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
         devices = tuple(
             self._with_limits(
                 device,
                 self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ())),
-                tally,
+                counter,
             )
             for device, reading, by_pid in observed
         )
@@ -381,17 +381,17 @@ class NvmlSource:
         driver, library, cuda = self._versions
         return Reading(
             devices=devices,
-            faults=tally.faults(self.name),
+            faults=counter.faults(self.name),
             driver_version=driver,
             library_version=library,
             cuda_version=cuda,
             xids=self._events.counts,
         )
 
-    def _observe(self, device: Device, tally: FaultCounter) -> DeviceReading:
+    def _observe(self, device: Device, counter: FaultCounter) -> DeviceReading:
         """Return the device without its processes."""
-        (size, used, free, reserved), unified, partition = self._memory(device, tally)
-        values = self._sensors.read(device, tally) if device.parent_uuid is None else {}
+        (size, used, free, reserved), unified, partition = self._memory(device, counter)
+        values = self._sensors.read(device, counter) if device.parent_uuid is None else {}
         if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
             values["file_cache_bytes"] = file_cache_bytes(node, self._sys)
         if device.parent_uuid is not None and device.gpu_instance_id is None:
@@ -414,7 +414,7 @@ class NvmlSource:
             partition_bytes=partition,
         )
 
-    def _memory(self, device: Device, tally: FaultCounter) -> tuple[MemoryCounts, bool, int | None]:
+    def _memory(self, device: Device, counter: FaultCounter) -> tuple[MemoryCounts, bool, int | None]:
         """Return the memory counts, True if they are the host's, and the size of the daemon's own partition, if any.
 
         A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
@@ -434,11 +434,11 @@ class NvmlSource:
             device.memory_failures += 1
             if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
                 raise DeviceLost(failure.kind) from failure
-            tally.add(device.uuid, failure.kind, f"memory: {failure}")
+            counter.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False, None
         device.memory_failures = 0
         counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
-        checked = valid_memory(tally, device.uuid, counts)
+        checked = valid_memory(counter, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
         return checked, False, partition
 
@@ -456,7 +456,7 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, used_bytes: int | None, tally: FaultCounter) -> dict[int, DriverUsage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, counter: FaultCounter) -> dict[int, DriverUsage] | None:
         now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
         steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
@@ -469,9 +469,9 @@ class NvmlSource:
                 continue
             except EnumerationFailed as failure:
                 if failure.kind == "insufficient_size":
-                    tally.add(device.uuid, IMPOSSIBLE, f"more than {LONGEST_LIST} {kind} processes", LONGEST_LIST)
+                    counter.add(device.uuid, IMPOSSIBLE, f"more than {LONGEST_LIST} {kind} processes", LONGEST_LIST)
                 else:
-                    tally.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
+                    counter.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
                 return None
         if not lists:
             return None
@@ -485,18 +485,18 @@ class NvmlSource:
             for pid, used, gpu_instance, compute_instance in entries
         )
         by_pid = valid_usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
-        tally.extend(own)
+        counter.extend(own)
         if by_pid is not None and not own:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
 
-    def _with_limits(self, device: Device, reading: DeviceReading, tally: FaultCounter) -> DeviceReading:
+    def _with_limits(self, device: Device, reading: DeviceReading, counter: FaultCounter) -> DeviceReading:
         """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
         if device.parent_uuid is not None or not self._limits.supported:
             return reading
         self._library.set_index(device.index)
         try:
-            self._limits.change(device, self._library.progress.limit_changes, tally)
+            self._limits.change(device, self._library.progress.limit_changes, counter)
             return replace(reading, cgroup_limits=self._limits.read(device, reading.processes_by_key))
         except DeviceLost:
             return reading

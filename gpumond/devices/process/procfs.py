@@ -260,7 +260,7 @@ class DeviceHolders:
 
     def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
         """Return the devices; those with unattributed memory include their holders as processes."""
-        suspects = {device.uuid for device in devices if device.parent_uuid is None and _unattributed(device)}
+        suspects = {device.uuid for device in devices if device.parent_uuid is None and _has_unattributed(device)}
         if not suspects:
             return devices
         if self._clock() >= self._next_scan:
@@ -292,7 +292,7 @@ class DeviceHolders:
         return holders
 
 
-def _unattributed(device: DeviceReading) -> bool:
+def _has_unattributed(device: DeviceReading) -> bool:
     used = [process.used_bytes for process in device.processes or ()]
     if not device.size_bytes or device.used_bytes is None or device.unified or None in used:
         return False

@@ -189,13 +189,13 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
     counts: list[tuple[int | None, int | None]] = []
     work: list[float | str] | None = []
-    without_counts = ""
+    no_counts_reason = ""
     for name in (name for name, value in status.items() if value == "loaded"):
         answer = yield get("/metrics", model=name, autoload="false")
         if answer.status in (401, 403):
             answer.raise_for_status()
         if answer.status == 501:
-            without_counts = "start the router with --metrics"
+            no_counts_reason = "start the router with --metrics"
         page = Metrics(answer.body if answer.status == 200 else b"")
         counts.append((page.request_count(LLAMA_ROUTER_REQUESTS[0]), page.request_count(LLAMA_ROUTER_REQUESTS[1])))
         counters = page.totals(*LLAMA_ROUTER_WORK)
@@ -212,7 +212,7 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
         obstacle=f"{', '.join(loading)}: being loaded" if loading else "",
-        without_counts=without_counts,
+        no_counts_reason=no_counts_reason,
     )
 
 
@@ -532,7 +532,7 @@ SGLANG = EngineSpec(
     kind="sglang",
     summary="SGLang (monitoring only)",
     read=read_sglang,
-    without_methods="a release crashes the server if a request is running, and health probes run requests",
+    no_methods_reason="a release crashes the server if a request is running, and health probes run requests",
 )
 """It has a state only.
 
@@ -552,7 +552,7 @@ def read_tensorrt_llm(engine: EngineConfig) -> Exchange[EngineState]:
     answer = (yield get("/memory_status")).raise_for_status().json
     state = json_part(answer, "state", kind=str)
     if state not in TENSORRT_LLM_STATES:
-        raise EngineError("/memory_status has no known state: is the engine's kind correct?")
+        raise EngineError("/memory_status reports an unknown state: is the engine's kind correct?")
     return EngineState(sleeping=state == "parked", obstacle=TENSORRT_LLM_OBSTACLES.get(state, ""))
 
 

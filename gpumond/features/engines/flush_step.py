@@ -72,7 +72,7 @@ class EngineMemory:
     def total(self) -> int:
         return sum(self.used.values())
 
-    def counts(self, other: EngineMemory) -> bool:
+    def covers(self, other: EngineMemory) -> bool:
         """Return False if the driver has not answered for a device on which the other counts memory."""
         return other.used.keys() <= self.used.keys()
 
@@ -106,7 +106,7 @@ def obstacle(method: ReleaseMethod, states: Sequence[EngineState], uses: Sequenc
     if busiest := max((use for use in uses if use), default=0.0):
         return f"the engine's processes use the GPU ({busiest:.0%}): a request may be running"
     if last.requests is None and None in uses and (method.stops_service or not method.waits):
-        reason = f" ({last.without_counts})" if last.without_counts else ""
+        reason = f" ({last.no_counts_reason})" if last.no_counts_reason else ""
         return (
             f"can't tell whether requests are running: the engine doesn't report them{reason}, and the driver doesn't "
             "report its GPU use"
@@ -140,7 +140,7 @@ def outcome_of(
     released, lost = before.total - after.total, ended & before.processes
     if before.listeners <= ended:
         return "failed", "the server exited after the call; see its log"
-    if not after.counts(before):
+    if not after.covers(before):
         return "timeout", "the driver doesn't respond, so the release isn't confirmed"
     if isinstance(error, EngineTimeout):
         return "timeout", f"{error}; the call may still be in progress, so gpumond doesn't repeat it"
@@ -473,7 +473,7 @@ class EngineFlusher(EngineStep):
         latest = await self._memory(name, before)
         while time.monotonic() < began + limit:
             stable = time.monotonic() - changed_at >= self._timing.stable_seconds
-            if stable and latest.counts(before) and before.total - latest.total >= enough:
+            if stable and latest.covers(before) and before.total - latest.total >= enough:
                 break
             if before.listeners <= self._ended(before) and not latest.total:
                 break
@@ -627,8 +627,8 @@ class EngineFlusher(EngineStep):
 def _allowed(engine: EngineConfig) -> ReleaseMethod:
     """Return the method that the declaration allows. Raises Refused."""
     spec, method = engine.spec, engine.release_method
-    if spec.without_methods:
-        raise Refused(f"kind {engine.kind} can't be released: {spec.without_methods}")
+    if spec.no_methods_reason:
+        raise Refused(f"kind {engine.kind} can't be released: {spec.no_methods_reason}")
     if method is None:
         warning = f" (note: {spec.warning})" if spec.warning else ""
         raise Refused(f"the configuration doesn't allow this; add allow: [engine]{warning}")

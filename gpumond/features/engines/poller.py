@@ -178,7 +178,7 @@ class _Engine:
         if user is None and not self.declaration.trusts_the_first_listener:
             return ""
         if uid is None:
-            return found.problem or "the engine's listener is unknown"
+            return found.problem or "the user that listens at the engine's address is unknown"
         if user is not None:
             known = user in (user_name(uid), str(uid))
             return "" if known else f"the engine's listener belongs to uid {uid}, not to {user}"

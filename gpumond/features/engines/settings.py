@@ -143,7 +143,7 @@ class EngineConfig(StrictModel):
     def may_release(self) -> bool:
         """True if the declaration allows the flush step, which a kind without a risk does unless it says otherwise."""
         if self.allow is None:
-            return not (self.spec.warning or self.spec.without_methods)
+            return not (self.spec.warning or self.spec.no_methods_reason)
         return ENGINE_STEP in self.allow
 
     @property
@@ -186,8 +186,8 @@ class EngineConfig(StrictModel):
         if self.method is not None and self.method not in names:
             expected = f"expected one of {', '.join(names)}" if names else "remove the key"
             return f"kind {self.kind} has no method {self.method!r:.40}; {expected}"
-        if self.allow and self.spec.without_methods:
-            return f"kind {self.kind} can't be released: {self.spec.without_methods}; remove allow"
+        if self.allow and self.spec.no_methods_reason:
+            return f"kind {self.kind} can't be released: {self.spec.no_methods_reason}; remove allow"
         if self.kind == "generic" and self.state is None:
             return "kind generic requires state, a request that changes nothing, such as get: /status"
         if self.kind != "generic":

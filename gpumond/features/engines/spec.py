@@ -252,7 +252,7 @@ class EngineSpec:
     """A kind of engine. The first method is the default; ``method_of`` returns one that depends on the declaration.
 
     ``warning``: the risk that the user accepts with ``allow: [engine]``; empty if the methods are allowed by the
-    declaration alone. ``without_methods``: the reason why there are none. ``config_error`` returns what is wrong with a
+    declaration alone. ``no_methods_reason``: why the kind has no methods. ``config_error`` returns what is wrong with a
     declaration that allows the release; empty if nothing is.
     """
 
@@ -262,7 +262,7 @@ class EngineSpec:
     methods: tuple[ReleaseMethod, ...] = ()
     method_of: Callable[[EngineConfig], ReleaseMethod | None] | None = None
     warning: str = ""
-    without_methods: str = ""
+    no_methods_reason: str = ""
     config_error: Callable[[EngineConfig], str] = lambda engine: ""
 
 

@@ -139,7 +139,7 @@ def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     elapsed = time.monotonic() - start
                     if elapsed > MAX_RUN_SECONDS:
                         raise
-                    progress.show(f"the program has run for {elapsed:.0f} s, until its optimizer completes two steps")
+                    progress.show(f"waiting for the program's optimizer to complete two steps ({elapsed:.0f} s)")
         finally:
             progress.end()
             process.kill()

@@ -117,7 +117,7 @@ class PeaksPart(Part):
         self._tasks.start(self._table.keep(peak.id, peak, self._peaks.add(peak)))
 
 
-LEAST_RUNS = 3
+MIN_RUNS = 3
 KEPT_RUNS = 20
 """Runs of one workload on one kind of device that are kept, the newest."""
 QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
@@ -163,7 +163,7 @@ def upper_bound(peaks: Sequence[int]) -> int | None:
     It is the prediction bound of a normal distribution, and at least the highest peak.
     """
     count = len(peaks)
-    if count < LEAST_RUNS:
+    if count < MIN_RUNS:
         return None
     mean = sum(peaks) / count
     deviation = sqrt(sum((peak - mean) ** 2 for peak in peaks) / (count - 1))

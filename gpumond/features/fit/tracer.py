@@ -452,7 +452,7 @@ class Stream:
         pass
 
 
-def pretend_cuda(torch: Any, size_bytes: int) -> None:
+def emulate_cuda(torch: Any, size_bytes: int) -> None:
     """Let the program find one CUDA device, of which nothing is used."""
     properties = type("Properties", (), {"total_memory": size_bytes, "major": 9, "minor": 0, "name": "fake device"})()
     properties.multi_processor_count = 132
@@ -499,7 +499,7 @@ def replace_functions(module: Any, answers: Mapping[str, Any]) -> None:
         setattr(module, name, lambda *args, value=value, **kwargs: value)
 
 
-def pretend_host(torch: Any, trace: Trace) -> None:
+def emulate_host(torch: Any, trace: Trace) -> None:
     """Let the program read values into NumPy, and save none: a checkpoint would hold fake values."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -540,7 +540,7 @@ def replace_parameters(torch: Any) -> None:
     module._apply = apply
 
 
-def pretend_distributed(torch: Any) -> None:
+def emulate_distributed(torch: Any) -> None:
     """Let a program of one rank initialize its process group."""
     distributed = torch.distributed
     if not distributed.is_available():
@@ -613,11 +613,11 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
     except ImportError as error:
         return Trace().result(f"the program's Python has no PyTorch with fake tensors: {error}")
     trace = Trace(emulated=not torch.cuda.is_available())
-    pretend_cuda(torch, size_bytes)
-    pretend_host(torch, trace)
+    emulate_cuda(torch, size_bytes)
+    emulate_host(torch, trace)
     if trace.emulated:
         emulate_choices(torch, trace)
-    pretend_distributed(torch)
+    emulate_distributed(torch)
     replicate_locally(torch, trace)
     use_single_process_loaders(torch)
     replace_parameters(torch)

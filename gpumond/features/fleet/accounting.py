@@ -38,7 +38,7 @@ MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
 FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
-PARTS, MOST_STEPS = 48, 360
+PARTS, MAX_STEPS = 48, 360
 """Number of parts of a period, if none has more than this number of steps."""
 AT_ONCE = 4
 
@@ -80,7 +80,7 @@ class Period(NamedTuple):
 
     def parts(self) -> Iterator[Period]:
         steps = self.seconds // self.step
-        length = self.step * min(MOST_STEPS, -(-steps // PARTS))
+        length = self.step * min(MAX_STEPS, -(-steps // PARTS))
         for begin in range(self.begin, self.end, length):
             yield Period(begin, min(self.end, begin + length), self.step)
 

@@ -24,9 +24,9 @@ HEADROOM = 0.1
 """Part of the need that a limit adds, by default."""
 STEP_BYTES = 2**28
 """Limits and reserves are multiples of 256 MiB."""
-LEAST_HOURS = 1.0
+MIN_HOURS = 1.0
 """Programs that ran for a shorter time, all together, get no advice."""
-MOST_STEPS = 336
+MAX_STEPS = 336
 """Steps of the sums over a period: half an hour each in a week."""
 MIG_MODELS = re.compile(r"A100|A30\b|H100|H200|GH200|B200|GB200|B300|GB300|RTX PRO 6000 Blackwell", re.IGNORECASE)
 QUARTERS = re.compile(r"A30\b|RTX PRO 6000 Blackwell", re.IGNORECASE)
@@ -69,7 +69,7 @@ def need_queries(job: str | None, labels: Sequence[str], seconds: int) -> Mappin
 
     ``labels``: those by which programs are grouped, in addition to ``model``. Bytes, hours, and bytes times hours.
     """
-    by, step = ", ".join((*labels, "model")), max(60, -(-seconds // MOST_STEPS // 60) * 60)
+    by, step = ", ".join((*labels, "model")), max(60, -(-seconds // MAX_STEPS // 60) * 60)
     target = ", ".join(TARGET)
     metric, half = selector("gpumond_owner_needed_bytes", job), seconds // 2
     needed = f"{metric}[{seconds}s]"
@@ -140,8 +140,8 @@ def size(
     limit = _rounded(needed * (1 + headroom))
     if device is not None:
         limit = min(limit, math.floor(device))
-    if hours < LEAST_HOURS:
-        return replace(known, reason=f"ran for less than {LEAST_HOURS:g} h")
+    if hours < MIN_HOURS:
+        return replace(known, reason=f"ran for less than {MIN_HOURS:g} h")
     if earlier is None or needed > earlier * (1 + headroom):
         return replace(known, reason="needed more in the second half of the period")
     if not limit or (device is not None and needed > device):

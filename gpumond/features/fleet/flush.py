@@ -412,7 +412,7 @@ async def run(arguments: argparse.Namespace) -> int:
             flushes.results = await carry_out(client, flushes.order, options, done)
         if not arguments.json:
             print(f"\n{receipt_table(flushes.results)}")
-            if flushes.slept and options.operation:
+            if flushes.may_sleep and options.operation:
                 words = ("gpumond", "fleet", "undo", *discovery.options_of(arguments), options.operation.id)
                 print(f"undo with: {safe(shlex.join(words))}")
     if arguments.json:
@@ -533,7 +533,7 @@ class _Flushes:
         }
 
     @property
-    def slept(self) -> bool:
+    def may_sleep(self) -> bool:
         """Whether an engine may sleep now."""
         outcomes = (receipt["outcome"] for each in self.results for receipt in each.receipts)
         return self.criteria.engines and not self.criteria.wake and any(one in RELEASED for one in outcomes)

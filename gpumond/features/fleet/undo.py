@@ -27,7 +27,7 @@ from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import moment, table
 
 AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
-MOST_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 RESUME_SECONDS = 600.0
 _ENGINE = re.compile(r"workload (.+?)(?: \(uid \d+\))?")
 _RESULTS = ("flush.receipts", "flush.refused", "flush.interrupted", "silence.expire", "resume.receipt")
@@ -111,7 +111,7 @@ def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
         return Step(entry=entry, kind="resume", subject=str(detail["pid"]), start_ticks=detail["start_ticks"])
     if action in _RESULTS or action.endswith(".answer"):
         return None
-    return Step(entry=entry, problem="gpumond fleet undo can't undo such a change")
+    return Step(entry=entry, problem="gpumond fleet undo can't undo this kind of change")
 
 
 def outdated_reason(step: Step, frame: CheckedFrame) -> str:
@@ -165,7 +165,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.json and not (arguments.yes or arguments.dry_run):
         raise ConfigError("--json requires --yes or --dry-run")
     client, machines = await discovery.select_machines(arguments)
-    query = urlencode({"limit": MOST_ENTRIES, "operation": arguments.operation})
+    query = urlencode({"limit": MAX_ENTRIES, "operation": arguments.operation})
 
     async def read(machine: Machine) -> list[Step]:
         return steps(entries_of(machine, await client.get(machine, f"{AUDIT}?{query}")), arguments.operation)

@@ -43,7 +43,7 @@ SUBJECTS = ("uuid", "pid", "workload")
 """Labels that name a device or programs; one of them is required."""
 
 HookOutcome = Literal["flushed", "planned", "refused", "repeated", "skipped"]
-Start = tuple[str, float]
+FiringKey = tuple[str, float]
 """Fingerprint of an alert, and its start as Unix time"""
 
 
@@ -57,7 +57,7 @@ class HookAlert:
     labels: Mapping[str, str]
 
     @property
-    def start(self) -> Start:
+    def firing_key(self) -> FiringKey:
         return self.fingerprint, self.starts_at
 
     @property
@@ -102,7 +102,7 @@ class AlertmanagerHook:
         dry_run: Callable[[], bool],
     ) -> None:
         self._flush, self._store, self._machine, self._dry_run = flush, store, machine, dry_run
-        self._handled: defaultdict[str, dict[Start, None]] = defaultdict(dict)
+        self._handled: defaultdict[str, dict[FiringKey, None]] = defaultdict(dict)
 
     async def restore(self) -> None:
         """Load the starts that the previous daemon recorded in the audit."""
@@ -111,11 +111,11 @@ class AlertmanagerHook:
         except StoreUnavailable:
             return
         for entry in entries:
-            start = _start_of(entry)
-            if start is not None and entry.action == FLUSH:
-                self._remember(counted_name(entry.actor), start)
-            elif start is not None:
-                self._handled[counted_name(entry.actor)].pop(start, None)
+            firing_key = _firing_key_of(entry)
+            if firing_key is not None and entry.action == FLUSH:
+                self._remember(counted_name(entry.actor), firing_key)
+            elif firing_key is not None:
+                self._handled[counted_name(entry.actor)].pop(firing_key, None)
 
     async def receive(
         self, alerts: Sequence[HookAlert], snapshot: Snapshot, by: str, uid: int | None = None, dry_run: bool = False
@@ -130,14 +130,14 @@ class AlertmanagerHook:
         results: dict[int, HookResult] = {}
         due: dict[int, tuple[AgentReport, ...]] = {}
         for number, alert in enumerate(alerts):
-            if alert.firing and alert.start in handled and not dry_run:
+            if alert.firing and alert.firing_key in handled and not dry_run:
                 results[number] = _result(alert, "repeated", "this firing of the alert has already been handled")
             elif isinstance(found := programs_of(alert, snapshot, machine, uid), str):
                 results[number] = _result(alert, "skipped", found)
             else:
                 due[number] = found
                 if not dry_run:
-                    self._remember(counted_name(by), alert.start)
+                    self._remember(counted_name(by), alert.firing_key)
         if not dry_run:
             await self._record([(alerts[number], programs) for number, programs in due.items()], by)
         receipts = await self._flush_all(due.values(), by, dry_run)
@@ -168,7 +168,7 @@ class AlertmanagerHook:
                 await self._store.audit(by, FLUSH, _detail(alert) | detail)
         except StoreUnavailable:
             for alert, _ in due:
-                self._handled[counted_name(by)].pop(alert.start, None)
+                self._handled[counted_name(by)].pop(alert.firing_key, None)
             raise
 
     async def _flush_all(
@@ -183,14 +183,14 @@ class AlertmanagerHook:
             requests.append((FlushRequest(target=target, dry_run=dry_run, by_rule=True), refused))
         return dict(zip(programs, await flush_each(self._flush, requests, by), strict=True))
 
-    def _remember(self, by: str, start: Start) -> None:
+    def _remember(self, by: str, firing_key: FiringKey) -> None:
         handled = self._handled[by]
-        handled[start] = None
+        handled[firing_key] = None
         while len(handled) > REMEMBERED:
             del handled[next(iter(handled))]
 
     async def _forget(self, alert: HookAlert, by: str) -> None:
-        self._handled[counted_name(by)].pop(alert.start, None)
+        self._handled[counted_name(by)].pop(alert.firing_key, None)
         try:
             await self._store.audit(by, REFUSED, _detail(alert))
         except StoreUnavailable:
@@ -291,7 +291,7 @@ def _detail(alert: HookAlert) -> dict[str, Any]:
     return {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at}
 
 
-def _start_of(entry: AuditEntry) -> Start | None:
+def _firing_key_of(entry: AuditEntry) -> FiringKey | None:
     """Return the start of an alert that an entry records; None for other entries and damaged ones."""
     if entry.action not in (FLUSH, REFUSED) or not isinstance(entry.detail, dict):
         return None

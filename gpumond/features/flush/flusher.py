@@ -171,7 +171,7 @@ def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> 
 
 
 def _impossible(stated: int, bound: str) -> str:
-    return f"the agent reports that {size_text(stated)} was released, which doesn't count, because {bound}"
+    return f"the agent's report of {size_text(stated)} released isn't counted, because {bound}"
 
 
 def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:

@@ -157,7 +157,7 @@ def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
     uid = int(user) if user.isdecimal() else known.get(user)
     if uid is None or allowed not in (None, uid):
         hint = did_you_mean(user, filter(None, known))
-        raise ConfigError(f"no program of the user {user} is on a GPU{hint or '; `gpumond status` lists the users'}")
+        raise ConfigError(f"no program of user {user} uses a GPU{hint or '; `gpumond status` lists the users'}")
     return uid
 
 

@@ -278,7 +278,7 @@ def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: C
     for device in frame["snapshot"]["devices"]:
         size_bytes = device["size_bytes"]
         if device["uuid"] in uuids and limit is not None and size_bytes is not None and limit > size_bytes:
-            yield f"this limit has no effect on GPU {device['index']}, which has {size_text(size_bytes)} in all"
+            yield f"this limit has no effect on GPU {device['index']}, which has only {size_text(size_bytes)}"
 
 
 def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
@@ -288,7 +288,7 @@ def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collectio
         required = quota.get("limit_bytes")
         if process["pid"] in pids and required is not None and (limit is None or limit > required):
             name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the {safe(quota['limit_quota'])} quota sets the limit of {name} to {size_text(required)} again"
+            yield f"the {safe(quota['limit_quota'])} quota will set the limit of {name} to {size_text(required)} again"
 
 
 def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:

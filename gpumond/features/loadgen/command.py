@@ -37,7 +37,7 @@ from gpumond.sim.device import DeviceSpec, create, simulated_devices
 from gpumond.view.text import size
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-OF_VIRTUAL_TIME = ("size", "view", "gaps", "neighbors", "programs")
+VIRTUAL_TIME_OPTIONS = ("size", "view", "gaps", "neighbors", "programs")
 """Options about the observation or about additional programs. Backends do not use them."""
 
 OWN = ("duration", "fill")
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _options() -> Iterator[Option]:
     """Return the options of all scenarios, each name once."""
-    seen = {*OF_VIRTUAL_TIME, *OWN}
+    seen = {*VIRTUAL_TIME_OPTIONS, *OWN}
     for listed in (each for one in TABLE for each in (*one.options, *COMMON)):
         if listed.name not in seen:
             seen.add(listed.name)

@@ -263,7 +263,7 @@ def carry_out(
     ``until`` is the end of the plan. The backend is left open.
     """
     run = _Run(backend, limits, carried)
-    brim = steps[-1].action == "end" and steps[-1].ending == "crash"  # the time at which the program is killed
+    must_crash = steps[-1].action == "end" and steps[-1].ending == "crash"
     try:
         for number, step in enumerate(steps):
             if not run.wait(step.at):
@@ -278,9 +278,9 @@ def carry_out(
             try:
                 run.execute_step(step)
             except MemoryError:
-                if not brim:
+                if not must_crash:
                     raise
-        if brim:
+        if must_crash:
             return "crash"
         if run.wait(until):
             run.check()

@@ -341,10 +341,10 @@ def crash(script: Script) -> None:
             script.start(at)
         ready = script.fill(at + 1.0, share * script.size_bytes, 20.0)
         work(script, ready, killed if script.inject or not last else end, 0, QUIET_BYTES)
-        brim = killed - script.dice.uniform(5.0, 180.0)
+        filled_at = killed - script.dice.uniform(5.0, 180.0)
         if script.inject:
             room = 0.998 * script.size_bytes - CONTEXT_BYTES - share * script.size_bytes - 2.3 * GIB
-            script.fill(brim - 30.0, room, 30.0)
+            script.fill(filled_at - 30.0, room, 30.0)
             script.end(killed, "crash")
             if number == 0:
                 script.truth = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)

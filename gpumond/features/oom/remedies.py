@@ -302,7 +302,7 @@ PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size
 
 def remedies(e: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in OF_DEVICE)]
+    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in DEVICE_REMEDIES)]
     found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
     found.sort(key=by_effect)  # stable: the order of REMEDIES within
     if any(each.enough or each.enough is None for each in found) or e.missing_bytes is None:
@@ -540,7 +540,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
     size, name = max(sizes, default=(0, ""))
     if size >= e.missing_bytes:
         text = (
-            f"start {name} with gpumond run --need as well, or with less memory: it uses {size_text(size)} without a "
+            f"also start {name} with gpumond run --need, or reduce its memory use: it uses {size_text(size)} without a "
             f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
         )
         yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
@@ -613,7 +613,7 @@ def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
         return
     extra = e.live_bytes + e.request_bytes - usual
     if extra > 0:
-        before = "the one before" if times == 1 else f"any of the {times} before"
+        before = "the previous one" if times == 1 else f"any of the {times} earlier ones"
         room = " that didn't run out of memory" if failed else ""
         text = f"{change}: {who} needed {size_text(extra)} more than {before}{room}"
         yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
@@ -725,7 +725,7 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
     _repeat,
 )
-OF_DEVICE = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
+DEVICE_REMEDIES = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 

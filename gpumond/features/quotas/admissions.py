@@ -402,7 +402,7 @@ GRANT_SECONDS = 120.0
 """Time to allocate the memory, for a program whose process is unknown."""
 PROCESS_GRANT_SECONDS = 600.0
 """The same for a known process. The end of the process ends its grant."""
-LEAST_GRANT_SECONDS = 10.0
+MIN_GRANT_SECONDS = 10.0
 """A grant that its program does not use halves the time of the user's next ones, down to this."""
 HOLD_SECONDS = 120.0
 """Time for which a request keeps those of other users back, while flushes or the end of grants make capacity for it."""
@@ -661,7 +661,7 @@ class Admissions:
 
     def _grant_seconds(self, user: str, seconds: float) -> float:
         times, _ = self._unused.get(user, (0, 0))
-        return max(LEAST_GRANT_SECONDS, seconds / 2.0 ** min(times, 10))
+        return max(MIN_GRANT_SECONDS, seconds / 2.0 ** min(times, 10))
 
     def _count_unused(self, held: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""

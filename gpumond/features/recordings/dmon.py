@@ -124,7 +124,7 @@ class _Table:
 
     def _ignore(self, number: int, line: str, is_entity: bool) -> None:
         if is_entity:
-            self._remarks.note("entity", "lines of other entities than GPU are ignored")
+            self._remarks.note("entity", "lines about entities other than GPUs are ignored")
         elif not line.startswith("ID"):
             self._remarks.note("message", f"line {number}: the program reported: {label(line[:120])}")
 

@@ -112,7 +112,7 @@ def _buffered(stream: BinaryIO) -> io.BufferedReader:
 
 
 MAX_MALFORMED_RATIO = 0.1
-MOST_DIGITS = 16
+MAX_DIGITS = 16
 """Maximum value that is accepted as an amount of memory."""
 
 
@@ -227,7 +227,7 @@ UNKNOWN = ("", "-", "na", "n/a", "nan", "null", "none", "err!")
 
 def parse_amount(text: str, factor: float = 1) -> int | None:
     """Parse a number of bytes, or of ``factor`` bytes, or with a unit; None if it is unknown. Raises ValueError."""
-    if text.isdigit() and len(text) < MOST_DIGITS:
+    if text.isdigit() and len(text) < MAX_DIGITS:
         return int(int(text) * factor)
     if text.lower() in UNKNOWN or text[0] == "[":
         return None

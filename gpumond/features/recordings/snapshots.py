@@ -71,7 +71,7 @@ class _Series:
         self.run += self.ended
         self.ended = False
 
-    def fresh(self, now: float, usual: float | None) -> bool:
+    def is_fresh(self, now: float, usual: float | None) -> bool:
         return not self.ended and now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
 
 
@@ -196,7 +196,7 @@ class SnapshotBuilder:
             series = self._series[uuid, pid]
             if (uuid, pid) not in together:
                 listed = self._complete or series.in_step >= IN_STEP
-                if listed or not series.fresh(now, self._every):
+                if listed or not series.is_fresh(now, self._every):
                     self._end(uuid, device, pid)
                 series.in_step = 0
 
@@ -209,11 +209,11 @@ class SnapshotBuilder:
 
     def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
         keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
-        return any(key in self._series and self._series[key].fresh(now, self._every) for key in keys)
+        return any(key in self._series and self._series[key].is_fresh(now, self._every) for key in keys)
 
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
         whole = self._series.get((uuid, None))
-        if whole is not None and not whole.fresh(self._started - self._gap_seconds, self._every):
+        if whole is not None and not whole.is_fresh(self._started - self._gap_seconds, self._every):
             whole = None
         processes = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
         loads = [series.row.utilization_ratio for _, series in processes]

@@ -113,10 +113,11 @@ def refusals(
         )
     if not is_idle(snapshot, report.key, request.idle_seconds):
         idle = idle_seconds(snapshot, report.key)
-        known = "an unknown time" if idle is None else duration_text(idle)
-        yield Refusal(
-            f"the program has been idle for {known}, not for {duration_text(request.idle_seconds)}", "try again later"
-        )
+        reason = "the program's idle time is unknown"
+        if idle is not None:
+            required = duration_text(request.idle_seconds)
+            reason = f"the program has been idle for {duration_text(idle)}, less than the required {required}"
+        yield Refusal(reason, "try again later")
     if host_state is not None:
         yield from _of_machine(
             report,

@@ -731,8 +731,8 @@ def _unlisted(program: SuspendedProgram, snapshot: Snapshot) -> Iterable[Suspens
         return
     for own in program.memory:
         device = snapshot.device(own.device_uuid)
-        if device is not None and program.key not in device.counts and device.used_bytes is not None:
-            others = sum(count for count in device.counts.values() if count is not None)
+        if device is not None and program.key not in device.used_by_process and device.used_bytes is not None:
+            others = sum(count for count in device.used_by_process.values() if count is not None)
             usage = _usage(program, own.used_bytes)
             yield Suspension(device.uuid, usage, device.used_bytes - others, snapshot.elapsed_seconds, confirmed=True)
 
@@ -751,7 +751,7 @@ def _usage(program: SuspendedProgram, used_bytes: int) -> ProcessUsage:
 def _counted(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int:
     """Return what the driver counts for a program on its devices."""
     uuids = {each.device_uuid for each in program.memory}
-    return sum(device.counts.get(program.key) or 0 for device in devices if device.uuid in uuids)
+    return sum(device.used_by_process.get(program.key) or 0 for device in devices if device.uuid in uuids)
 
 
 class SuspendPart(Suspender, Part):

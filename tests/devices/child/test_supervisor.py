@@ -51,10 +51,12 @@ def test_total_survives_the_child_that_counted(driver: FakeDriver, end: str):
     driver.devices = machine(2)
     driver.write()
     environ = {**os.environ, **driver.env}
-    replace_after = 0.2 if end == "hang and be replaced" else 60.0
+    replace_after_seconds = 0.2 if end == "hang and be replaced" else 60.0
 
     async def run() -> list[int]:
-        supervisor = Supervisor("nvml", deadline=0.6, replace_after=replace_after, environ=environ)
+        supervisor = Supervisor(
+            "nvml", deadline_seconds=0.6, replace_after_seconds=replace_after_seconds, environ=environ
+        )
         supervisor.start()
         try:
             await read_until(supervisor, lambda reading: bool(reading.devices))
@@ -117,7 +119,7 @@ def test_deadline_does_not_keep_a_reading(driver: FakeDriver):
     driver.write()
 
     async def run() -> None:
-        supervisor = Supervisor("nvml", deadline=60, environ={**os.environ, **driver.env})
+        supervisor = Supervisor("nvml", deadline_seconds=60, environ={**os.environ, **driver.env})
         supervisor.start()
         before = readings()
         try:

@@ -21,7 +21,7 @@ from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.base import HttpReceiver, post
 
 VALID_RESENDS = 4
-LEAST_VALID_SECONDS = 60.0
+MIN_VALID_SECONDS = 60.0
 
 
 class Alertmanager(HttpReceiver):
@@ -36,7 +36,7 @@ class Alertmanager(HttpReceiver):
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
         now = time.time()
-        valid_until = now + max(VALID_RESENDS * self.resend, LEAST_VALID_SECONDS)
+        valid_until = now + max(VALID_RESENDS * self.resend, MIN_VALID_SECONDS)
         alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbooks(raised)]
         alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbooks(resolved)]
         return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
