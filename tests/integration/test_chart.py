@@ -56,6 +56,10 @@ def test_switches_add_or_remove_objects(case: str, kinds: set[str]):
 def test_chart_rules_equal_those_of_prometheus(way: str):
     found = objects("rules") if way == "chart" else built("deploy/kubernetes/monitoring")
     rules = yaml.safe_load((ROOT / "deploy/prometheus/gpumond.rules.yaml").read_text())
+    if way == "chart":  # whose instance label, the node's name, is no address
+        for group in rules["groups"]:
+            for rule in group["rules"]:
+                rule.get("annotations", {}).pop("runbook_url", None)
     assert only(found, "PrometheusRule")["spec"] == rules
 
 
