@@ -42,8 +42,7 @@ longer exists) |
 | `flush_policy`, `allows_limit`, `suspendable` | what the program [permits](agent.md#start) |
 | `uses_device` | false for a process that has never used device memory, such as a data loader's worker |
 | `admission` | the ID of the memory request (`--need`) that the program was started with |
-| `can_suspend`, `may_suspend` | whether gpumond could suspend the program now: if a user requests it, and without a \
-user's request |
+| `can_suspend`, `may_suspend` | whether gpumond could suspend the program now: at a user's request, and without one |
 | `refusals` | the number of commands that the agent has refused |
 | `origin`, `etag` | where the rule or quota was defined (`built-in`, `file` or `api`), and its version for `If-Match` |
 | `requested_by` | the [caller](api.md#callers) who requested the action |

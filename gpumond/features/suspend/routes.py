@@ -49,7 +49,17 @@ RECEIPT = SuspensionReceipt(
     duration_seconds=39.0,
     device_uuids=(examples.UUID,),
 )
-RESUMED = replace(RECEIPT, action="resume", outcome="resumed", state="", steps=(("restore", 11.2), ("unlock", 0.01)))
+RESUMED = replace(
+    RECEIPT,
+    action="resume",
+    outcome="resumed",
+    state="",
+    released_bytes=None,
+    host_bytes=None,
+    steps=(("restore", 11.2), ("unlock", 0.01)),
+    duration_seconds=11.4,
+    returned_bytes=61 * examples.GIB,
+)
 _PROGRAM = SuspendedProgram(
     id=f"4242-{examples.START_TICKS}",
     pid=4242,
