@@ -20,7 +20,7 @@ The daemon reads its settings from the YAML file that `gpumond serve --config FI
 `deploy/gpumond.example.yaml`. To check it, run `gpumond check-config FILE`.
 
 Most settings also have an environment variable: `GPUMOND_` and the name in upper case, such as `GPUMOND_INTERVAL`. Some
-also have a flag. Flags override variables, and variables override the file. These settings can be only in the file:
+also have a flag. Flags override variables, and variables override the file. You can set these only in the file:
 {only_in_file}.
 
 ## Settings
