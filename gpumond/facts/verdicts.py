@@ -59,8 +59,8 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="for 15 minutes, or since a start at least five minutes ago, memory has varied by at most 256 MiB or "
-        "1% of the device's size, whichever is larger, or by at most 2% without a trend",
+        meaning="in the last 15 minutes, or since the start if that was more recent, memory has varied by at most 256 "
+        "MiB or 1% of the device's size, whichever is larger, or by at most 2% if there is no trend",
         evidence="`level_bytes`, `range_bytes`",
         is_pattern=True,
     ),
