@@ -80,7 +80,7 @@ separate `runtime_dir`.
 An agent connects to `GPUMOND_SOCKET`. If you don't set this variable, it connects to the first socket that exists:
 
 1. `agent.sock` in `GPUMOND_RUNTIME_DIR`
-2. the default socket of your own daemon
+2. the default socket of your own daemon (one that runs as your user)
 3. the service's socket, `/run/gpumond/agent.sock`
 
 The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in
