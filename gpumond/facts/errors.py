@@ -276,8 +276,8 @@ CONDITIONS: Mapping[str, str] = {
     "their memory is unattributed here",
     "mps": "start programs with gpumond run -- COMMAND: the driver may count the memory of MPS clients for the server, "
     "and only agents report it by client; an error in one client terminates all of them",
-    "no_process_list": "start programs with gpumond run -- COMMAND: the driver lists no processes (old vGPU, or a "
-    "container without the host's PID namespace), so agents are the only source",
+    "no_process_list": "start programs with gpumond run -- COMMAND: the driver lists no processes (as on old vGPUs), "
+    "so agents are the only source",
     "unmapped_estimated": "no action needed if the program is in sleep mode: it needs these bytes again when it wakes "
     "up; otherwise its allocator counts memory that isn't on the GPU (managed memory)",
     "managed_memory": "no action needed: the driver counts managed memory for no process; gpumond divides the "

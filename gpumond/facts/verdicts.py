@@ -59,8 +59,8 @@ KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="for 15 minutes, or for 5 since the start, memory has varied by at most 256 MiB or 1% of the device's "
-        "size, whichever is larger; without a trend, by at most 2%",
+        meaning="in the last 15 minutes, or since the start if that was more recent, memory has varied by at most 256 "
+        "MiB or 1% of the device's size, whichever is larger, or by at most 2% if there is no trend",
         evidence="`level_bytes`, `range_bytes`",
         is_pattern=True,
     ),
@@ -100,7 +100,7 @@ KINDS = (
         name="leak",
         meaning="memory has grown without slowing down for longer than healthy growth usually lasts: 60 minutes with "
         "the agent, 90 minutes without it, or less in clear cases",
-        evidence="as for `growing`, except `kept_bytes_per_step`; `window_seconds`, `significance`, `processes`, "
+        evidence="as for `growing`, without `kept_bytes_per_step`; also `window_seconds`, `significance`, `processes`, "
         "`devices`, `outside_pools`, `device_peak_bytes` (in 15 minutes)",
         remedy="find out what retains the memory: gpumond why --pid PID; restart the program before the GPU is full",
     ),

@@ -20,7 +20,7 @@ The daemon reads its settings from the YAML file that `gpumond serve --config FI
 `deploy/gpumond.example.yaml`. To check it, run `gpumond check-config FILE`.
 
 Most settings also have an environment variable: `GPUMOND_` and the name in upper case, such as `GPUMOND_INTERVAL`. Some
-also have a flag. Flags override variables, and variables override the file. These settings can be only in the file:
+also have a flag. Flags override variables, and variables override the file. You can set these only in the file:
 {only_in_file}.
 
 ## Settings
@@ -80,7 +80,7 @@ separate `runtime_dir`.
 An agent connects to `GPUMOND_SOCKET`. If you don't set this variable, it connects to the first socket that exists:
 
 1. `agent.sock` in `GPUMOND_RUNTIME_DIR`
-2. the default socket of your own daemon
+2. the default socket of your own daemon (one that runs as your user)
 3. the service's socket, `/run/gpumond/agent.sock`
 
 The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in
