@@ -296,7 +296,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     ),
     labels={
         **DEVICE_LABELS,
-        "pid": "the process's pid; empty for verdicts on memory of an unknown process",
+        "pid": "the process's pid; empty for verdicts about memory of an unknown process",
         "workload": "the process's workload or command name, one of which must match",
     },
     labels_of=_labels,
