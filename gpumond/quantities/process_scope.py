@@ -262,7 +262,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "reserve_shortage_bytes",
-            "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't available; 0 without one",
+            "part of the process's [reserve](../how-to/quotas.md#reserve) that is neither in use nor available; "
+            "0 without one",
             _reserve_shortage,
         ),
         Quantity(
