@@ -262,7 +262,8 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         ),
         Quantity(
             "reserve_shortage_bytes",
-            "unused part of the process's [reserve](../how-to/quotas.md#reserve) that isn't available; 0 without one",
+            "part of the process's [reserve](../how-to/quotas.md#reserve) that is neither in use nor available; "
+            "0 without one",
             _reserve_shortage,
         ),
         Quantity(
@@ -296,7 +297,7 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
     ),
     labels={
         **DEVICE_LABELS,
-        "pid": "the process's pid; empty for verdicts on memory of an unknown process",
+        "pid": "the process's pid; empty for verdicts about memory of an unknown process",
         "workload": "the process's workload or command name, one of which must match",
     },
     labels_of=_labels,

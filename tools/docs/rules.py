@@ -31,9 +31,9 @@ alerts**:
 
 - While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing values
   don't change.
-- After a daemon restart, an active alert doesn't change until the device, process or engine that it's about has been
-  observed again, for at most ten minutes. If the alert is about a [verdict](verdicts.md), it stays active for up to
-  two hours, the time that gpumond may need to reach the verdict again.
+- After a daemon restart, an active alert doesn't change for up to ten minutes, until the device, process or engine that
+  it's about has been observed again. If the alert is about a [verdict](verdicts.md), it stays active for up to two
+  hours, the time that gpumond may need to reach the verdict again.
 
 ## Write a rule
 
