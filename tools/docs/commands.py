@@ -180,6 +180,8 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _synopsis(parser: argparse.ArgumentParser) -> str:
     """Return what a command needs besides options; empty if nothing."""
+    if parser.usage:
+        return parser.usage.removeprefix("%(prog)s [-h] ")
     required = [
         f"{each.option_strings[0]} {value(each)}" for each in options(parser) if each.option_strings and each.required
     ]
