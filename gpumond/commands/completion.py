@@ -83,7 +83,8 @@ SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="your shell (required)")
+    parser.usage = f"%(prog)s [-h] {'|'.join(SCRIPTS)}"
+    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="your shell")
     option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
     option(parser, "--url URL", argparse.SUPPRESS, type=address)
 

@@ -231,13 +231,13 @@ def _holders(context: AdviceContext, allocator: str) -> str:
 ADVICE = (
     Advice(
         "expandable-segments",
-        "fragmented, with PyTorch 2.1 or later on CUDA, without private pools or a sleep mode",
+        "fragmented, with PyTorch on CUDA, without private pools or a sleep mode",
         lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to {EXPANDABLE}",
     ),
     Advice(
         "max-split-size",
-        "fragmented, with PyTorch on ROCm or before 2.1",
+        "fragmented, with PyTorch on ROCm",
         lambda context: _fragmented(context) and not _has_expandable_segments(context),
         lambda context: f"set {torch_setting(context.report.frameworks)} to {_split_size(context)}",
     ),
@@ -271,7 +271,7 @@ ADVICE = (
     ),
     Advice(
         "tensorflow-memory-growth",
-        "short of memory, and a TensorFlow program holds unused memory of at least a quarter of the device",
+        "short of memory, and a TensorFlow program holds at least a quarter of the device's memory unused",
         lambda context: _preallocates(context, "tensorflow"),
         lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
@@ -280,7 +280,7 @@ ADVICE = (
     ),
     Advice(
         "jax-preallocation",
-        "short of memory, and a JAX program holds unused memory of at least a quarter of the device",
+        "short of memory, and a JAX program holds at least a quarter of the device's memory unused",
         lambda context: _preallocates(context, "jax"),
         lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
@@ -289,7 +289,7 @@ ADVICE = (
     ),
     Advice(
         "rmm-pool-size",
-        "short of memory, and an RMM pool holds unused memory of at least a quarter of the device",
+        "short of memory, and an RMM pool holds at least a quarter of the device's memory unused",
         lambda context: _preallocates(context, "rmm"),
         lambda context: (
             f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(context, 'rmm')}"

@@ -57,11 +57,11 @@ executed. With `--need`, it exits with 75 if the memory doesn't become available
 | `F` | flush all programs, or those on the selected GPU |
 | `z` | [suspend](../how-to/suspend.md) the process under the cursor |
 | `Z` | resume the process under the cursor |
-| `w` | show what the live memory under the cursor consists of |
+| `w` | show what the live memory of the process under the cursor consists of |
 | `S` | choose an alert, type why, and silence it for an hour |
 | `K`, `F9` | send a signal to the marked processes, or the one under the cursor (only your own, on this machine) |
 | `a` | show alerts, verdicts and problems in full |
-| `e` | show events, newest first, and out-of-memory remedies; `→` shows programs' use a minute before an event |
+| `e` | show events, newest first, and out-of-memory remedies; `→` shows programs' memory use a minute before an event |
 | `p` | pause or continue |
 | `Esc` | remove the filter, the GPU selection and the marks |
 | `q`, `F10`, `Ctrl-C` | quit |
@@ -180,6 +180,8 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _synopsis(parser: argparse.ArgumentParser) -> str:
     """Return what a command needs besides options; empty if nothing."""
+    if parser.usage:
+        return parser.usage.removeprefix("%(prog)s [-h] ")
     required = [
         f"{each.option_strings[0]} {value(each)}" for each in options(parser) if each.option_strings and each.required
     ]

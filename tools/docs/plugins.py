@@ -57,7 +57,7 @@ def engines() -> Iterator[str]:
 
 
 def receivers() -> Iterator[str]:
-    yield "## Alert receivers\n\n[Notifications](../how-to/notifications.md) describes how to configure receivers.\n"
+    yield "## Alert receivers\n\n[Send notifications](../how-to/notifications.md) shows how to configure receivers.\n"
     yield "| type | key | meaning |\n|---|---|---|"
     rows: dict[tuple[str, str], list[str]] = {}
     for name, receiver in RECEIVER_TYPES.items():

@@ -98,7 +98,7 @@ class HttpReceiver(ReceiverType):
         None,
         description="file that contains one line, the token for `Authorization: Bearer …`",
     )
-    ca_file: Path | None = Field(None, description="trust this CA instead of the system's")
+    ca_file: Path | None = Field(None, description="file with the CA certificate to trust instead of the system's")
     runbooks: str = Field(
         "",
         max_length=256,

@@ -259,7 +259,7 @@ class Webhook(HttpReceiver):
     template: Template | None = Field(
         None,
         description="message format: `slack`, `teams`, `discord`, or `json` (title, text, fields, link); by "
-        "default the document of [the webhook](notifications.md#the-webhook)",
+        "default, the [webhook's own format](notifications.md#the-webhook)",
     )
     page_url: str | None = Field(
         None, max_length=1024, description="address of the web UI, for the link in messages with a `template`"
