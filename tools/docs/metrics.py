@@ -61,7 +61,7 @@ describe the [driver process](terms.md#programs).
 """
 
 MEAN = """
-This query returns the mean memory released per flush, without refused and deferred flushes:
+This query returns the mean memory released per completed flush:
 
 ```promql
 sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
