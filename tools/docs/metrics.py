@@ -24,8 +24,8 @@ Start with `gpumond_memory_bytes` (used memory by [share](../explanation/memory-
 rules.
 
 To get only some groups of metrics, add `?collect[]=GROUP` to the URL, once per group: `device`, `owner`, `process`
-(single programs) or `daemon`. If Prometheus [stores too many series](recorded-series.md#new-series-per-day), leave out
-`process`.
+(other metrics with a `pid`, `workload` or `cgroup` label) or `daemon`. If Prometheus [stores too many
+series](recorded-series.md#new-series-per-day), leave out `process`.
 
 With MIG, don't sum over all devices: a MIG device's values include its instances. Use `gpumond_machine_*`, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
