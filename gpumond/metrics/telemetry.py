@@ -54,10 +54,12 @@ class Workloads:
             "released", "Memory released by flushes of the workload, as counted by the allocators."
         )
         self._before = bytes_counter(
-            "before", "Held memory before flushes, summed over receipts that contain both before and after."
+            "before",
+            "Held memory before flushes, summed over receipts that contain the values before and after the flush.",
         )
         self._after = bytes_counter(
-            "after", "Held memory after flushes, summed over receipts that contain both before and after."
+            "after",
+            "Held memory after flushes, summed over receipts that contain the values before and after the flush.",
         )
 
     def set_connected(self, workloads: Iterable[str]) -> None:
