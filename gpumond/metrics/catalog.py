@@ -219,7 +219,7 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
     *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (DEVICE_IDLE, DEVICE_UP)),
     Family(
         "gpumond_device_fault",
-        "1 for each fault of the device, by kind: a value that can't be read, or why the device is lost.",
+        "1 for each current fault of the device, by kind: why a value can't be read, or why the device is lost.",
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),

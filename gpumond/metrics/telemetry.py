@@ -148,7 +148,7 @@ class Telemetry:
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
             "gpumond_tick_duration_seconds",
-            "Duration of a tick, without reading the driver.",
+            "Duration of a tick, excluding the time spent reading the driver.",
             buckets=TICK_BUCKETS,
         )
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")

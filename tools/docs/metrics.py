@@ -62,7 +62,8 @@ describe the [driver process](terms.md#programs).
 """
 
 MEAN = """
-This query returns the mean memory released per completed flush:
+This query returns the mean memory released per receipt (one for each allocator's pool and flush), excluding refused,
+deferred, failed and timed-out flushes:
 
 ```promql
 sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
@@ -112,7 +113,7 @@ def document() -> str:
     ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n" + MEAN
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += (
-        "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Number of the last Xid error; 0 if there was none. |\n"
+        "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Code of the last Xid error; 0 if there was none. |\n"
     )
     return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
 
