@@ -472,11 +472,11 @@ def preallocated(script: Script) -> None:
 @scenario(
     "cache-saturates",
     "n4",
-    "a cache grows with each request larger than all earlier ones; these requests become rare",
+    "a cache grows with each request larger than all earlier ones, which happens less and less often",
     "",
     shape=("       .--'‾", "   .-'      ", " /'         "),
     options=(
-        Option("time", "duration", "2 to 6 h", "time until the cache has 95% of its size", 60.0),
+        Option("time", "duration", "2 to 6 h", "time until the cache has 95% of its final size", 60.0),
         Option("requests", "number", "0.1 to 1", "requests per second", 0.001, 100.0),
         Option("share", "fraction", "30 to 60%", "fraction of the GPU at the end", 0.05, 0.6),
     ),
@@ -722,7 +722,7 @@ def leak_serving(script: Script) -> None:
 @scenario(
     "slow-fragmentation",
     "n11",
-    "live memory is constant, and the allocator slowly holds more, up to a limit",
+    "live memory is constant, and the memory that the allocator holds grows slowly, up to a limit",
     "",
     shape=("held   __..--", "  __--''     ", "live ---------"),
     options=(
