@@ -162,11 +162,12 @@ class RequestHandler:
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
         folded = save(".folded", fill=partial(_write_folded, sites, unrecorded))
-        classes, paused = _classes() if recording.request.kind == "classes" else ((), 0.0)
+        wanted = recording.request.kind == "classes"
+        classes, paused = _classes() if wanted else ((), 0.0)
         return _bounded(
             AgentResponse(
                 recording.request.id,
-                dump.reason or (_unknown(classes) if classes else ""),
+                dump.reason or (_unknown(classes) if wanted and (classes or not sites) else ""),
                 dump=dump,
                 classes=classes,
                 paused_seconds=paused,

@@ -39,7 +39,7 @@ def overview(commands: Iterable[Command]) -> str:
     for group, members in groupby(commands, key=lambda command: command.group):
         lines += ["", f"{group}:", *(f"  {command.name:14} {command.help}" for command in members)]
     lines += ["", "`gpumond COMMAND --help` shows options and examples."]
-    lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error,\n3 nothing to do or to show.")
+    lines.append("Exit codes: 0 success, 1 failure, 2 usage or configuration error,\n3 no match, or nothing to do.")
     lines.append("`gpumond run` exits with its command's status; see its help.")
     return "\n".join(lines)
 
@@ -296,7 +296,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (\S+):(?= ')", r"\1", message).removeprefix("argument ")
         if valued := re.fullmatch(r"(\S+): expected one argument", message):
             option = valued[1].rpartition("/")[2]
-            message = f"{valued[1]}: expected a value; write one that begins with - as {option}=VALUE"
+            message = f"{valued[1]}: expected a value (if it begins with -, write {option}=VALUE)"
         if excluded := re.fullmatch(r"(\S+): not allowed with argument (\S+)", message):
             message = f"{excluded[1]} can't be combined with {excluded[2]}"
         if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):

@@ -138,8 +138,8 @@ KINDS = (
     ),
     VerdictKind(
         name="crash",
-        meaning="an unhandled out-of-memory error ended the process, or the process exited with another or an unknown "
-        "error after a failed allocation, after an Xid error, or while it filled an almost full device",
+        meaning="an unhandled out-of-memory error ended the process; or the process ended without a normal exit, "
+        "within three minutes of a failed allocation or an Xid error, or while it filled an almost full device",
         evidence="`released_bytes`",
         remedy="read the program's log; look for Xid errors in dmesg",
     ),
@@ -150,7 +150,7 @@ KINDS = (
     ),
     VerdictKind(
         name="crash-loop",
-        meaning="a program has crashed three times on one device within an hour",
+        meaning="a program has crashed at least three times on one device within an hour",
         evidence="`crashes`",
         remedy="reduce the program's memory use (a smaller batch or model), or stop whatever restarts it; then read "
         "its log",

@@ -81,7 +81,7 @@ function showLegend() {
     present.entries,
     ([share]) => share,
     ([share]) => {
-      const sign = [make(`i.${share}`), CLAIMS[share] ? `of it ${words(share)}` : share];
+      const sign = [make(`i.${share}`), CLAIMS[share] ? `of which ${words(share)}` : share];
       const term = make("dt", ...(SHARES.includes(share) ? [toggle(share, sign)] : sign));
       const entry = make("div", term, make("dd"));
       entry.title = MEANINGS[share] ?? CLAIMS[share];

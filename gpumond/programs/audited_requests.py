@@ -165,7 +165,7 @@ def _decoded(answer: AgentResponse) -> bytes:
         unpacking = zlib.decompressobj()
         part = unpacking.decompress(base64.b64decode("".join(answer.part), validate=True), MAX_PART_BYTES)
     except (ValueError, zlib.error):
-        raise PartMissing("a part is damaged") from None
+        raise PartMissing("a part of the snapshot is damaged") from None
     if len(part) != answer.part_bytes or unpacking.unconsumed_tail:
-        raise PartMissing("a part is damaged")
+        raise PartMissing("a part of the snapshot is damaged")
     return part

@@ -98,7 +98,9 @@ def _single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     text = values[0] if values else ""
     longest = MAX_TEXT if name != GROUPS else MAX_TEXT * MAX_GROUPS
     if len(values) > 1 or len(text) > longest or not (text.isascii() and text.isprintable()):
-        raise HTTPException(400, f"send at most one header {name.decode()}, in printable ASCII")
+        raise HTTPException(
+            400, f"send at most one {name.decode()} header, of at most {longest} printable ASCII characters"
+        )
     return text
 
 

@@ -108,7 +108,7 @@ class ConnectionState:
         if self.starting:
             return FrameNotice("note", "starting", self.starting)
         if self.seq is None:
-            return FrameNotice("note", "asking", "the daemon")
+            return FrameNotice("note", "connecting", "waiting for the daemon's first response")
         stale = now - self.fresh_at
         if stale > max(STALE_SECONDS, STALE_INTERVALS * self.interval_seconds):
             return FrameNotice(

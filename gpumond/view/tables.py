@@ -225,7 +225,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     lines: list[Line] = []
     used = width
     for part, amount in parts.items():
-        words = f" {'of it ' * (part == 'waiting')}{part} {size_text(amount)}"
+        words = f" {'of which requested' if part == 'waiting' else part} {size_text(amount)}"
         words += " (takes no memory)" if part == "unmapped" else ""
         if used + 3 + len(words) > width:
             lines.append([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import subprocess
 import sys
@@ -121,6 +122,16 @@ def test_recording_is_refused_before_an_allocation_and_by_the_policy(
         refused = handler.start_recording(request)
         assert refused is not None
         assert f"flush_policy is {policy}" in refused.reason
+
+
+def test_recording_that_ends_without_live_memory_says_so(allocator: CachingAllocator, handler: RequestHandler):
+    block = allocator.malloc(2 * MIB)
+    assert handler.start_recording(AgentRequest("x", "classes", record_seconds=60.0)) is None
+    allocator.free(block)
+    answer = handler.finish_due_recording(math.inf)
+    assert answer is not None
+    assert (answer.sites, answer.classes) == ((), ())
+    assert "none of it is live" in answer.reason
 
 
 RECORDING = """

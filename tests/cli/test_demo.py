@@ -264,7 +264,7 @@ def test_idle_program_is_suspended_and_resumed_as_the_tutorial_says(serve: Calla
         assert "on the host; needs" in demo.run(*command).stdout
     until(lambda: "embeddings is suspended. To resume, it needs" in demo.log.read_text())
     until(lambda: re.search(r"^1 .* pretrain .* 16\.\d GiB", demo.run("status").stdout, re.MULTILINE))
-    missing = r"GiB is missing on GPU 1; GPU 1's largest programs are pretrain \(pid \d+, 16\.\d GiB\) and finetune"
+    missing = r"GiB that the program needs; GPU 1's largest programs are pretrain \(pid \d+, 16\.\d GiB\) and finetune"
     refused = demo.run("resume", "embeddings")
     assert (refused.returncode, bool(re.search(missing, refused.stdout))) == (1, True), refused
     waiting = [sys.executable, "-m", "gpumond", *resume.split()]

@@ -225,7 +225,7 @@ def test_what_waits_takes_the_end_of_the_free_memory():
     assert legend.endswith(". free  / waiting")
     whole = "\n".join(plain_text(line) for line in device_lines(waiting, 80, 24, True))
     assert "." * 20 + "/" * 10 in whole
-    assert ". free 30.0 GiB  / of it waiting 10.0 GiB" in whole
+    assert ". free 30.0 GiB  / of which requested 10.0 GiB" in whole
     beyond = replace(waiting, devices=(replace(device, waiting_bytes=100 * GIB),))
     assert "?" + "/" * 30 in "".join(plain_text(line) for line in device_lines(beyond, 80, 24, True))
 

@@ -151,7 +151,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
                 [f"{_used(device)} used · {_percent(device)}%" for device in frame["snapshot"]["devices"]],
             ),
             "legend": (
-                [(part, held) for part, held in zip(parts, legend, strict=True) if not part.startswith("of it ")],
+                [(part, held) for part, held in zip(parts, legend, strict=True) if not part.startswith("of which ")],
                 [part for device in frame["snapshot"]["devices"] for part in _legend_of_page(frame, device)],
             ),
             "programs": (programs, [process["workload"] or process["comm"] for process in processes]),

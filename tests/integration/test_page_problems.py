@@ -325,7 +325,7 @@ def test_card_of_an_idle_program_suspends_it_and_the_first_screen_says_so(browse
         ).wait_for()
         until(card.get_by_role("button", name="Suspend").is_disabled)
         finds(page, "resume", "Resume notebook (pid ")
-        legend = page.locator(".legend div", has_text="of it suspended")
+        legend = page.locator(".legend div", has_text="of which suspended")
         legend.wait_for()
         signs = page.locator(":is(.legend, .edge, #hero-queue) .suspended").evaluate_all(
             "all => all.map(sign => getComputedStyle(sign).backgroundImage)"

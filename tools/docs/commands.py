@@ -32,7 +32,7 @@ FOOTER = """
 | 0 | done |
 | 1 | failed or refused, or you answered no to a question |
 | 2 | usage or configuration error, such as an unknown option or GPU |
-| 3 | nothing to do or to show: no program matches, nothing is reclaimable, or the flush is deferred |
+| 3 | no match, or nothing to do: no program matches, nothing is reclaimable, or the flush is deferred |
 | 141 | the program that reads the output, such as `head`, closed it |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be

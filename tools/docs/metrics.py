@@ -112,9 +112,7 @@ LEFT_OUT: Mapping[str, str] = {
 def document() -> str:
     ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n" + MEAN
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
-    theirs += (
-        "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Code of the last Xid error; 0 if there was none. |\n"
-    )
+    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Code of the last Xid error; 0 if there was none. |\n"
     return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
 
 

@@ -139,7 +139,7 @@ def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     elapsed = time.monotonic() - start
                     if elapsed > MAX_RUN_SECONDS:
                         raise
-                    progress.show(f"waiting for the program's optimizer to complete two steps ({elapsed:.0f} s)")
+                    progress.show(f"waiting for the program's optimizer to complete two steps ({elapsed:.0f} s so far)")
         finally:
             progress.end()
             process.kill()
@@ -207,10 +207,12 @@ def _facts(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Sequence[Mapping[str, Any]]) -> str:
-    shown = "unknown until a program has run here with gpumond run" if context is None else size_text(context)
+    shown = (
+        "unknown until a program has run on this machine with gpumond run" if context is None else size_text(context)
+    )
     lines = [
         f"peak: {size_text(need.live_bytes)} live, {size_text(need.held_bytes)} held, in step {need.step}; "
-        f"context: {shown}",
+        f"CUDA context: {shown}",
         f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {size_text(needed_bytes(need, context))}",
     ]
     if trace["steps"]:  # only an optimizer's step shows what its classes are
@@ -230,7 +232,9 @@ def _largest_batch(
 ) -> int:
     low, high = _range(arguments.batch)
     if not any(PLACE in word for word in command):
-        raise ConfigError(f"--batch: the command has no {PLACE}, such as --batch-size {PLACE}")
+        raise ConfigError(
+            f"--batch: write {PLACE} in the command where the batch size goes, as in --batch-size {PLACE}"
+        )
     if arguments.device is not None:
         fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
         known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]

@@ -482,7 +482,7 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
             text = f"suspend {_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
-            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver, for the program")
+            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver's count for the program")
 
 
 def _preallocation(e: Evidence) -> Iterator[Remedy]:
@@ -543,7 +543,7 @@ def _granted(e: Evidence) -> Iterator[Remedy]:
             f"also start {name} with gpumond run --need, or reduce its memory use: it uses {size_text(size)} without a "
             f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
         )
-        yield _remedy(e, "grant", text, size, "measured", "driver, for the program, and the grant")
+        yield _remedy(e, "grant", text, size, "measured", "driver's count for the program, and its grant")
 
 
 def _other_device(e: Evidence) -> Iterator[Remedy]:

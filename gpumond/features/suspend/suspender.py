@@ -505,7 +505,7 @@ class Suspender:
         found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
         lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
         gpu = f"GPU {missing.device_index}"
-        reason = f"{size_text(lacks)} of {size_text(missing.need_bytes)} is missing on {gpu}"
+        reason = f"{gpu} is {size_text(lacks)} short of the {size_text(missing.need_bytes)} that the program needs"
         remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for the memory"
         return replace(
             receipt,
