@@ -78,7 +78,11 @@ def test_progress_is_told_while_the_program_runs(tmp_path: Path):
     script = tmp_path / "slow.py"
     script.write_text("import time; time.sleep(3)")
     done = gpumond("fit", *NO_DAEMON, "--", sys.executable, str(script))
-    assert re.search(r"^gpumond: waiting for the program's optimizer to complete two steps \(\d s so far\)", done.stderr, re.MULTILINE)
+    assert re.search(
+        r"^gpumond: waiting for the program's optimizer to complete two steps \(\d s so far\)",
+        done.stderr,
+        re.MULTILINE,
+    )
 
 
 @pytest.mark.slow
