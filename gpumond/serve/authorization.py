@@ -20,7 +20,7 @@ from gpumond.serve.authentication import (
     counted_user,
     header,
 )
-from gpumond.serve.identity import PARTS, Identity
+from gpumond.serve.identity import FRAME_VIEWS, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -30,7 +30,7 @@ ALWAYS_OPEN = (*LIVENESS, *READINESS)
 RESERVED = ("/metrics", *ALWAYS_OPEN)
 """Paths that are served regardless of load, so monitoring continues."""
 
-FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in PARTS)
+FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in FRAME_VIEWS)
 TOKEN_REQUIRED = (
     "a change needs the `Authorization: Bearer TOKEN` header; the daemon's user finds a token in the `token` file of "
     "the runtime directory, and `tokens_file` defines others"

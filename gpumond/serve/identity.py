@@ -19,7 +19,18 @@ USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-g
 MAX_TEXT, MAX_GROUPS = 256, 256
 OTHERS = "(others)"
 """Workload of the line that contains the memory of all programs which a user does not see."""
-PARTS = ("frame", "snapshot", "devices", "processes", "agents", "engines", "ledger", "verdicts", "alerts", "live")
+FRAME_VIEWS = (
+    "frame",
+    "snapshot",
+    "devices",
+    "processes",
+    "agents",
+    "engines",
+    "ledger",
+    "verdicts",
+    "alerts",
+    "live",
+)
 """Routes below /api/v1 that contain nothing but a frame, which is limited to the user's programs."""
 
 

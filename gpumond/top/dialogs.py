@@ -15,7 +15,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, Requests
-from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, keep_columns, send_signal, signal_refusal
+from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, save_columns, send_signal, signal_refusal
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
@@ -27,9 +27,9 @@ RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
 PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
-EXACT = len(PLAN) - 2
+EXACT_COLUMNS = len(PLAN) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
-NARROW = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
+DROPPED_FIRST = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
 """Columns that a narrow screen does not show, in the order in which they are left out."""
 RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
@@ -84,15 +84,15 @@ class FlushDialog:
         self.requests, self.targets, self.name, self.done = requests, targets, name, done
         self.state = "requesting a flush plan"
         self.answers: Sequence[FlushResponse] = ()
-        self.ready = False
+        self.confirmable = False
         self._ask(dry_run=True)
 
     def _hints(self) -> Hints:
-        return (("y", "Yes, flush"), ("esc", "No")) if self.ready else ()
+        return (("y", "Yes, flush"), ("esc", "No")) if self.confirmable else ()
 
     def _confirm(self) -> None:
-        if self.ready:
-            self.ready, self.state = False, "flushing"
+        if self.confirmable:
+            self.confirmable, self.state = False, "flushing"
             self._ask(dry_run=False)
 
     def _ask(self, dry_run: bool) -> None:
@@ -108,7 +108,7 @@ class FlushDialog:
                 [FlushResponse(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
             self.state = "flush plan" if dry_run else "receipts"
-            self.ready = dry_run and any(each.releases for each in _receipts(self.answers))
+            self.confirmable = dry_run and any(each.releases for each in _receipts(self.answers))
             if not dry_run:
                 self.done(f"{self.name}: {self._summary()}")
 
@@ -128,9 +128,9 @@ class FlushDialog:
             receipts.sort(key=lambda each: -(each.likely_bytes or 0))
         if receipts:
             exact = all(each.exact for each in receipts)
-            rows = [each.planned[: EXACT if exact else None] if planned else each.ended for each in receipts]
-            header = (PLAN[:EXACT] if exact else PLAN) if planned else RECEIPTS
-            shown, cells, _ = fitting_columns(header, rows, width, NARROW)
+            rows = [each.planned[: EXACT_COLUMNS if exact else None] if planned else each.ended for each in receipts]
+            header = (PLAN[:EXACT_COLUMNS] if exact else PLAN) if planned else RECEIPTS
+            shown, cells, _ = fitting_columns(header, rows, width, DROPPED_FIRST)
             lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
@@ -140,7 +140,7 @@ class FlushDialog:
         return [*lines, [], *self._question()]
 
     def _question(self) -> Iterator[Line]:
-        if self.ready:
+        if self.confirmable:
             sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
             known = [each for each in sizes if each is not None]
             amount = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
@@ -194,8 +194,8 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     )
 
 
-def _size(promise: Mapping[str, int] | None, name: str) -> str:
-    return size_text(promise[name]) if promise and promise[name] is not None else "-"
+def _size(estimate: Mapping[str, int] | None, bound: str) -> str:
+    return size_text(estimate[bound]) if estimate and estimate[bound] is not None else "-"
 
 
 COPY_SECONDS = 3600.0
@@ -212,18 +212,18 @@ class SuspensionDialog:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
         self.requests, self.daemon, self.pid, self.name, self.action = requests, daemon, pid, name, action
         self.results: list[str] = []
-        self.ready = False
+        self.confirmable = False
         if action == "resume":
             self._check_suspended()
         else:
             self._ask(dry_run=True)
 
     def _hints(self) -> Hints:
-        return (("y", f"Yes, {self.action}"), ("esc", "No")) if self.ready else ()
+        return (("y", f"Yes, {self.action}"), ("esc", "No")) if self.confirmable else ()
 
     def _confirm(self) -> None:
-        if self.ready:
-            self.ready = False
+        if self.confirmable:
+            self.confirmable = False
             self._ask(dry_run=False)
 
     def _check_suspended(self) -> None:
@@ -233,8 +233,8 @@ class SuspensionDialog:
             if isinstance(pids, DaemonError):
                 self.results = [plain(str(pids), 600)]
                 return
-            self.ready = self.pid in pids
-            self.results = [] if self.ready else [f"{self.name} isn't suspended"]
+            self.confirmable = self.pid in pids
+            self.results = [] if self.confirmable else [f"{self.name} isn't suspended"]
 
         self.results = ["waiting for the daemon"]
         self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(PATHS["suspend"])}, receive)
@@ -252,7 +252,7 @@ class SuspensionDialog:
                 self.results = [plain(str(receipts), 600)]
                 return
             self.results = [_result(each) for each in receipts]
-            self.ready = dry_run and any(each["outcome"] == "planned" for each in receipts)
+            self.confirmable = dry_run and any(each["outcome"] == "planned" for each in receipts)
 
         self.requests.ask(question, receive)
 
@@ -260,7 +260,7 @@ class SuspensionDialog:
         lines: list[Line] = [[Span(f"{self.action} {self.name}", "bold")], []]
         for result in self.results:
             lines += wrapped_line([Span(result)], width)
-        if self.ready:
+        if self.confirmable:
             lines += [[], [Span(f"{self.action.capitalize()} it? y: yes  esc: no", "bold")]]
         return lines
 
@@ -411,32 +411,32 @@ class SignalDialog:
     def __init__(self, rows: Sequence[tuple[ProcessRow, bool]]) -> None:
         self.panel = Panel(self._lines, ("n",), {**selection_keys(self._select), "y": self._confirm}, self._hints)
         self.rows = rows
-        self.signal = 0
+        self.signal_index = 0
         self.results = [signal_refusal(row, local) for row, local in rows]
-        self.ready = not all(self.results)
+        self.confirmable = not all(self.results)
 
     def _hints(self) -> Hints:
-        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.ready else ()
+        return (("←→", "Signal"), ("y", "Yes, send"), ("esc", "No")) if self.confirmable else ()
 
     def _select(self, step: int) -> None:
-        self.signal = (self.signal + step) % len(SIGNALS)
+        self.signal_index = (self.signal_index + step) % len(SIGNALS)
 
     def _confirm(self) -> None:
-        if self.ready:
-            self.ready = False
-            self.results = [send_signal(row, local, SIGNALS[self.signal]) for row, local in self.rows]
+        if self.confirmable:
+            self.confirmable = False
+            self.results = [send_signal(row, local, SIGNALS[self.signal_index]) for row, local in self.rows]
 
     def _lines(self, width: int) -> list[Line]:
         lines: list[Line] = []
-        if self.ready:
-            names = [Span(f" {name} ", "chosen" if at == self.signal else "") for at, name in enumerate(SIGNALS)]
+        if self.confirmable:
+            names = [Span(f" {name} ", "chosen" if at == self.signal_index else "") for at, name in enumerate(SIGNALS)]
             lines += [*wrapped_line(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
-            text = f": {'no signal: ' if self.ready else ''}{result}" if result else ""
+            text = f": {'no signal: ' if self.confirmable else ''}{result}" if result else ""
             lines += wrapped_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
-        if self.ready:
+        if self.confirmable:
             programs = plural(self.results.count(""), "program")
-            question = f"Send {SIGNALS[self.signal]} to {programs}? y: yes  esc: no"
+            question = f"Send {SIGNALS[self.signal_index]} to {programs}? y: yes  esc: no"
             lines += [[], *wrapped_line([Span(question, "bold")], width)]
         return lines
 
@@ -455,22 +455,22 @@ class ColumnDialog:
         self.panel = Panel(self._lines, ("c",), keys, self._hints)
         self.table = table
         self.automatic = [column.name for column in table.laid_out(width)]
-        self.place, self.problem = 0, ""
+        self.cursor, self.problem = 0, ""
 
     def _hints(self) -> Hints:
         return (("esc", "Close"), ("↑↓", "Column"), ("space", "Show or hide"), ("d", "Default"))
 
     def _move(self, step: int) -> None:
-        self.place = max(0, min(self.place + step, len(COLUMNS) - 1))
-        self.panel.revealed = self.place + 1, self.place + 1
+        self.cursor = max(0, min(self.cursor + step, len(COLUMNS) - 1))
+        self.panel.revealed = self.cursor + 1, self.cursor + 1
 
     def _change(self) -> None:
-        shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.place].name}
+        shown = {*(self.table.columns or self.automatic)} ^ {COLUMNS[self.cursor].name}
         self._set([column.name for column in COLUMNS if column.name in shown])
 
     def _set(self, columns: Sequence[str]) -> None:
         self.table.columns = columns
-        self.problem = keep_columns(columns)
+        self.problem = save_columns(columns)
 
     def _lines(self, width: int) -> list[Line]:
         shown = self.table.columns or self.automatic
@@ -480,7 +480,7 @@ class ColumnDialog:
                 [
                     Span(
                         f" [{'x' if column.name in shown else ' '}] {column.name} ",
-                        "chosen" if at == self.place else "",
+                        "chosen" if at == self.cursor else "",
                     )
                 ]
                 for at, column in enumerate(COLUMNS)

@@ -165,7 +165,7 @@ def kept_columns() -> Sequence[str]:
     return ()
 
 
-def keep_columns(columns: Sequence[str]) -> str:
+def save_columns(columns: Sequence[str]) -> str:
     """Keep the columns for the next start. Return why that failed; empty if it did not."""
     try:
         _columns_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from gpumond.facts.alerts import Notification
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox
-from gpumond.features.alerts.receivers.base import Retry
+from gpumond.features.alerts.receivers.base import TemporaryFailure
 from gpumond.store.store import Store
 
 QUICK = (0.001, 0.002)
@@ -129,7 +129,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def outage(self) -> None:
-        self.receiver.failing = Retry("connection", "down")
+        self.receiver.failing = TemporaryFailure("connection", "down")
 
     @rule()
     def recovery(self) -> None:

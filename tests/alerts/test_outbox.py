@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.outbox import Outbox, ReceiverQueue
-from gpumond.features.alerts.receivers.base import Rejected, Retry
+from gpumond.features.alerts.receivers.base import Rejected, TemporaryFailure
 from tests.alerts.deliveries import FIRED, QUICK, RESOLVED, DeliveryCounts, Recorder, UnwritableStore, make_alert, until
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def test_alert_is_sent_when_it_fires_and_when_it_resolves_only():
 
 def test_notifications_during_an_outage_are_sent_in_order_afterwards():
     receiver = Recorder()
-    receiver.failing = Retry("connection", "down")
+    receiver.failing = TemporaryFailure("connection", "down")
 
     async def work(outbox: Outbox) -> None:
         outbox.put([make_alert()])
@@ -109,7 +109,7 @@ def test_unexpected_error_of_a_receiver_does_not_end_its_worker():
 
 def test_alerts_beyond_a_full_queue_are_queued_later():
     receiver, counts = Recorder(), DeliveryCounts()
-    receiver.failing = Retry("connection", "down")
+    receiver.failing = TemporaryFailure("connection", "down")
     alerts = [make_alert(str(number)) for number in range(30)]
 
     async def work(outbox: Outbox) -> None:
@@ -200,7 +200,7 @@ def test_backoff_is_below_a_minute_while_an_alert_fires():
 
 def test_receivers_can_be_replaced_during_an_outage():
     kept, removed, added = Recorder("kept"), Recorder("removed"), Recorder("added")
-    kept.failing = removed.failing = Retry("connection", "down", after_seconds=3600)
+    kept.failing = removed.failing = TemporaryFailure("connection", "down", after_seconds=3600)
     repaired = Recorder("kept")
 
     async def work(outbox: Outbox) -> None:
@@ -237,7 +237,7 @@ def test_silenced_alert_is_queued_when_its_silence_ends():
 
 def test_alert_that_is_silenced_while_it_is_queued_is_not_sent():
     receiver, silenced = Recorder(), set[str]()
-    receiver.failing = Retry("connection", "down")
+    receiver.failing = TemporaryFailure("connection", "down")
 
     async def work(outbox: Outbox) -> None:
         outbox.put([make_alert("b"), make_alert(), make_alert("c")])

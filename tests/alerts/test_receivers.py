@@ -18,7 +18,7 @@ import pytest
 
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.alertmanager import Alertmanager
-from gpumond.features.alerts.receivers.base import NotSent, ReceiverType, Rejected, Retry
+from gpumond.features.alerts.receivers.base import NotSent, ReceiverType, Rejected, TemporaryFailure
 from gpumond.features.alerts.receivers.webhook import Webhook
 from tests.helpers.alert_listener import OK, Listener, answer, drip, failure, stall
 from tests.helpers.running import until
@@ -136,10 +136,10 @@ def test_receivers_link_built_in_rules_to_their_runbooks(
         (401, Rejected, "auth"),
         (403, Rejected, "auth"),
         (404, Rejected, "rejected"),
-        (408, Retry, "server_error"),
-        (429, Retry, "rate_limited"),
-        (500, Retry, "server_error"),
-        (503, Retry, "server_error"),
+        (408, TemporaryFailure, "server_error"),
+        (429, TemporaryFailure, "rate_limited"),
+        (500, TemporaryFailure, "server_error"),
+        (503, TemporaryFailure, "server_error"),
     ],
 )
 def test_only_temporary_errors_are_retried(listener: Listener, status: int, kind: type[NotSent], reason: str):
@@ -154,14 +154,14 @@ def test_only_temporary_errors_are_retried(listener: Listener, status: int, kind
 def test_retry_after_is_used_up_to_a_limit(listener: Listener, header: str, seconds: float):
     listener.answer = answer(429, Retry_After=header)
     failed = failure(webhook(listener))
-    assert isinstance(failed, Retry)
+    assert isinstance(failed, TemporaryFailure)
     assert failed.after_seconds == seconds
 
 
 def test_retry_after_may_be_a_date(listener: Listener):
     listener.answer = answer(503, Retry_After=formatdate(time.time() + 60, usegmt=True))
     failed = failure(webhook(listener))
-    assert isinstance(failed, Retry)
+    assert isinstance(failed, TemporaryFailure)
     assert 50 < failed.after_seconds <= 60
 
 
@@ -192,7 +192,7 @@ def flood(connection: socket.socket) -> None:
 def test_receiver_that_stalls_drips_or_floods_times_out(listener: Listener, does: object, reason: str):
     listener.answer = does  # type: ignore[assignment]
     failed = failure(webhook(listener), timeout_seconds=0.3)
-    assert (type(failed), failed.reason) == (Retry, reason)
+    assert (type(failed), failed.reason) == (TemporaryFailure, reason)
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "gpumond-http"], seconds=3)
 
 

@@ -16,7 +16,7 @@ from gpumond.config.loading import EXAMPLE
 from gpumond.config.tokens import read_tokens
 from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
-from gpumond.features.alerts.receivers.base import Retry, read_receiver_secret
+from gpumond.features.alerts.receivers.base import TemporaryFailure, read_receiver_secret
 from tests.helpers.running import RunningDaemon, gpumond_here, until
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_fifo_is_refused_without_delay(tmp_path: Path):
     for read in (read_tokens, read_web):
         with pytest.raises(ConfigError, match="not a regular file"):
             read(fifo)
-    with pytest.raises(Retry, match="can't be read"):
+    with pytest.raises(TemporaryFailure, match="can't be read"):
         read_receiver_secret(str(fifo))
 
 
@@ -94,7 +94,7 @@ def test_secret_may_end_with_one_line_end(tmp_path: Path, text: str):
 def test_secret_with_another_line_end_or_control_character_is_not_sent(tmp_path: Path, text: str):
     file = tmp_path / "secret"
     file.write_bytes(text.encode())
-    with pytest.raises(Retry, match="expected one line"):
+    with pytest.raises(TemporaryFailure, match="expected one line"):
         read_receiver_secret(str(file))
 
 

@@ -232,7 +232,7 @@ async def test_refused_flush_leaves_the_request_waiting():
 async def test_grants_and_places_are_kept_over_a_restart():
     world = await World(reclaim="off").restarted()
     granted, first, second = world.ask(8, pid=1), world.ask(20), world.ask(5)
-    await world.admissions.keep()
+    await world.admissions.save()
     world.now = PROCESS_GRANT_SECONDS - 1
     world = await world.restarted()
     assert [world.state(each) for each in (granted, first, second)] == ["granted", "waiting", "waiting"]
@@ -253,7 +253,7 @@ async def test_grants_and_places_are_kept_over_a_restart():
 async def test_grant_ends_with_a_process_that_ended_while_the_daemon_was_stopped():
     world = await World().restarted()
     world.ask(8, pid=1)
-    await world.admissions.keep()
+    await world.admissions.save()
     world = await world.restarted()
     world.alive = False
     assert world.ask(10, wait=False).state == "granted"
@@ -263,7 +263,7 @@ async def test_grant_ends_with_a_process_that_ended_while_the_daemon_was_stopped
 async def test_process_that_ended_while_the_daemon_was_stopped_has_no_place():
     world = await World(reclaim="off").restarted()
     world.ask(20, pid=1)
-    await world.admissions.keep()
+    await world.admissions.save()
     world = await world.restarted()
     world.alive = False
     assert world.ask(20).ahead == 0
@@ -273,7 +273,7 @@ async def test_process_that_ended_while_the_daemon_was_stopped_has_no_place():
 async def test_grant_of_a_machine_that_was_started_again_does_not_last_longer():
     world = await World(now=1e6).restarted()
     world.ask(8)
-    await world.admissions.keep()
+    await world.admissions.save()
     world.now = 0.0
     world = await world.restarted()
     assert world.ask(8, wait=False).state == "refused"
@@ -285,13 +285,13 @@ async def test_grant_of_a_machine_that_was_started_again_does_not_last_longer():
 async def test_requests_are_stored_only_when_they_change_and_never_before_they_are_loaded():
     world = World()
     world.ask(8)
-    await world.admissions.keep()
+    await world.admissions.save()
     await world.tick(10)
     assert world.store.changes == 0
     await world.admissions.load()
     asked = world.ask(20)
     for _ in range(3):
-        await world.admissions.keep()
+        await world.admissions.save()
         await world.tick(10)
     assert (world.store.changes, len(world.store.names("admissions"))) == (1, 2)
     world.admissions.cancel(asked.id, "uid:1000")
@@ -305,7 +305,7 @@ async def test_requests_are_granted_without_a_store_and_stored_later():
     world = await World().restarted()
     world.store.full = True
     asked = world.ask(8)
-    await world.admissions.keep()
+    await world.admissions.save()
     assert (world.state(asked), world.store.names("admissions")) == ("granted", [])
     world.store.full = False
     await world.tick(10)
@@ -316,7 +316,7 @@ async def test_requests_are_granted_without_a_store_and_stored_later():
 async def test_place_is_kept_before_the_first_snapshot():
     world = await World().restarted()
     asked = world.ask(20)
-    await world.admissions.keep()
+    await world.admissions.save()
     world = await world.restarted()
     world.now = LEASE_SECONDS
     answer = world.admissions.renew(None, asked.id, "uid:1000")

@@ -24,7 +24,7 @@ from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, Fl
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProcessEnd, Reading, SourceState
 from gpumond.features.alerts.dispatcher import Receivers
-from gpumond.features.alerts.receivers.base import Retry
+from gpumond.features.alerts.receivers.base import TemporaryFailure
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import PeerIdentity
@@ -137,7 +137,7 @@ class CountingReceiver:
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
         await asyncio.sleep(0)
         if self._world.receiver_down:
-            raise Retry("connection", "down")
+            raise TemporaryFailure("connection", "down")
         self.received.update(raised=len(raised), resolved=len(resolved))
 
 

@@ -149,7 +149,7 @@ def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
     crashed = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(error="the checkpoint process has crashed"))
     assert crashed.program == replace(PROGRAM, state="resuming", reason="the checkpoint process has crashed")
     assert (crashed.outcome, crashed.again) == ("failed", True)
-    again = settle(crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), asked=True)
+    again = settle(crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), state_query=True)
     assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
 
 
@@ -169,7 +169,7 @@ def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: 
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
-    settled = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(state="checkpointed"), asked=True)
+    settled = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(state="checkpointed"), state_query=True)
     assert settled.program == replace(PROGRAM, state="waiting")
 
 

@@ -26,7 +26,7 @@ from gpumond.facts.alerts import Labels, Notification
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import backoff
-from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, Retry
+from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, TemporaryFailure
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 
@@ -198,7 +198,7 @@ class ReceiverQueue:
                 self._sent_now()
                 await self._remove_batch(batch, accepted=False)
                 continue
-            except Retry as error:
+            except TemporaryFailure as error:
                 after, text = error.after_seconds, str(error)
                 reason = error.reason
             except Exception as error:

@@ -647,7 +647,7 @@ def read_generic(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the state. A declared pointer that leads nowhere is an error: an idle engine must not be assumed."""
     pointers = engine.state
     assert pointers is not None, "the configuration requires it"
-    answer = (yield pointers.call).raise_for_status().json
+    answer = (yield pointers.request).raise_for_status().json
 
     def value(pointer: str) -> Any:
         found = resolve(answer, pointer) if pointer else None
@@ -691,10 +691,10 @@ def generic_method(engine: EngineConfig) -> ReleaseMethod | None:
     wakes = "gpumond flush --workload NAME --step engine --wake, unless the engine returns on its own"
     return ReleaseMethod(
         name="release",
-        release=send_in_order(release.call),
+        release=send_in_order(release.request),
         serves_again=wakes if wake else "the engine returns on its own",
         estimate=None if release.ends_process else lambda engine, state, used: Expected(0, None, used, "interval"),
-        undo=send_in_order(wake.call) if wake else None,
+        undo=send_in_order(wake.request) if wake else None,
         stops_service=wake is not None,
         ends_holder=release.ends_process,
         waits=release.waits,

@@ -1,6 +1,6 @@
 """Serving engines in the configuration file; docs/reference/engines.md describes the keys.
 
-An engine is declared, never discovered. Its address is on this machine: loopback, a Unix socket, or, with TLS, an
+An engine is declared, never discovered. Its address is on this machine: loopback, a Unix socket, or, with TLS, a
 private IP address.
 """
 
@@ -79,7 +79,7 @@ class RequestConfig(StrictModel):
         return self
 
     @property
-    def call(self) -> EngineRequest:
+    def request(self) -> EngineRequest:
         method = "POST" if self.get is None else "GET"
         return EngineRequest(method=method, path=self.get or self.post or "/", body=self.body)
 

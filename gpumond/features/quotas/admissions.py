@@ -436,7 +436,7 @@ class Admissions:
     ``suspend`` suspends an idle program for the requester and the program that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
-    call `keep` before the requester is answered.
+    call `save` before the requester is answered.
     """
 
     def __init__(
@@ -453,9 +453,9 @@ class Admissions:
         self._table = admission_table(store)
         self.loaded = False
         self._writing = asyncio.Lock()
-        self._kept: AdmissionQueue | None = None
+        self._saved: AdmissionQueue | None = None
         """The queue that the store contains; None if that is unknown."""
-        self._keeping: asyncio.Task[bool] | None = None
+        self._saving: asyncio.Task[bool] | None = None
         self._queue = AdmissionQueue()
         self._leased_until: dict[str, float] = {}
         self._held_from: dict[str, float] = {}
@@ -484,16 +484,16 @@ class Admissions:
         self.loaded = True
         return []
 
-    async def keep(self) -> bool:
+    async def save(self) -> bool:
         """Store the requests if they have changed. Return False if they are in memory only."""
         async with self._writing:
             queue = self._queue
-            if self.loaded and queue != self._kept:
+            if self.loaded and queue != self._saved:
                 try:
                     await self._table.replace(queue.all)
                 except StoreUnavailable:
                     return False  # the store has logged it; the next tick tries again
-                self._kept = queue
+                self._saved = queue
             return self.loaded
 
     def request(
@@ -630,15 +630,15 @@ class Admissions:
                     self._reclaim_for(key, found)
         else:
             self._pauses.clear()
-        if self.loaded and self._queue != self._kept and (self._keeping is None or self._keeping.done()):
-            self._keeping = asyncio.create_task(self.keep())
+        if self.loaded and self._queue != self._saved and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self.save())
 
     async def close(self) -> None:
         tasks = list(self._flushing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.keep()
+        await self.save()
 
     def _decide(self, snapshot: Snapshot) -> None:
         queue, now = self._queue, self._clock()

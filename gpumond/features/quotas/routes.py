@@ -88,7 +88,7 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
         workload=body.workload,
         wait=body.wait,
     )
-    await admissions.keep()
+    await admissions.save()
     return json_response(Admission, admission)
 
 
@@ -100,7 +100,7 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
     kernel = kernel_of(request)
     admissions = kernel.get(Admissions)
     admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
-    await admissions.keep()
+    await admissions.save()
     return json_response(Admission, admission)
 
 
@@ -108,7 +108,7 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     admissions = kernel_of(request).get(Admissions)
     admissions.cancel(id, caller.name)
-    await admissions.keep()
+    await admissions.save()
     return Response(status_code=204)
 
 

@@ -210,10 +210,10 @@ class SettledProgram:
     again: bool = False
 
 
-def settle(program: SuspendedProgram, answer: CheckpointResponse | None, asked: bool = False) -> SettledProgram:
+def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_query: bool = False) -> SettledProgram:
     """Return what the driver's state means. ``answer`` is None if the checkpoint process has not answered in time.
 
-    ``asked``: it has only asked for the state, since that of an earlier process is unknown. A program that was
+    ``state_query``: it has only asked for the state, since that of an earlier process is unknown. A program that was
     to be resumed then still waits, and keeps its grants.
     """
     if answer is None:
@@ -230,12 +230,12 @@ def settle(program: SuspendedProgram, answer: CheckpointResponse | None, asked: 
         return SettledProgram(None, done, error)
     if answer.state == "checkpointed" and program.state == "suspending":
         return SettledProgram(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
-    if answer.state == "checkpointed" and asked and program.state in ("waiting", "resuming"):
+    if answer.state == "checkpointed" and state_query and program.state in ("waiting", "resuming"):
         return SettledProgram(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
         back = replace(program, state="suspended", reason=error, resume_since=None)
         return SettledProgram(back, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
         reason = error or "the driver's state is unknown"
-        return SettledProgram(replace(program, reason=reason), None if asked else "failed", reason, again=True)
+        return SettledProgram(replace(program, reason=reason), None if state_query else "failed", reason, again=True)
     return SettledProgram(program, None, error, again=True)

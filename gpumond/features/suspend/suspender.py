@@ -91,7 +91,7 @@ class CheckpointProcesses:
         """Return the answer of a new process; None if there is none in time, or if an earlier one still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
-            lock = self._locked(request)
+            lock = self._open_lock(request)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -134,7 +134,7 @@ class CheckpointProcesses:
         with suppress(OSError):
             os.unlink(self._directory / f"{order_id}.lock")
 
-    def _locked(self, request: CheckpointRequest) -> int:
+    def _open_lock(self, request: CheckpointRequest) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
@@ -199,7 +199,7 @@ class Suspender:
         self.loaded = False
         self.programs: dict[ProcessKey, SuspendedProgram] = {}
         self.receipts: deque[SuspensionReceipt] = deque(maxlen=RECEIPTS_KEPT)
-        self._one_at_a_time = asyncio.Lock()
+        self._suspension_lock = asyncio.Lock()
         """Suspensions follow each other: each must see what the one before has left of the host memory."""
         self._locks: WeakValueDictionary[ProcessKey, asyncio.Lock] = WeakValueDictionary()
         self._ask_at: dict[ProcessKey, float] = {}
@@ -273,15 +273,15 @@ class Suspender:
                 self._ask_at[key] = now + PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
                 self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
-            elif program.state == "suspended" and self._was_continued(program, snapshot):
+            elif program.state == "suspended" and self._received_sigcont(program, snapshot):
                 self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
-            elif program.state == "suspended" and _counted(program, snapshot.devices):
+            elif program.state == "suspended" and _listed_bytes(program, snapshot.devices):
                 if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
                     self._ask_at[key] = now
             else:
                 self._listed_since.pop(key, None)
 
-    def _was_continued(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
+    def _received_sigcont(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
         """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
         report = snapshot.reports_by_process.get(program.key)
         pending = self._is_continued(program.key)
@@ -333,7 +333,7 @@ class Suspender:
             return replace(
                 receipt, reason="no program with an agent has this pid", remedy="gpumond status lists the programs"
             )
-        async with self._one_at_a_time, self._lock(key):
+        async with self._suspension_lock, self._lock(key):
             refused = await self._refusal(snapshot, report, request)
             memory = memory_of(snapshot, key)
             uuids = tuple(each.device_uuid for each in memory)
@@ -352,7 +352,7 @@ class Suspender:
                 memory=memory,
                 requested_by=requested_by,
             )
-            if not await self._keep(program):
+            if not await self._save(program):
                 return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
             await self._count_earlier_signals(report)
             with self._working(key):
@@ -393,7 +393,7 @@ class Suspender:
             with self._working(key):
                 by = program.requested_by if program.grants else requested_by
                 program = replace(program, state="waiting", reason="", requested_by=by, resume_since=since)
-                if not await self._keep(program):
+                if not await self._save(program):
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
                 deadline = self._clock.monotonic() + max(wait_seconds, FRAME_SECONDS)
@@ -410,15 +410,15 @@ class Suspender:
             program, missing = await self._request_grants(program)
             if missing is None and not self._is_alive(program.key):
                 return await self._conclude(program, CheckpointResponse(state="gone"), receipt)
-            if missing is None and (short := await self._short_device(program)) is None:
+            if missing is None and (short := await self._shortfall(program)) is None:
                 program = replace(program, state="resuming")
-                if await self._keep(program):
+                if await self._save(program):
                     break
             elif missing is None:
                 missing = short
             late = program.key in self._cancelled or self._clock.monotonic() >= deadline
             if late or not self._is_alive(program.key):
-                return await self._not_granted(program, missing, receipt)
+                return await self._end_resumption(program, missing, receipt)
             await asyncio.sleep(POLL_SECONDS)
         holding = asyncio.create_task(self._hold(program))
         try:
@@ -442,16 +442,16 @@ class Suspender:
             answer = self._request(program, own.device_uuid, own.used_bytes, name, snapshot) if known else None
             held += [answer.id] if answer else [name] if name else []
             if answer is None or answer.state != "granted":
-                missing = answer or _unknown(own.device_uuid, own.device_index, own.used_bytes)
+                missing = answer or _ungranted(own.device_uuid, own.device_index, own.used_bytes)
                 break
         if tuple(held) != program.grants:
             program = replace(program, grants=tuple(held))
-            await self._keep(program)
+            await self._save(program)
         held_before = self._extend(program)
-        is_stored = await self._grants.keep() and held_before and self._extend(program)
+        is_stored = await self._grants.save() and held_before and self._extend(program)
         if missing is None and not is_stored:
             own = program.memory[0]
-            missing = _unknown(own.device_uuid, own.device_index, own.used_bytes)
+            missing = _ungranted(own.device_uuid, own.device_index, own.used_bytes)
         return program, missing
 
     def _request(
@@ -479,7 +479,7 @@ class Suspender:
         except TooManyAdmissions:
             return None
 
-    async def _short_device(self, program: SuspendedProgram) -> Admission | None:
+    async def _shortfall(self, program: SuspendedProgram) -> Admission | None:
         """Return the device whose memory was taken by a program without a grant; None if all of it is free."""
         reading = await self._read_driver()
         devices: Mapping[str, DeviceReading] = {each.uuid: each for each in reading.devices} if reading else {}
@@ -487,14 +487,14 @@ class Suspender:
             device = devices.get(own.device_uuid)
             free = device.current_free_bytes if device else None
             if free is None or free < own.used_bytes:
-                return _unknown(own.device_uuid, own.device_index, own.used_bytes, free)
+                return _ungranted(own.device_uuid, own.device_index, own.used_bytes, free)
         return None
 
-    async def _not_granted(
+    async def _end_resumption(
         self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
     ) -> SuspensionReceipt:
         self._cancel(program)
-        await self._keep(replace(program, state="suspended", grants=(), resume_since=None), always=True)
+        await self._save(replace(program, state="suspended", grants=(), resume_since=None), always=True)
         if by := self._cancelled.pop(program.key, ""):
             remedy = f"gpumond resume --pid {program.pid} resumes it"
             return replace(receipt, reason=f"{by} canceled the request to resume", remedy=remedy, state="suspended")
@@ -521,10 +521,10 @@ class Suspender:
         program: SuspendedProgram,
         answer: CheckpointResponse | None,
         receipt: SuspensionReceipt,
-        asked: bool = False,
+        state_query: bool = False,
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
-        settled = settle(program, answer, asked)
+        settled = settle(program, answer, state_query)
         after = settled.program
         if after is None or after.state in ("suspended", "stuck"):
             self._cancel(program)
@@ -539,7 +539,7 @@ class Suspender:
         if after is None:
             await self._forget(program)
         else:
-            await self._keep(after, always=True)
+            await self._save(after, always=True)
         return replace(
             receipt,
             outcome=settled.outcome or receipt.outcome,
@@ -561,7 +561,7 @@ class Suspender:
             with self._working(key):
                 answer = await self._ask(program, "settle")
                 begun: SuspensionAction = "suspend" if program.state == "suspending" else "resume"
-                receipt = await self._conclude(program, answer, self._receipt_of(program, begun), asked=True)
+                receipt = await self._conclude(program, answer, self._receipt_of(program, begun), state_query=True)
         if receipt.outcome not in ("refused", "timeout"):
             await self._record_receipt(receipt)
         left = self.programs.get(key)
@@ -603,7 +603,7 @@ class Suspender:
         deadline = self._clock.monotonic() + SETTLE_SECONDS
         while True:
             reading = await self._read_driver()
-            found = None if reading is None else _counted(program, reading.devices)
+            found = None if reading is None else _listed_bytes(program, reading.devices)
             shown = found is not None and bool(found) == present
             if shown or self._clock.monotonic() >= deadline or not self._is_alive(program.key):
                 return found
@@ -613,7 +613,7 @@ class Suspender:
         """Keep the grants of a program while it is restored."""
         while True:
             self._extend(program)
-            await self._grants.keep()
+            await self._grants.save()
             await asyncio.sleep(POLL_SECONDS)
 
     def _extend(self, program: SuspendedProgram) -> bool:
@@ -631,7 +631,7 @@ class Suspender:
             with suppress(NoSuchEntry):
                 self._grants.cancel(name, program.requested_by)
 
-    async def _keep(self, program: SuspendedProgram, always: bool = False) -> bool:
+    async def _save(self, program: SuspendedProgram, always: bool = False) -> bool:
         """Store the state of a program, then adopt it; False if it cannot be stored. ``always``: adopt it even then."""
         try:
             await self._table.put(program.id, program)
@@ -648,7 +648,7 @@ class Suspender:
         self._processes.forget(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
-        await self._grants.keep()
+        await self._grants.save()
 
     async def _record_receipt(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
         """Keep a receipt, publish its event, log it and record it in the audit."""
@@ -719,7 +719,7 @@ def _not_resumable(
     return None
 
 
-def _unknown(uuid: str, index: int, need: int, free: int | None = None) -> Admission:
+def _ungranted(uuid: str, index: int, need: int, free: int | None = None) -> Admission:
     return Admission(
         id="", state="waiting", device_uuid=uuid, device_index=index, need_bytes=need, available_bytes=free
     )
@@ -748,7 +748,7 @@ def _usage(program: SuspendedProgram, used_bytes: int) -> ProcessUsage:
     )
 
 
-def _counted(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int:
+def _listed_bytes(program: SuspendedProgram, devices: Sequence[DeviceReading]) -> int:
     """Return what the driver counts for a program on its devices."""
     uuids = {each.device_uuid for each in program.memory}
     return sum(device.used_by_process.get(program.key) or 0 for device in devices if device.uuid in uuids)

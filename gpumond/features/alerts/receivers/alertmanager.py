@@ -37,8 +37,8 @@ class Alertmanager(HttpReceiver):
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
         now = time.time()
         valid_until = now + max(VALID_RESENDS * self.resend, MIN_VALID_SECONDS)
-        alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbooks(raised)]
-        alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbooks(resolved)]
+        alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbook_urls(raised)]
+        alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbook_urls(resolved)]
         return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())
 
 

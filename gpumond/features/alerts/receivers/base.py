@@ -41,7 +41,7 @@ class NotSent(GpumondError):
         self.reason, self.status = reason, status
 
 
-class Retry(NotSent):
+class TemporaryFailure(NotSent):
     """Another attempt may succeed, not before ``after_seconds``."""
 
     def __init__(self, reason: str, message: str, after_seconds: float = 0.0, status: int | None = None) -> None:
@@ -75,7 +75,7 @@ class ReceiverType(StrictModel):
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
         """Send notifications. Return the HTTP status of the answer; None if the receiver has none.
 
-        Raises Retry if another attempt may succeed, Rejected if none will.
+        Raises TemporaryFailure if another attempt may succeed, Rejected if none will.
         """
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class HttpReceiver(ReceiverType):
     def runbooks_address(self) -> str:
         return self.runbooks
 
-    def with_runbooks(self, alerts: Sequence[Alert]) -> list[Alert]:
+    def with_runbook_urls(self, alerts: Sequence[Alert]) -> list[Alert]:
         """Return the alerts; those of built-in rules have the annotation ``runbook_url``, if its beginning is known."""
         address = self.runbooks_address
         return [
@@ -159,7 +159,7 @@ async def post(
 ) -> int:
     """POST ``body`` (JSON) to the receiver's address and ``path``, and return the status of the answer.
 
-    Raises Retry or Rejected, never with the address.
+    Raises TemporaryFailure or Rejected, never with the address.
     """
     fields = {"Content-Type": "application/json", **(headers or {})}
     if receiver.bearer_token_file:
@@ -170,21 +170,21 @@ async def post(
         request = HttpRequest("POST", target_of(url, path), fields, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
     except ConfigError as error:
-        raise Retry("tls", str(error)) from None
+        raise TemporaryFailure("tls", str(error)) from None
     except HttpError as error:
         if error.reason == "address":
             raise Rejected("address", str(error)) from None
-        raise Retry(REASONS.get(error.reason, "connection"), str(error)) from None
+        raise TemporaryFailure(REASONS.get(error.reason, "connection"), str(error)) from None
     _check_status(answer.status, answer.headers.get("Retry-After"))
     return answer.status
 
 
 def read_receiver_secret(file: Path) -> str:
-    """Return the only line of a file. Raises Retry."""
+    """Return the only line of a file. Raises TemporaryFailure."""
     try:
         return read_secret(file)
     except ConfigError as error:
-        raise Retry("secret", str(error)) from None
+        raise TemporaryFailure("secret", str(error)) from None
 
 
 def _check_status(status: int, retry_after: str | None) -> None:
@@ -192,9 +192,9 @@ def _check_status(status: int, retry_after: str | None) -> None:
         return
     text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
     if status == 429:
-        raise Retry("rate_limited", text, _seconds(retry_after), status)
+        raise TemporaryFailure("rate_limited", text, _seconds(retry_after), status)
     if status == 408 or status >= 500:
-        raise Retry("server_error", text, _seconds(retry_after), status)
+        raise TemporaryFailure("server_error", text, _seconds(retry_after), status)
     raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text, status)
 
 

@@ -282,7 +282,7 @@ class Webhook(HttpReceiver):
         return url
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
-        raised, resolved = self.with_runbooks(raised), self.with_runbooks(resolved)
+        raised, resolved = self.with_runbook_urls(raised), self.with_runbook_urls(resolved)
         document = (
             self._document(raised, resolved)
             if self.template is None
