@@ -223,4 +223,5 @@ def check_access(session: PageSession) -> None:
     script = axe()
     if script:
         session.page.evaluate(script.read_text())
-        assert session.page.evaluate(CHECK) == []
+        found = session.page.evaluate(CHECK)
+        assert found == [], found
