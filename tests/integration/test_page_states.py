@@ -12,7 +12,7 @@ from gpumond.facts.snapshot import MISSED_LIMIT
 from gpumond.facts.units import size_text
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.agents import GIB
-from tests.helpers.browser import Serve, needs_chromium, open_page
+from tests.helpers.browser import Serve, check_access, needs_chromium, open_page
 from tests.helpers.running import until
 
 if TYPE_CHECKING:
@@ -71,4 +71,5 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
         session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
         session.page.locator("header").get_by_text("no response since ").wait_for()
         assert session.texts("tbody .of-opaque", "#version") == [[size_text(3 * GIB)], [f"gpumond {__version__}"]]
-        assert session.page.locator("#content").evaluate("node => getComputedStyle(node).opacity") == "0.55"
+        assert session.page.locator("#content").evaluate("node => getComputedStyle(node).filter") == "grayscale(1)"
+        check_access(session)
