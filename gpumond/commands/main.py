@@ -296,7 +296,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (\S+):(?= ')", r"\1", message).removeprefix("argument ")
         if valued := re.fullmatch(r"(\S+): expected one argument", message):
             option = valued[1].rpartition("/")[2]
-            message = f"{valued[1]}: expected a value (if it begins with -, write {option}=VALUE)"
+            message = f"{valued[1]}: expected a value; if it begins with -, write {option}=VALUE"
         if excluded := re.fullmatch(r"(\S+): not allowed with argument (\S+)", message):
             message = f"{excluded[1]} can't be combined with {excluded[2]}"
         if required := re.fullmatch("one of the arguments (.+) (.+) is required", message):

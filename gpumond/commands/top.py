@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         raise ConfigError("--json requires --once")
     if os.environ.get("TERM") == "dumb":
-        raise ConfigError("a dumb terminal can't be drawn on; run gpumond top --once")
+        raise ConfigError("this terminal isn't supported (TERM=dumb); run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
     from gpumond.top.app import Top  # not needed for --once

@@ -159,7 +159,7 @@ AlertStates = Mapping[Labels, AlertState]
 OVER = "ended at "
 """The start of an alert's text once what it says is over, while its subject still exists."""
 WAS = "; the alert was: "
-AGAIN = "; true again since "
+AGAIN = "; again since "
 """What precedes the time at the end of an alert's text if the breach has ended and come back."""
 
 

@@ -60,13 +60,15 @@ KINDS = (
     VerdictKind(
         name="steady",
         meaning="in the last 15 minutes, or since the start if that was more recent, memory has varied by at most 256 "
-        "MiB or 1% of the device's size, whichever is larger, or by at most 2% if there is no trend",
+        "MiB or 1% of the device's size, whichever is larger, or by at most 2% of this size if there "
+        "is no trend",
         evidence="`level_bytes`, `range_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="memory rises and falls by more than 2% of the device's size, at least six times each in ten minutes",
+        meaning="within ten minutes, memory rises at least six times and falls at least six times, by more than 2% of "
+        "the device's size each time",
         evidence="`ups`, `downs`, `low_bytes`, `high_bytes`",
         is_pattern=True,
     ),
@@ -106,9 +108,9 @@ KINDS = (
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="in the last hour, live and stranded memory peaked at 5% of the device's size or more, and more than a "
-        "quarter of this peak was never live; in addition, the peak has grown, or an allocation was retried in "
-        "the last ten minutes",
+        meaning="in the last hour, live and stranded memory peaked at 5% of the device's size or more, and live memory "
+        "alone at less than three quarters of this peak; in addition, the peak has grown, or an allocation was retried "
+        "in the last ten minutes",
         evidence="`fragmentation_ratio`, `peak_live_bytes`, `peak_kept_bytes` (live and stranded), `kept_growth_bytes`",
         remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
         "outside PyTorch, choose an asynchronous allocator; then restart the program",

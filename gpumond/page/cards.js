@@ -62,7 +62,7 @@ export function levelOf(card, row) {
 }
 
 const OVER = /^ended at ([\d:]{8}) UTC/; // in the text of an alert whose breach has ended
-const AGAIN = /; true again since ([\d:]{8}) UTC/; // and has come back
+const AGAIN = /; again since ([\d:]{8}) UTC/; // and has come back
 
 /** The last Unix time until `now` at which it was a time of day in UTC. */
 const lastAt = (time, now) => now - ((now - Date.parse(`1970-01-01T${time}Z`) / 1000) % 86400);

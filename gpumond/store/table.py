@@ -370,7 +370,7 @@ class Registry(ABC, Generic[D, E]):
         async with self._lock:
             self._check_writable(name)
             if not await self._table.delete(name, actor, if_match):
-                raise NoSuchEntry(f"the store has no {self.noun} {name}")
+                raise NoSuchEntry(f"no {self.noun} created through the API is named {name}")
             self._stored = {other: each for other, each in self._stored.items() if other != name}
             self._rebuild()
 

@@ -254,7 +254,7 @@ Actions (each asks for confirmation)
 f | flush the marked processes, or else the one under the cursor
 F | flush the selected GPU, or else all programs with an agent
 z, Z | suspend or resume the program under the cursor; suspending moves its GPU memory to the host
-S | choose an alert with ↑ ↓ (this program's come first), type why, and silence it for an hour
+S | choose an alert with ↑ ↓ (this program's come first), type a reason, and silence it for an hour
 K, F9 | send a signal to your own programs: the marked ones, or else the one under the cursor
 Other
 a | show alerts, verdicts and problems in full

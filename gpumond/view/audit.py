@@ -147,7 +147,7 @@ SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "agent.limit": _limit,
     "cgroup.limit": _cgroup_limit,
     "agent.snapshot": lambda detail: f"asked {_program(detail)} for a memory snapshot",
-    "agent.classes": lambda detail: f"asked {_program(detail)} for the classes of its live memory",
+    "agent.classes": lambda detail: f"asked {_program(detail)} what its live memory consists of",
     "agent.retainers": lambda detail: f"asked {_program(detail)} for the lines of code that retain its memory",
     "agent.end": lambda detail: f"asked {_program(detail)} to exit",
     "agent.fetch": lambda detail: f"fetched memory snapshot {detail['snapshot']} of {_program(detail)}",

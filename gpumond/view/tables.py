@@ -226,7 +226,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     used = width
     for part, amount in parts.items():
         words = f" {'of which requested' if part == 'waiting' else part} {size_text(amount)}"
-        words += " (takes no memory)" if part == "unmapped" else ""
+        words += " (uses no GPU memory)" if part == "unmapped" else ""
         if used + 3 + len(words) > width:
             lines.append([])
             used = 0

@@ -365,7 +365,7 @@ def test_top_refuses_a_dumb_terminal():
         [sys.executable, "-m", "gpumond", "top"], env=environ, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "gpumond: a dumb terminal can't be drawn on; run gpumond top --once\n"
+    assert done.stderr == "gpumond: this terminal isn't supported (TERM=dumb); run gpumond top --once\n"
 
 
 @pytest.mark.parametrize("name", ["nvml", "drm", "sim"])

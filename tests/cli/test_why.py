@@ -90,7 +90,7 @@ def test_findings_state_value_threshold_and_remedy():
             alert
             | {
                 "rule": "leak",
-                "annotations": [["summary", "train leaks; true again since 00:01:02 UTC"]],
+                "annotations": [["summary", "train leaks; again since 00:01:02 UTC"]],
             },
             alert | {"rule": "quota-exceeded", "annotations": [["summary", "train uses 1.0 GiB more"]]},
             alert | {"pid": None},

@@ -187,7 +187,7 @@ def test_view_that_cannot_be_loaded_says_so(browser: Browser, demo: RunningDaemo
 
 def test_alert_in_the_history_began_when_it_fired(session: PageSession, demo: RunningDaemon):
     at = int(demo.get("frame")["snapshot"]["taken_at"]) - 3600
-    summary = f"etl (pid 7) is idle; true again since {clock_text(at + 129)}"
+    summary = f"etl (pid 7) is idle; again since {clock_text(at + 129)}"
     alert = {"rule": "mine", "phase": "resolved", "labels": [], "annotations": [["summary", summary]], "value": 1.0}
     alert |= {
         "silenced_by": [],

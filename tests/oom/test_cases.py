@@ -480,7 +480,7 @@ def test_memory_in_pieces_is_avoided_by_what_the_allocator_accepts(framework: st
     found = remedy(case, "fragmentation")
     assert found is not None
     assert (found.text, found.size_bytes, found.enough) == (
-        f"{change}: 4.0 GiB is free in the program's pool",
+        f"{change} (4.0 GiB is free in the program's pool)",
         4 * GIB,
         True,
     )
@@ -649,7 +649,7 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     assert case.summary == (
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
         "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
-        "(gpumond limit; an allocation was 1.1 GiB short)"
+        "(gpumond limit --pid 10 SIZE; an allocation was 1.1 GiB short)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -699,7 +699,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert known.newest_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
-    assert "to 5.0 GiB or more (gpumond limit; an allocation was 3.0 GiB short)" in newest.summary
+    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; an allocation was 3.0 GiB short)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))

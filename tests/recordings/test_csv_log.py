@@ -123,7 +123,7 @@ def test_allocator_without_a_pid_has_a_report_without_a_name():
         ("time,uuid,pid,used_bytes\n0,a,0,5\n", "line 2: pid '0': expected a number"),
         ("time,uuid,pid,used_bytes\n0,a\n", "line 2: too few cells"),
         ("time,uuid,pid,used_bytes\n", "contains no readings"),
-        ("\x00\x01\x02", "no header|no column|isn't a line of"),
+        ("\x00\x01\x02", "no header|no column|isn't in a known log format"),
     ],
 )
 def test_unusable_log_is_refused_with_the_line_and_the_remedy(log: str, complaint: str):

@@ -154,7 +154,7 @@ def test_program_name_with_a_comma_is_complete():
         (WITHOUT_UNITS.split("\n", 1)[1], r"line 1: no header; insert the names passed to --query-gpu"),
         ("GPUId,TimeStampUs,Field,Values\n0,1,203,5\n", r"line 1: none of the columns GPUId.* is known"),
         ("\x1b[?1049h, 1\x1b[22;0;0t\n", r"line 1: terminal output"),
-        ("[key] -> value\n", r"line 1: .* isn't a line of an nvidia-smi log"),
+        ("[key] -> value\n", r"line 1: .* isn't in a known log format"),
         ("", "the log is empty"),
         (WITH_UNITS.splitlines()[0] + "\n", "contains no readings"),
     ],

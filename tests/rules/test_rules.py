@@ -79,7 +79,7 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
         row = Row(LABELS, 0.9, texts={"live": "1 GiB"})
         activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
     (activity,) = activities.values()
-    again = "; true again since 00:00:03 UTC"
+    again = "; again since 00:00:03 UTC"
     assert activity.alert.annotations == (("summary", f"90%, 1 GiB live now{again}"),)
     assert (activity.alert.active_at, activity.cleared_elapsed) == (0, None)
 

@@ -257,7 +257,7 @@ def test_alert_whose_breach_has_ended_is_not_alarming():
 
 
 def test_card_of_an_alert_that_came_back_says_since_when():
-    notes = {"summary": "etl (pid 7) is idle; true again since 07:32:05 UTC"}
+    notes = {"summary": "etl (pid 7) is idle; again since 07:32:05 UTC"}
     now = 20_000 * 86_400 + 7 * 3600 + 32 * 60 + 15
     alert = {"rule": "mine", "phase": "firing", "silenced_by": [], "labels": {}, "notes": notes, "fired_at": now - 500}
     expression = "(([card, now]) => [m.ageOf(card, now, []), m.lineOf(card, null, now)])"

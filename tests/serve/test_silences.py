@@ -64,7 +64,7 @@ def test_silences_without_token_are_unchanged():
         ({"ends_at": 1e12, "for_seconds": None}, "the silence must end within 366 days"),
         ({"starts_at": 1e12}, "the silence must end within 366 days"),
         ({"reason": ""}, "body.reason: must have at least 1 character"),
-        ({"reason": " "}, "reason must be a text, such as a ticket number"),
+        ({"reason": " "}, "reason must not be empty; pass, for example, a ticket number"),
         ({"reason": "a" * 513}, "at most 512 characters"),
         ({"author": "a\x1b[31m"}, "has a control character"),
         ({"comment": "x"}, "body.comment: unknown key"),

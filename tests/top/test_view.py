@@ -75,7 +75,7 @@ def test_unmapped_bytes_are_shown_where_there_are_any():
     assert sum(device.shares.values()) == 50 * GIB
     for seen, shown in ((unmapped, True), (mapped, False)):
         legend = "".join(piece.text for line in device_lines(seen, 200, 30, True) for piece in line)
-        assert ("unmapped 15.0 GiB (takes no memory)" in legend) is shown
+        assert ("unmapped 15.0 GiB (uses no GPU memory)" in legend) is shown
         table = process_table(seen)
         assert ("UNMAPPED" in table) is shown
         assert ("15.0 GiB" in table) is shown
@@ -251,7 +251,7 @@ def test_alerts_are_sorted_by_phase_and_severity():
 
 
 def test_alert_that_came_back_says_since_when():
-    texts = (("summary", "full it is; true again since 00:00:03 UTC"),)
+    texts = (("summary", "full it is; again since 00:00:03 UTC"),)
     (shown,) = view(busy_frame(alerts=(replace(make_alert("full"), annotations=texts),))).alerts
     assert (shown.title, shown.text) == ("full firing again since 00:00:03 UTC", "full it is")
 

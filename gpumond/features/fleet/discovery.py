@@ -271,7 +271,7 @@ def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
             raise DiscoveryError(f'{where}: expected a list of {{"targets": [ADDRESS], "labels": {{NAME: TEXT}}}}')
         labels = group.get("labels") or {}
         if not isinstance(labels, Mapping):
-            raise DiscoveryError(f"{where}: expected names and texts under labels")
+            raise DiscoveryError(f"{where}: expected names and strings under labels")
         for address in group["targets"]:
             yield parse_machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
 

@@ -325,7 +325,7 @@ def _limit(e: Evidence) -> Iterator[Remedy]:
         size, quota = e.limit
         what, where = f"the limit of the {quota} quota", "in the configuration or through the API"
         if not quota:
-            what, where = "the program's limit", "gpumond limit"
+            what, where = "the program's limit", f"gpumond limit --pid {e.report.pid} SIZE"
         if quota is None:
             what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
         step = int(LIMIT_STEP * size)
@@ -394,7 +394,7 @@ def _fragmentation(e: Evidence) -> Iterator[Remedy]:
         largest = (
             "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
         )
-        text = f"{change}: {size_text(free)} is free in the program's pool{largest}"
+        text = f"{change} ({size_text(free)} is free in the program's pool{largest})"
         yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
 
 

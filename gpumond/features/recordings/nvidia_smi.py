@@ -105,7 +105,9 @@ def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Itera
         if _ESCAPE in first:
             raise ConfigError(f"{lines.name}, line 1: terminal output, for example from watch; {REMEDY}")
         if "," not in first:
-            raise ConfigError(f"{lines.name}, line 1: {first[:60]!r} isn't a line of an nvidia-smi log; {REMEDY}")
+            raise ConfigError(
+                f"{lines.name}, line 1: {first[:60]!r} isn't in a known log format (see --format); {REMEDY}"
+            )
         if not _NUMBER.search(first):
             raise ConfigError(f"{lines.name}, line 1: none of the columns {first[:120]} is known; {REMEDY}")
         raise ConfigError(

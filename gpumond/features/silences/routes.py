@@ -90,7 +90,7 @@ class SilenceBody(Encodable):
         if (self.ends_at is None) == (self.for_seconds is None):
             raise ValueError("pass exactly one of ends_at and for_seconds")
         if not self.reason.strip():
-            raise ValueError("reason must be a text, such as a ticket number")
+            raise ValueError("reason must not be empty; pass, for example, a ticket number")
         return self
 
 
