@@ -113,8 +113,8 @@ def _say_if_unobserved() -> None:
             probe.settimeout(CONNECT_SECONDS)
             probe.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
-        reason = f"no daemon listens at {path}"
-        print(f"gpumond: {reason}: your program runs unobserved until one does (gpumond serve)", file=sys.stderr)
+        message = f"no daemon is listening at {path}; your program runs unobserved until you start gpumond serve"
+        print(f"gpumond: {message}", file=sys.stderr)
     except OSError:
         pass  # a daemon may listen
 

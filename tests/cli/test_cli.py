@@ -491,7 +491,7 @@ def test_run_says_on_a_terminal_that_no_daemon_listens(tmp_path: Path, listens: 
         with terminal(command, (200, 9), GPUMOND_SOCKET=os.fspath(path)) as session:
             assert session.ends() == 0
         redirected = forks.run(command, env=os.environ | {"GPUMOND_SOCKET": os.fspath(path)})
-    line = f"gpumond: no daemon listens at {path}: your program runs unobserved until one does (gpumond serve)"
+    line = f"gpumond: no daemon is listening at {path}; your program runs unobserved until you start gpumond serve"
     assert session.written.splitlines() == ([] if listens else [line]) + ["done"]
     assert (redirected.stdout, redirected.stderr) == ("done\n", "")
 

@@ -303,7 +303,7 @@ def test_limit_above_that_of_a_quota_is_said_to_be_set_again():
     pool = make_pool(live=20 * GIB)
     report = make_report(10, (pool,))
     frame = busy_frame(reports=(report,), quotas=make_quotas(report, (25 * GIB, ""), (30 * GIB, "team"), (1, "team")))
-    again = ["the team quota will set the limit of train (pid 10) to 30.0 GiB again"]
+    again = ["the team quota will soon reset the limit of train (pid 10) to 30.0 GiB"]
     assert [list(notes_on_quotas(frame, limit, {10})) for limit in (None, 40 * GIB, 30 * GIB)] == [again, again, []]
     assert list(notes_on_quotas(frame, None, {11})) == []
 

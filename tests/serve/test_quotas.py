@@ -62,7 +62,7 @@ def test_quota_of_the_configuration_file_is_read_only():
         ({"limit": "50%"}, "not a fraction of the device"),
         ({"limit": 0}, "must be at least 1"),
         ({"limit": True}, "a size such as 40GiB"),
-        ({"limit": 1.5}, "an integer of bytes"),
+        ({"limit": 1.5}, "a whole number of bytes"),
         ({"limit": "-1GiB"}, "a size such as 40GiB"),
         ({"limit": "9" * 18 + "TiB"}, "expected a smaller number"),
         ({"limit": None}, "at least one of soft_limit, limit, reserve and cgroup_limit"),

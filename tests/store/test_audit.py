@@ -139,7 +139,10 @@ def test_command_prints_a_sentence_for_each_problem(path: Path, lines: Callable[
     done = verified(path, log)
     assert (done.returncode, done.stdout) == (0, f"{path}: 10 logged entries are unchanged\n")
     none = verified(path, "")
-    assert (none.returncode, none.stdout.endswith(" contains no audit entries\n")) == (3, True)
+    assert (none.returncode, none.stdout.endswith(" contains no audit entries; expected the daemon's log\n")) == (
+        3,
+        True,
+    )
     execute(path, "DELETE FROM audit WHERE seq > 8")
     done = verified(path, log)
     assert (done.returncode, done.stdout) == (1, f"{path}: entry 9 is missing\n{path}: entry 10 is missing\n")

@@ -88,7 +88,7 @@ def test_shares_are_distinguished_by_marks_without_colors(fake: FakeDaemon, envi
 def test_top_ends_immediately_while_the_daemon_hangs(fake: FakeDaemon):
     fake.answers["/api/v1/frame"] = None
     with terminal(TOP, GPUMOND_URL=fake.url) as session:
-        session.shows("ASKING")
+        session.shows("CONNECTING")
         session.press("q")
         assert session.ends(5.0) == 0  # the request itself times out after ten
         assert not fake.over.is_set()

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if any(alert.get("silenced_by") for alert in found) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
-    nothing = "no alert has been resolved" if arguments.past else "no alert is active"
+    nothing = "no past alerts" if arguments.past else "no active alerts"
     header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
     steps = wrapped_text("\n".join(_next_steps(facts, arguments.url)), output_width())

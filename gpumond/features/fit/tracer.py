@@ -611,7 +611,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.optim.optimizer import register_optimizer_step_post_hook
     except ImportError as error:
-        return Trace().result(f"the program's Python has no PyTorch with fake tensors: {error}")
+        return Trace().result(f"PyTorch isn't installed for the program's Python, or is too old ({error})")
     trace = Trace(emulated=not torch.cuda.is_available())
     emulate_cuda(torch, size_bytes)
     emulate_host(torch, trace)

@@ -205,7 +205,7 @@ class LimitCommand:
         option(
             parser,
             "--yes",
-            "don't ask for confirmation, and don't warn about a program that would hold more than SIZE after a flush",
+            "don't ask for confirmation, and don't warn if a program would still hold more than SIZE after a flush",
         )
         client.add_arguments(parser)
 
@@ -288,7 +288,7 @@ def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collectio
         required = quota.get("limit_bytes")
         if process["pid"] in pids and required is not None and (limit is None or limit > required):
             name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the {safe(quota['limit_quota'])} quota will set the limit of {name} to {size_text(required)} again"
+            yield f"the {safe(quota['limit_quota'])} quota will soon reset the limit of {name} to {size_text(required)}"
 
 
 def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:

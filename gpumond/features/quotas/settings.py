@@ -24,7 +24,7 @@ def _size(value: object) -> object:
             raise ValueError(f"expected a size such as 40GiB{hint}")
         return units.parse_size(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError("expected a size such as 40GiB, or an integer of bytes")
+        raise ValueError("expected a size such as 40GiB, or a whole number of bytes")
     return value
 
 
@@ -61,7 +61,7 @@ class QuotaMatch(StrictModel):
 
 
 class QuotaConfig(StrictModel):
-    """Limits of each process that matches, on each device. Sizes are texts such as `40GiB`, or integers of bytes."""
+    """Limits of each process that matches, on each device. Sizes are strings such as `40GiB`, or bytes."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$", description="name in alerts, `status` and the audit log")
     match: QuotaMatch = Field(description="the processes that the quota applies to")

@@ -349,7 +349,7 @@ def _bytes_of(part: str, least: int) -> int:
 
 
 def _invalid(reason: str) -> ConfigError:
-    return ConfigError(f"not a regular expression: {reason}; expected one such as train.*")
+    return ConfigError(f"not a regular expression ({reason}); expected one such as train.*")
 
 
 class SilencesPart(Silences, Part):
