@@ -94,20 +94,20 @@ def main() -> None:
 
 def staircases(seeds: int) -> Iterator[Staircase]:
     for seed in range(seeds):
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         for rate in RATES:
-            yield Staircase("plateau", rate, dice.uniform(600, 1200), dice.uniform(0, 15), dice.choice((0, 1)) * MIB)
-            yield Staircase("steps", rate, dice.uniform(600, 1200), dice.uniform(0, 15), 0.0)
+            yield Staircase("plateau", rate, rng.uniform(600, 1200), rng.uniform(0, 15), rng.choice((0, 1)) * MIB)
+            yield Staircase("steps", rate, rng.uniform(600, 1200), rng.uniform(0, 15), 0.0)
 
 
 def delays_of(stair: Staircase) -> tuple[float | None, float | None]:
     """Return the seconds from the beginning of the growth to ``growing`` and to ``leak``; None if not found."""
     diagnosis, found = Diagnosis(), dict[str, float]()
-    dice = random.Random(stair.first)
+    rng = random.Random(stair.first)
     for second in range(int(stair.after) + 2700):
         at = stair.first + second
         grown = max(0.0, second - stair.after) * stair.rate * MIB / 60
-        live = int(20 * GIB + grown // BLOCK * BLOCK + dice.gauss(0, stair.noise))
+        live = int(20 * GIB + grown // BLOCK * BLOCK + rng.gauss(0, stair.noise))
         report = make_report(10, (make_pool(live=live, cached=GIB),))
         if stair.where == "steps":
             report = replace(report, program=replace(report.program, step=StepUsage(steps=2 * second, live_bytes=live)))

@@ -160,7 +160,7 @@ def _at(at: float, *devices: object, **fields: object) -> Snapshot:
 
 
 def _snapshots(
-    shape: Shape, life: int, view: str, dice: Random, until: float, begin: float
+    shape: Shape, life: int, view: str, rng: Random, until: float, begin: float
 ) -> Iterator[tuple[float, Snapshot]]:
     at, held, steps, done, at_end = 0.0, 0, 0, 0.0, None
     pid, ticks = 10 + life, TICKS + life
@@ -168,10 +168,10 @@ def _snapshots(
     while at < until:
         kept, act, outside = shape.kept(at), shape.activations(at), shape.outside(at)
         stepping = shape.step_seconds is not None and at > 60 and shape.stepping(at)
-        live = int(kept + act * dice.random())
+        live = int(kept + act * rng.random())
         peak = int(kept + act) + slack
         held = max(held, peak) if shape.sticky else peak
-        used = int(held + outside + dice.gauss(0, shape.noise)) // (2 * MIB) * 2 * MIB
+        used = int(held + outside + rng.gauss(0, shape.noise)) // (2 * MIB) * 2 * MIB
         used = max(MIB, min(SIZE, used))
         device = make_device(
             used_bytes=used,

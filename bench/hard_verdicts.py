@@ -1,6 +1,6 @@
 """Ends, starts and memory without an owner that are hard to judge: each has a verdict that it deserves, or does not.
 
-A case is drawn from dice. `wrong` runs it in virtual time, with a sample a second.
+A case is drawn from rng. `wrong` runs it in virtual time, with a sample a second.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def wrong(maker: CaseMaker, seed: int) -> tuple[Case, bool]:
     return case, found != case.deserves
 
 
-def _snapshots(case: Case, dice: Random) -> Iterator[Snapshot]:
+def _snapshots(case: Case, rng: Random) -> Iterator[Snapshot]:
     for number in range(int(case.minutes * MINUTE / case.every)):
         at = number * case.every
         processes, reports = [], []
@@ -108,8 +108,8 @@ def _snapshots(case: Case, dice: Random) -> Iterator[Snapshot]:
         )
 
 
-def _load(dice: Random, high: float, seconds: tuple[float, float] = (10, 60)) -> Curve:
-    length = dice.uniform(*seconds)
+def _load(rng: Random, high: float, seconds: tuple[float, float] = (10, 60)) -> Curve:
+    length = rng.uniform(*seconds)
     return lambda age: high * min(1.0, age / length)
 
 
@@ -120,9 +120,9 @@ def _then(first: Curve, at: float, later: Curve) -> Curve:
 # Pressure: starts, teeth and warm-ups are none; a leak, and a device that is nearly full, are.
 
 
-def model_load(dice: Random) -> Case:
-    low, high = dice.uniform(10, 25) * GIB, dice.uniform(66, 74) * GIB
-    start, length = dice.uniform(30, 90), dice.uniform(20, 60)
+def model_load(rng: Random) -> Case:
+    low, high = rng.uniform(10, 25) * GIB, rng.uniform(66, 74) * GIB
+    start, length = rng.uniform(30, 90), rng.uniform(20, 60)
     return Case(
         kind="pressure",
         deserves=False,
@@ -131,8 +131,8 @@ def model_load(dice: Random) -> Case:
     )
 
 
-def model_in_shards(dice: Random) -> Case:
-    count, pause, high = dice.randint(4, 9), dice.uniform(4, 12), dice.uniform(64, 74) * GIB
+def model_in_shards(rng: Random) -> Case:
+    count, pause, high = rng.randint(4, 9), rng.uniform(4, 12), rng.uniform(64, 74) * GIB
     return Case(
         kind="pressure",
         deserves=False,
@@ -141,23 +141,23 @@ def model_in_shards(dice: Random) -> Case:
     )
 
 
-def engine_start(dice: Random) -> Case:
-    high = dice.uniform(0.86, 0.94) * SIZE
-    return Case(kind="pressure", deserves=False, actors=[Actor(used=_load(dice, high, (30, 120)))], minutes=8)
+def engine_start(rng: Random) -> Case:
+    high = rng.uniform(0.86, 0.94) * SIZE
+    return Case(kind="pressure", deserves=False, actors=[Actor(used=_load(rng, high, (30, 120)))], minutes=8)
 
 
-def second_program_starts(dice: Random) -> Case:
-    base, more = dice.uniform(20, 35) * GIB, dice.uniform(30, 38) * GIB
+def second_program_starts(rng: Random) -> Case:
+    base, more = rng.uniform(20, 35) * GIB, rng.uniform(30, 38) * GIB
     return Case(
         kind="pressure",
         deserves=False,
-        actors=[Actor(used=lambda age: base), Actor(used=_load(dice, more, (30, 100)), begin=400.0, comm="other")],
+        actors=[Actor(used=lambda age: base), Actor(used=_load(rng, more, (30, 100)), begin=400.0, comm="other")],
         minutes=12,
     )
 
 
-def saw_tooth(dice: Random) -> Case:
-    length, high = dice.uniform(3, 6) * MINUTE, dice.uniform(0.3, 0.36)
+def saw_tooth(rng: Random) -> Case:
+    length, high = rng.uniform(3, 6) * MINUTE, rng.uniform(0.3, 0.36)
     return Case(
         kind="pressure",
         deserves=False,
@@ -166,15 +166,15 @@ def saw_tooth(dice: Random) -> Case:
     )
 
 
-def slow_warm_up(dice: Random) -> Case:
-    high, tau = dice.uniform(0.84, 0.88) * SIZE, dice.uniform(1, 4) * MINUTE
+def slow_warm_up(rng: Random) -> Case:
+    high, tau = rng.uniform(0.84, 0.88) * SIZE, rng.uniform(1, 4) * MINUTE
     return Case(
         kind="pressure", deserves=False, actors=[Actor(used=lambda age: high * (1 - exp(-age / tau)))], minutes=25
     )
 
 
-def leak_fills(dice: Random) -> Case:
-    rate = dice.uniform(3.5, 7) * GIB / MINUTE
+def leak_fills(rng: Random) -> Case:
+    rate = rng.uniform(3.5, 7) * GIB / MINUTE
     return Case(
         kind="pressure",
         deserves=True,
@@ -183,32 +183,32 @@ def leak_fills(dice: Random) -> Case:
     )
 
 
-def nearly_full(dice: Random) -> Case:
-    high = dice.uniform(0.955, 0.99) * SIZE
-    return Case(kind="pressure", deserves=True, actors=[Actor(used=_load(dice, high))], minutes=5)
+def nearly_full(rng: Random) -> Case:
+    high = rng.uniform(0.955, 0.99) * SIZE
+    return Case(kind="pressure", deserves=True, actors=[Actor(used=_load(rng, high))], minutes=5)
 
 
 # Ends: a crash needs the process's own growth, its own failed allocation, or an error that ends programs.
 
 
-def _grows_to(dice: Random, share: float, seconds: float) -> Curve:
+def _grows_to(rng: Random, share: float, seconds: float) -> Curve:
     rate = (share * SIZE - 20 * GIB) / seconds
     return lambda age: min(share * SIZE, 20 * GIB + rate * age)
 
 
-def leak_ends_full(dice: Random) -> Case:
-    seconds = dice.uniform(300, 900)
+def leak_ends_full(rng: Random) -> Case:
+    seconds = rng.uniform(300, 900)
     return Case(
         kind="crash",
         deserves=True,
-        actors=[Actor(used=_grows_to(dice, 0.994, seconds), end=seconds + dice.uniform(0, 15))],
+        actors=[Actor(used=_grows_to(rng, 0.994, seconds), end=seconds + rng.uniform(0, 15))],
         minutes=18,
     )
 
 
-def slow_leak_ends_full(dice: Random) -> Case:
+def slow_leak_ends_full(rng: Random) -> Case:
     """The last bytes of a slow leak are minutes old."""
-    rate = dice.uniform(3, 8) * MIB / MINUTE
+    rate = rng.uniform(3, 8) * MIB / MINUTE
     begin = 0.985 * SIZE
     length = (0.992 * SIZE - begin) / rate
     return Case(
@@ -220,8 +220,8 @@ def slow_leak_ends_full(dice: Random) -> Case:
     )
 
 
-def failed_allocation(dice: Random) -> Case:
-    fails = dice.uniform(200, 500)
+def failed_allocation(rng: Random) -> Case:
+    fails = rng.uniform(200, 500)
     return Case(
         kind="crash",
         deserves=True,
@@ -232,45 +232,45 @@ def failed_allocation(dice: Random) -> Case:
                 ooms=lambda age: int(age > fails),
                 steps=lambda age: int(min(age, fails)),
                 end=fails + 4,
-                ending=dice.choice((None, "error", "out-of-memory")),
+                ending=rng.choice((None, "error", "out-of-memory")),
             )
         ],
     )
 
 
-def fatal_xid(dice: Random) -> Case:
-    at = dice.uniform(200, 500)
+def fatal_xid(rng: Random) -> Case:
+    at = rng.uniform(200, 500)
     return Case(
         kind="crash",
         deserves=True,
-        actors=[Actor(used=lambda age: 40 * GIB, end=at + dice.uniform(2, 40))],
-        xids=((at, dice.choice((13, 31, 48, 74, 79, 94, 95))),),
+        actors=[Actor(used=lambda age: 40 * GIB, end=at + rng.uniform(2, 40))],
+        xids=((at, rng.choice((13, 31, 48, 74, 79, 94, 95))),),
     )
 
 
-def batch_ends_full(dice: Random) -> Case:
+def batch_ends_full(rng: Random) -> Case:
     """The agent announces an orderly end."""
-    seconds = dice.uniform(200, 400)
-    curve = _grows_to(dice, 0.985, seconds)
+    seconds = rng.uniform(200, 400)
+    curve = _grows_to(rng, 0.985, seconds)
     live: Curve = lambda age: curve(age) - GIB  # noqa: E731
     return Case(kind="crash", deserves=False, actors=[Actor(used=curve, live=live, end=seconds + 20, ending="exit")])
 
 
-def batch_rests_full(dice: Random) -> Case:
+def batch_rests_full(rng: Random) -> Case:
     """Without an agent: it reached its level some time before its end."""
-    seconds = dice.uniform(100, 200)
-    end = seconds + dice.uniform(240, 400)
-    return Case(kind="crash", deserves=False, actors=[Actor(used=_grows_to(dice, 0.98, seconds), end=end)])
+    seconds = rng.uniform(100, 200)
+    end = seconds + rng.uniform(240, 400)
+    return Case(kind="crash", deserves=False, actors=[Actor(used=_grows_to(rng, 0.98, seconds), end=end)])
 
 
-def engine_restarts(dice: Random) -> Case:
-    every, high = dice.uniform(90, 200), dice.uniform(0.9, 0.99) * SIZE
-    lives = [Actor(used=_load(dice, high), begin=i * every, end=(i + 1) * every - 4, comm="vllm") for i in range(4)]
+def engine_restarts(rng: Random) -> Case:
+    every, high = rng.uniform(90, 200), rng.uniform(0.9, 0.99) * SIZE
+    lives = [Actor(used=_load(rng, high), begin=i * every, end=(i + 1) * every - 4, comm="vllm") for i in range(4)]
     return Case(kind="crash", deserves=False, actors=lives, minutes=4 * every / MINUTE)
 
 
-def neighbor_fills(dice: Random) -> Case:
-    end = dice.uniform(400, 600)
+def neighbor_fills(rng: Random) -> Case:
+    end = rng.uniform(400, 600)
     large: Curve = lambda age: min(75.6, 40 + age / 10) * GIB  # noqa: E731
     return Case(
         kind="crash",
@@ -279,8 +279,8 @@ def neighbor_fills(dice: Random) -> Case:
     )
 
 
-def handled_error(dice: Random) -> Case:
-    fails = dice.uniform(200, 400)
+def handled_error(rng: Random) -> Case:
+    fails = rng.uniform(200, 400)
     return Case(
         kind="crash",
         deserves=False,
@@ -289,48 +289,46 @@ def handled_error(dice: Random) -> Case:
                 used=lambda age: 60 * GIB,
                 live=lambda age: (50 if age < fails else 40 + 6 * min(1.0, (age - fails) / 20)) * GIB,
                 ooms=lambda age: int(age > fails),
-                end=fails + dice.uniform(40, 150),
-                ending=dice.choice((None, "exit")),
+                end=fails + rng.uniform(40, 150),
+                ending=rng.choice((None, "exit")),
             )
         ],
     )
 
 
-def harmless_xid(dice: Random) -> Case:
-    at = dice.uniform(200, 500)
+def harmless_xid(rng: Random) -> Case:
+    at = rng.uniform(200, 500)
     return Case(
         kind="crash",
         deserves=False,
-        actors=[Actor(used=lambda age: 40 * GIB, end=at + dice.uniform(2, 90))],
-        xids=((at, dice.choice((45, 63, 64, 92))),),
+        actors=[Actor(used=lambda age: 40 * GIB, end=at + rng.uniform(2, 90))],
+        xids=((at, rng.choice((45, 63, 64, 92))),),
     )
 
 
-def end_in_the_middle(dice: Random) -> Case:
-    end = dice.uniform(200, 600)
-    return Case(kind="crash", deserves=False, actors=[Actor(used=_load(dice, dice.uniform(20, 60) * GIB), end=end)])
+def end_in_the_middle(rng: Random) -> Case:
+    end = rng.uniform(200, 600)
+    return Case(kind="crash", deserves=False, actors=[Actor(used=_load(rng, rng.uniform(20, 60) * GIB), end=end)])
 
 
 # Loops: crashes of one program; jobs that end alike are none.
 
 
-def loop(dice: Random) -> Case:
-    every = dice.uniform(300, 700)
+def loop(rng: Random) -> Case:
+    every = rng.uniform(300, 700)
     lives = [
-        Actor(
-            used=_grows_to(dice, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, comm="train", uid=1000
-        )
+        Actor(used=_grows_to(rng, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, comm="train", uid=1000)
         for i in range(4)
     ]
     return Case(kind="crash-loop", deserves=True, actors=lives, minutes=4 * every / MINUTE)
 
 
-def batch_jobs(dice: Random) -> Case:
-    every = dice.uniform(280, 400)
+def batch_jobs(rng: Random) -> Case:
+    every = rng.uniform(280, 400)
     live: Curve = lambda age: 50 * GIB  # noqa: E731
     lives = [
         Actor(
-            used=_grows_to(dice, 0.99, every - 60),
+            used=_grows_to(rng, 0.99, every - 60),
             live=live,
             begin=i * every,
             end=(i + 1) * every - 20,
@@ -342,16 +340,16 @@ def batch_jobs(dice: Random) -> Case:
     return Case(kind="crash-loop", deserves=False, actors=lives, minutes=4 * every / MINUTE)
 
 
-def inference_jobs(dice: Random) -> Case:
-    every, high = dice.uniform(110, 160), dice.uniform(0.96, 0.985) * SIZE
-    lives = [Actor(used=_load(dice, high, (5, 30)), begin=i * every, end=(i + 1) * every - 5) for i in range(6)]
+def inference_jobs(rng: Random) -> Case:
+    every, high = rng.uniform(110, 160), rng.uniform(0.96, 0.985) * SIZE
+    lives = [Actor(used=_load(rng, high, (5, 30)), begin=i * every, end=(i + 1) * every - 5) for i in range(6)]
     return Case(kind="crash-loop", deserves=False, actors=lives, minutes=6 * every / MINUTE)
 
 
-def scripts_of_three_users(dice: Random) -> Case:
-    every = dice.uniform(400, 700)
+def scripts_of_three_users(rng: Random) -> Case:
+    every = rng.uniform(400, 700)
     lives = [
-        Actor(used=_grows_to(dice, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, uid=1000 + i)
+        Actor(used=_grows_to(rng, 0.994, every - 60), begin=i * every, end=(i + 1) * every - 50, uid=1000 + i)
         for i in range(3)
     ]
     return Case(kind="crash-loop", deserves=False, actors=lives, minutes=3 * every / MINUTE)
@@ -360,8 +358,8 @@ def scripts_of_three_users(dice: Random) -> Case:
 # Memory without an owner, that is kept, or that was freed.
 
 
-def abandoned(dice: Random) -> Case:
-    end, size = dice.uniform(200, 400), dice.uniform(2, 40) * GIB
+def abandoned(rng: Random) -> Case:
+    end, size = rng.uniform(200, 400), rng.uniform(2, 40) * GIB
     return Case(
         kind="orphan",
         deserves=True,
@@ -371,66 +369,66 @@ def abandoned(dice: Random) -> Case:
     )
 
 
-def abandoned_beside_a_busy_program(dice: Random) -> Case:
-    size = dice.uniform(2.4, 12) * GIB
+def abandoned_beside_a_busy_program(rng: Random) -> Case:
+    size = rng.uniform(2.4, 12) * GIB
     return Case(
         kind="orphan", deserves=True, actors=[Actor(used=lambda age: 20 * GIB)], rest=lambda at: size, minutes=15
     )
 
 
-def memory_of_another_container(dice: Random) -> Case:
-    size = dice.uniform(10, 60) * GIB
+def memory_of_another_container(rng: Random) -> Case:
+    size = rng.uniform(10, 60) * GIB
     return Case(
         kind="orphan", deserves=False, actors=[], rest=lambda at: size, busy=lambda at: 0.0, private=True, minutes=15
     )
 
 
-def memory_of_the_driver(dice: Random) -> Case:
-    size = dice.uniform(200, 480) * MIB
+def memory_of_the_driver(rng: Random) -> Case:
+    size = rng.uniform(200, 480) * MIB
     return Case(kind="orphan", deserves=False, actors=[], rest=lambda at: size, busy=lambda at: 0.0, minutes=15)
 
 
-def idle_notebook(dice: Random) -> Case:
+def idle_notebook(rng: Random) -> Case:
     return Case(
         kind="idle-holder",
         deserves=True,
-        actors=[Actor(used=_load(dice, dice.uniform(6, 40) * GIB), comm="jupyter")],
+        actors=[Actor(used=_load(rng, rng.uniform(6, 40) * GIB), comm="jupyter")],
         busy=lambda at: 0.6 if at < 300 else 0.0,
         minutes=45,
     )
 
 
-def notebook_that_works_at_times(dice: Random) -> Case:
-    every = dice.uniform(10, 20) * MINUTE
+def notebook_that_works_at_times(rng: Random) -> Case:
+    every = rng.uniform(10, 20) * MINUTE
     return Case(
         kind="idle-holder",
         deserves=False,
-        actors=[Actor(used=_load(dice, 20 * GIB), comm="jupyter")],
+        actors=[Actor(used=_load(rng, 20 * GIB), comm="jupyter")],
         busy=lambda at: 0.5 if at % every < 60 else 0.0,
         minutes=60,
     )
 
 
-def engine_sleeps(dice: Random) -> Case:
-    at, awake = dice.uniform(300, 600), dice.uniform(40, 72) * GIB
+def engine_sleeps(rng: Random) -> Case:
+    at, awake = rng.uniform(300, 600), rng.uniform(40, 72) * GIB
     return Case(
         kind="memory-freed",
         deserves=True,
-        actors=[Actor(used=_then(_load(dice, awake), at, lambda age: 1.2 * GIB), comm="vllm")],
+        actors=[Actor(used=_then(_load(rng, awake), at, lambda age: 1.2 * GIB), comm="vllm")],
     )
 
 
-def program_frees_a_little(dice: Random) -> Case:
-    at = dice.uniform(300, 600)
+def program_frees_a_little(rng: Random) -> Case:
+    at = rng.uniform(300, 600)
     return Case(
         kind="memory-freed",
         deserves=False,
-        actors=[Actor(used=_then(lambda age: 40 * GIB, at, lambda age: dice.uniform(30, 36) * GIB))],
+        actors=[Actor(used=_then(lambda age: 40 * GIB, at, lambda age: rng.uniform(30, 36) * GIB))],
     )
 
 
-def splinters(dice: Random) -> Case:
-    hourly, hours = dice.uniform(1, 4) * GIB / HOUR, dice.uniform(5, 8)
+def splinters(rng: Random) -> Case:
+    hourly, hours = rng.uniform(1, 4) * GIB / HOUR, rng.uniform(5, 8)
     return Case(
         kind="fragmentation",
         deserves=True,
@@ -440,19 +438,19 @@ def splinters(dice: Random) -> Case:
     )
 
 
-def constant_waste(dice: Random) -> Case:
-    waste = dice.uniform(8, 14) * GIB
+def constant_waste(rng: Random) -> Case:
+    waste = rng.uniform(8, 14) * GIB
     return Case(
         kind="fragmentation",
         deserves=False,
-        actors=[Actor(used=_load(dice, 20 * GIB + waste), live=lambda age: min(20 * GIB, age * GIB))],
+        actors=[Actor(used=_load(rng, 20 * GIB + waste), live=lambda age: min(20 * GIB, age * GIB))],
         minutes=120,
         every=5.0,
     )
 
 
-def waste_between_evaluations(dice: Random) -> Case:
-    every = dice.uniform(10, 30) * MINUTE
+def waste_between_evaluations(rng: Random) -> Case:
+    every = rng.uniform(10, 30) * MINUTE
     return Case(
         kind="fragmentation",
         deserves=False,

@@ -155,10 +155,10 @@ def evaluations(
 def injected(
     curves: Mapping[str, Points], sizes: Mapping[str, float], alarms: Mapping[str, Mapping[str, list[float]]], seed: int
 ) -> Iterator[Injected]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for rate in RATES:
         for uuid, points in curves.items():
-            start = points[0][0] + dice.uniform(4, 10) * HOUR
+            start = points[0][0] + rng.uniform(4, 10) * HOUR
             if points[-1][0] - start > 4 * HOUR:
                 yield Injected(uuid, rate, start, points, sizes[uuid], alarms[uuid])
 

@@ -103,10 +103,10 @@ def busy_seconds() -> float:
 
 def scrapes(started: Running) -> Measures:
     """Time scrapes of each way, with random pauses, so they meet every phase of the exporter."""
-    dice, seconds, kept = random.Random(1), {way: list[float]() for way in WAYS}, started.connect()
+    rng, seconds, kept = random.Random(1), {way: list[float]() for way in WAYS}, started.connect()
     for _ in range(SCRAPES):
         for way, new in WAYS.items():
-            time.sleep(dice.uniform(*PAUSES_SECONDS))
+            time.sleep(rng.uniform(*PAUSES_SECONDS))
             began = time.perf_counter()
             connection = started.connect() if new else kept
             started.get(connection, "gzip")

@@ -29,7 +29,7 @@ from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
-from gpumond.quantities.window import RuleWindow, remember
+from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.store import HistoryPersistence, Store, StoreLimits
 from gpumond.tick.ledger import attribute
 from gpumond.tick.observe import observe
@@ -162,7 +162,7 @@ class Daemon(Operations):
             diagnose(kernel.diagnosis, snapshot)
             await serve_pending_requests()
             verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
-            self._window = remember(self._window, snapshot)
+            self._window = next_window(self._window, snapshot)
             before = kernel.frame.owners if kernel.frame else None
             owners = owners_with_series(before or {}, snapshot)
             frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)

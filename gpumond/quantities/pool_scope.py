@@ -24,7 +24,7 @@ from gpumond.quantities.scope import (
     ratio,
     size,
 )
-from gpumond.quantities.window import CounterTrack, OomNote, RuleWindow, pool_of
+from gpumond.quantities.window import OomNote, PoolTrack, RuleWindow, pool_of
 
 SURVIVED_SECONDS = 5.0
 """Time after an out-of-memory error from which a program that reports has survived it."""
@@ -34,7 +34,7 @@ class _Pool(NamedTuple):
     device: DeviceReading | None
     report: AgentReport
     pool: PoolUsage
-    track: CounterTrack
+    track: PoolTrack
     recent: RuleWindow
     snapshot: Snapshot
 
@@ -87,7 +87,7 @@ def _last_oom(row: _Pool) -> str:
         return ""
     note = row.recent.ooms_by_number.get((row.report.key, last.number), OomNote())
     runs = last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVED_SECONDS
-    return oom_text(last, note.limit) + note.place + (" and kept running" if runs else "")
+    return oom_text(last, note.limit) + note.code_line + (" and kept running" if runs else "")
 
 
 def _shortage(row: _Pool) -> str:

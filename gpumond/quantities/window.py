@@ -50,7 +50,7 @@ class CounterGrowth(NamedTuple):
         return sum(amount for _, amount in self.grown)
 
 
-class CounterTrack(NamedTuple):
+class PoolTrack(NamedTuple):
     """Observations of one pool: first time, last reported peak, and the highest live and unreclaimable bytes per step.
 
     *Kept* bytes are those that a flush can't release: held less reclaimable, that is live and stranded. ``live`` and
@@ -76,13 +76,13 @@ class OomNote(NamedTuple):
     """The program's own limit, if the error was that it was reached, and the program's own line; empty if unknown."""
 
     limit: int | None = None
-    place: str = ""
+    code_line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleWindow:
     elapsed: float = 0.0
-    pools: Mapping[Pool, CounterTrack] = field(default_factory=dict)
+    pools: Mapping[Pool, PoolTrack] = field(default_factory=dict)
     xids: Mapping[Xid, CounterGrowth] = field(default_factory=dict)
     agents: Mapping[ProcessKey, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
@@ -100,7 +100,7 @@ class RuleWindow:
     ooms_by_number: Mapping[tuple[ProcessKey, int], OomNote] = field(default_factory=dict)
     """What is known about each out-of-memory error that is reported. Its agent sends the stack for a minute."""
 
-    def is_short(self, track: CounterTrack) -> bool:
+    def is_short(self, track: PoolTrack) -> bool:
         """Return whether a pool ran out of the device's memory, or nearly did, within the window."""
         return track.short_at is not None and self.elapsed - track.short_at < WINDOW_SECONDS
 
@@ -121,7 +121,7 @@ class RuleWindow:
             return None
         return float(growth.increase) if growth.grown or self.elapsed - since >= WINDOW_SECONDS else None
 
-    def oom_increase(self, report: AgentReport, track: CounterTrack) -> float | None:
+    def oom_increase(self, report: AgentReport, track: PoolTrack) -> float | None:
         """Return the increase of a pool's errors within the window, without those after which `retry_on_oom`
         tried again.
 
@@ -140,7 +140,7 @@ class RuleWindow:
             return None
         return min(grown, float(left))
 
-    def fragmentation(self, track: CounterTrack) -> float | None:
+    def fragmentation(self, track: PoolTrack) -> float | None:
         """Return 1 - peak live / peak unreclaimable over the window; None until it was observed for a minute.
 
         At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
@@ -154,7 +154,7 @@ def pool_of(process: ProcessKey, pool: PoolUsage) -> Pool:
     return process, pool.allocator, pool.device_uuid
 
 
-def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
+def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     """Return the window after ``snapshot``."""
     elapsed = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
@@ -165,7 +165,7 @@ def remember(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         for oom in report.program.ooms
     }
     silent = frozenset(before.agents.keys() - agents.keys()) & _present(before, agents, snapshot)
-    pools: dict[Pool, CounterTrack] = {}
+    pools: dict[Pool, PoolTrack] = {}
     retried: dict[ProcessKey, CounterGrowth] = {}
     programs: dict[ProcessKey, CounterHistory] = {}
     for process, report in reports.items():
@@ -256,7 +256,7 @@ def unlisted_devices(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in at_fault)
 
 
-def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> CounterTrack:
+def _track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> PoolTrack:
     peak, live = pool.peak_live_bytes, unreclaimable_bytes(pool) if pool.live_bytes is None else pool.live_bytes
     if peak is not None and peak > live and (before is None or peak != before.reported):
         live = peak  # a peak that rose was reached within this step, however short it was
@@ -265,7 +265,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         before = before._replace(steps=((elapsed, 0, 0),), live=0, unreclaimable=0)
     if before is None:
         ooms, retries = (None if count is None else CounterGrowth(count) for count in (pool.ooms, pool.retries))
-        return CounterTrack(
+        return PoolTrack(
             since=elapsed,
             reported=peak,
             steps=((elapsed, live, unreclaimable),),
@@ -290,7 +290,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
         return before  # nearly every pool of nearly every tick
     else:
         steps, most_live, most_unreclaimable = before.steps, before.live, before.unreclaimable
-    return CounterTrack(
+    return PoolTrack(
         since=before.since,
         reported=peak,
         steps=steps,
@@ -304,7 +304,7 @@ def _track(before: CounterTrack | None, pool: PoolUsage, elapsed: float) -> Coun
     )
 
 
-def _ran_short(before: CounterTrack, track: CounterTrack) -> bool:
+def _ran_short(before: PoolTrack, track: PoolTrack) -> bool:
     counts = () if track is before else ((before.ooms, track.ooms), (before.retries, track.retries))
     return any(earlier and now and now.last > earlier.last for earlier, now in counts)
 
@@ -319,10 +319,10 @@ def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None
 
 def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
     """Return what is known about an error. ``before``: what was known with the last snapshot, if it isn't new."""
-    place = program_line_clause(oom.stack)
+    code_line = program_line_clause(oom.stack)
     if before is not None:
-        return before._replace(place=place) if place else before
-    return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached_bytes, place)
+        return before._replace(code_line=code_line) if code_line else before
+    return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached_bytes, code_line)
 
 
 def _counted(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:

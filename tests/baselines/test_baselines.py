@@ -21,7 +21,7 @@ from gpumond.features.baselines.statistics import (
     Measured,
     WorkloadMeasures,
     compare,
-    parse_threshold,
+    parse_measure_threshold,
     shift,
 )
 from tests.helpers.agents import GIB
@@ -144,7 +144,7 @@ def make_difference(name: str, before: float, after: float) -> Difference:
     ],
 )
 def test_threshold_decides_on_a_difference(text: str, before: float, after: float, exceeded: bool):
-    limit = parse_threshold(text)
+    limit = parse_measure_threshold(text)
     assert limit.is_exceeded_by(make_difference(limit.name, before, after)) is exceeded
     assert limit.is_exceeded_by(make_difference("overhead_peak", 0, 1e12)) is False
 
@@ -154,7 +154,7 @@ def test_threshold_decides_on_a_difference(text: str, before: float, after: floa
 )
 def test_invalid_threshold_is_refused(text: str):
     with pytest.raises(ValueError, match="expected"):
-        parse_threshold(text)
+        parse_measure_threshold(text)
 
 
 def measured(measuring: BaselineRecorder) -> dict[str, Distribution]:

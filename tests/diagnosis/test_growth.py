@@ -67,12 +67,12 @@ def test_leak_after_a_plateau_is_reported_within_six_minutes(per_minute: float):
 
 def test_growth_of_a_program_that_is_sampled_within_its_steps():
     """The host runs ahead of the device, so most samples contain some of a step's 1.5 GiB of activations."""
-    leak, dice = staircase(300 * MIB, onset=8), Random(1)
+    leak, rng = staircase(300 * MIB, onset=8), Random(1)
 
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(15):
             own = int(leak(at))
-            live = own + int(dice.uniform(0.2, 1.5) * GIB)
+            live = own + int(rng.uniform(0.2, 1.5) * GIB)
             report = make_report(10, (make_pool(live=live, cached=GIB),))
             step = StepUsage(steps=int(2 * at), live_bytes=own)
             report = replace(report, program=replace(report.program, step=step))
@@ -89,11 +89,11 @@ def test_growth_of_a_program_that_is_sampled_within_its_steps():
 
 def test_activations_that_grow_are_no_growth_of_a_program_whose_step_ends_are_known():
     """Longer sequences: the sampled live bytes rise, and nothing is kept at the end of a step."""
-    dice = Random(1)
+    rng = Random(1)
 
     def snapshots() -> Iterator[Snapshot]:
         for at in steps_of(100, 1.5):
-            live = int(20 * GIB + at * 2 * MIB * dice.uniform(0.9, 1.0))
+            live = int(20 * GIB + at * 2 * MIB * rng.uniform(0.9, 1.0))
             step = StepUsage(steps=int(at), live_bytes=20 * GIB)
             report = make_report(10, (make_pool(live=live, cached=GIB),))
             report = replace(report, program=replace(report.program, step=step))

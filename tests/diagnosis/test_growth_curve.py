@@ -14,8 +14,8 @@ MINUTES = [MINUTE * number for number in range(120)]
 
 
 def course_of(curve: Curve, noise: float = 0.0):
-    dice = Random(1)
-    growth = final_growth(MINUTES, [curve(at) + dice.gauss(0, noise) for at in MINUTES])
+    rng = Random(1)
+    growth = final_growth(MINUTES, [curve(at) + rng.gauss(0, noise) for at in MINUTES])
     assert growth is not None
     return growth, fit_curve(growth)
 

@@ -380,11 +380,11 @@ def test_interval_of_the_slope_contains_the_slope_although_successive_points_are
     correlation: float, least: float
 ):
     """Without the widening, the shares are 0.91, 0.70 and 0.50."""
-    dice, found, draws = Random(1), 0, 300
+    rng, found, draws = Random(1), 0, 300
     for _ in range(draws):
         deviation, values = 0.0, list[float]()
         for number in range(24):
-            deviation = correlation * deviation + dice.gauss(0, math.sqrt(1 - correlation**2))
+            deviation = correlation * deviation + rng.gauss(0, math.sqrt(1 - correlation**2))
             values.append(0.3 * number + deviation)
         slopes = _interval(range(24), values)
         found += slopes.low <= 0.3 <= slopes.high

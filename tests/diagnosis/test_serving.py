@@ -70,9 +70,9 @@ def test_serving_test_finds_steady_growth():
 
 def test_serving_test_finds_a_leak_below_the_changes_of_the_load():
     """Idle and busy differ by 2 GiB every ten to thirty minutes; the leak adds 160 MiB in a block."""
-    dice, load = Random(3), list[float]()
+    rng, load = Random(3), list[float]()
     while len(load) < 120:
-        load += [dice.choice((0.0, 2.0 * GIB))] * dice.randint(2, 6)
+        load += [rng.choice((0.0, 2.0 * GIB))] * rng.randint(2, 6)
     leaking = [20 * GIB + load[i] + max(0, i - 60) * 320 * MIB for i in range(110)]
     assert any(Observed(leaking[:end]).leak() for end in range(70, 110))
     assert not any(Observed([20 * GIB + load[i] for i in range(end)]).leak() for end in range(20, 110, 3))
@@ -93,9 +93,9 @@ def jumping(rate: float, onset: int, until: int, rests: float = 0.2, falls: bool
     """Load that jumps from minute to minute, and in a share of them stays as it is, with growth from a minute on.
     ``falls``: the curve fell at the same rate before.
     """
-    observed, dice, load = Observed(()), Random(5), 20.0 * GIB
+    observed, rng, load = Observed(()), Random(5), 20.0 * GIB
     for minute in range(until):
-        load = load if dice.random() < rests else dice.uniform(12, 24) * GIB
+        load = load if rng.random() < rests else rng.uniform(12, 24) * GIB
         grown = rate * (abs(minute - onset) if falls else max(0, minute - onset))
         observed.add(minute * MINUTE, load + grown)
     return observed
@@ -103,9 +103,9 @@ def jumping(rate: float, onset: int, until: int, rests: float = 0.2, falls: bool
 
 def slowing(minutes: float) -> Observed:
     """A cache that fills under load that jumps, with this time constant."""
-    observed, dice, load = Observed(()), Random(5), 20.0 * GIB
+    observed, rng, load = Observed(()), Random(5), 20.0 * GIB
     for minute in range(270):
-        load = load if dice.random() < 0.5 else dice.uniform(12, 24) * GIB
+        load = load if rng.random() < 0.5 else rng.uniform(12, 24) * GIB
         observed.add(minute * MINUTE, load + 10 * GIB * (1 - exp(-max(0, minute - 180) / minutes)))
     return observed
 
@@ -121,7 +121,7 @@ def test_serving_test_finds_growth_between_the_jumps_of_the_load_within_the_hour
         ("no growth", jumping(0.0, 240, 300)),
         (
             "rests at levels that rise",
-            Observed(FLAT + [20 * GIB + dice * GIB for dice in (0, 2, 1, 3, 0, 4, 3, 5, 2, 6)]),
+            Observed(FLAT + [20 * GIB + rng * GIB for rng in (0, 2, 1, 3, 0, 4, 3, 5, 2, 6)]),
         ),
         ("fell as much before", jumping(64 * MIB, 180, 240, falls=True)),
         ("ever slower growth", slowing(60.0)),
@@ -248,9 +248,9 @@ def test_upper_quartiles_are_those_of_the_minutes_of_one_signal():
 
 def test_serving_leak_is_reported_at_one_sample_a_minute():
     """Idle and busy alternate; the record over single blocks, and the largest rise, hide this leak from other tests."""
-    dice, load = Random(2), list[float]()
+    rng, load = Random(2), list[float]()
     while len(load) < 9 * 60:
-        load += [dice.choice((0.0, 3.0 * GIB))] * dice.randint(5, 40)
+        load += [rng.choice((0.0, 3.0 * GIB))] * rng.randint(5, 40)
 
     def used(at: float, leak: float) -> float:
         minute = int(at // MINUTE)

@@ -26,7 +26,7 @@ from gpumond.quantities import subjects
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS, PROGRAM_COUNTERS
 from gpumond.quantities.scope import RuleContext
-from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, remember
+from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, next_window
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -84,7 +84,7 @@ def sensors_of(**values: Any) -> Sensors:
 def context(*ticks: Snapshot) -> RuleContext:
     recent = RuleWindow()
     for snapshot in ticks:
-        recent = remember(recent, snapshot)
+        recent = next_window(recent, snapshot)
     return RuleContext(ticks[-1], attribute(ticks[-1]), recent)
 
 

@@ -23,7 +23,7 @@ from gpumond.quantities.window import (
     OomNote,
     RuleWindow,
     first_observation,
-    remember,
+    next_window,
     sum_of_known,
 )
 from gpumond.tick.ledger import attribute
@@ -59,7 +59,7 @@ def value(recent: RuleWindow, snapshot: Snapshot, name: str, scope: str = "pool"
 def values_of(snapshots: Sequence[Snapshot], name: str, scope: str = "pool") -> list[float | None]:
     recent, values = RuleWindow(), []
     for snapshot in snapshots:
-        recent = remember(recent, snapshot)
+        recent = next_window(recent, snapshot)
         values.append(value(recent, snapshot, name, scope))
     return values
 
@@ -68,7 +68,7 @@ def text_of(snapshots: Sequence[Snapshot], name: str) -> str:
     """Return a text of the only device."""
     recent = RuleWindow()
     for snapshot in snapshots:
-        recent = remember(recent, snapshot)
+        recent = next_window(recent, snapshot)
     found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
     (row,) = found.rows
     return found.texts[name](row)
@@ -110,7 +110,7 @@ def test_errors_followed_by_a_retry_are_no_increase():
     def increases(*snapshots: Snapshot) -> list[float | None]:
         recent = RuleWindow()
         for snapshot in snapshots:
-            recent = remember(recent, snapshot)
+            recent = next_window(recent, snapshot)
         ledger = advance(TickState(), (), snapshots[-1]).frame.ledger
         rows = subjects("pool", RuleContext(snapshots[-1], ledger, recent))
         return [rows.values["ooms_increase"](row) for row in rows.rows]
@@ -392,6 +392,8 @@ def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the
     recent = RuleWindow()
     for second, sent in enumerate((oom, replace(oom, stack=()))):
         report = make_report(program=Program(ooms=(sent,)))
-        recent = remember(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
+        recent = next_window(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
         assert recent.ooms_by_number == {(report.key, 1): OomNote(None, " in `step` at train.py:31")}
-    assert remember(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).ooms_by_number == {}
+    assert (
+        next_window(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).ooms_by_number == {}
+    )

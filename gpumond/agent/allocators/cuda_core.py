@@ -18,13 +18,13 @@ from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim
 from gpumond.facts.pools import PoolUsage
 
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
 """Seconds between two searches for reports. The pause is doubled after each search that finds nothing new, and there is
 none after the longest: a search stalls Python for some ten milliseconds.
 """
 
 _found: list[ref[Any]] = []
-_search_at, _pause = 0.0, FIRST_PAUSE
+_search_at, _pause = 0.0, FIRST_PAUSE_SECONDS
 
 
 class CudaCoreAdapter(CudaAdapter):
@@ -76,8 +76,8 @@ def _search() -> None:
         return
     kind = sys.modules["cuda.core"].DeviceMemoryResource
     found = [ref(resource) for resource in find_instances({id(each) for each in (kind, *kind.__subclasses__())})]
-    _pause = 2 * _pause if len(found) == len(_found) else FIRST_PAUSE
-    _found, _search_at = found, time.monotonic() + _pause if _pause <= LONGEST_PAUSE else inf
+    _pause = 2 * _pause if len(found) == len(_found) else FIRST_PAUSE_SECONDS
+    _found, _search_at = found, time.monotonic() + _pause if _pause <= LONGEST_PAUSE_SECONDS else inf
 
 
 def _pools() -> Iterator[tuple[int, int, Any]]:

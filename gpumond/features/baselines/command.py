@@ -16,7 +16,7 @@ from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import size_text
-from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, parse_threshold
+from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, parse_measure_threshold
 from gpumond.view import html_report
 from gpumond.view.text import moment, table
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-if COMPARISON",
         "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
         "1 GiB), 'retries_rate>0', 'utilization_typical<-10%%' (fell by more than 10%%)",
-        type=option_type(parse_threshold),
+        type=option_type(parse_measure_threshold),
         **limit,
     )
     option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
@@ -69,7 +69,7 @@ def _name(text: str) -> str:
 
 def _growth(text: str) -> Threshold:
     try:
-        return parse_threshold(f"live_peak>{text}")
+        return parse_measure_threshold(f"live_peak>{text}")
     except ValueError:
         raise ValueError("expected a percentage such as 5%") from None
 

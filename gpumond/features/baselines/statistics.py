@@ -199,7 +199,7 @@ def compare(before: Baseline, after: Baseline) -> Comparison:
     )
 
 
-def parse_threshold(text: str) -> Threshold:
+def parse_measure_threshold(text: str) -> Threshold:
     """Parse a threshold. Raises ValueError."""
     match = _THRESHOLD.fullmatch(text)
     names = {*MEASURES, "retries"}

@@ -135,11 +135,11 @@ def _make(scenario: Scenario, seed: int, given: Mapping[str, float | str], injec
 
 def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
     """Draw the conditions of the observation: noise, gaps, and other programs on the device."""
-    dice = script.random("observation")
-    gaps, neighbors = float(dice.random() < 0.5), float(dice.random() < 0.5 and scenario.neighbors)
+    rng = script.random("observation")
+    gaps, neighbors = float(rng.random() < 0.5), float(rng.random() < 0.5 and scenario.neighbors)
     outages: tuple[tuple[float, float], ...] = ()
     if script.choose_number("gaps", gaps) and script.duration >= 5 * HOUR_SECONDS:
-        outages = ((dice.uniform(0.3, 0.8) * script.duration, dice.uniform(30.0, 60.0) * MINUTE_SECONDS),)
+        outages = ((rng.uniform(0.3, 0.8) * script.duration, rng.uniform(30.0, 60.0) * MINUTE_SECONDS),)
     if script.choose_number("neighbors", neighbors):
         _neighbors(script)
     view = script.choose_word("view", scenario.views[seed % len(scenario.views)])
@@ -148,14 +148,14 @@ def _observe(script: Script, scenario: Scenario, seed: int) -> Observation:
 
 
 def _neighbors(script: Script) -> None:
-    dice = script.random("neighbours")
-    at = dice.expovariate(1 / (40 * MINUTE_SECONDS))
+    rng = script.random("neighbours")
+    at = rng.expovariate(1 / (40 * MINUTE_SECONDS))
     while at < script.duration:
-        ends = at + dice.uniform(5.0, 30.0) * MINUTE_SECONDS
+        ends = at + rng.uniform(5.0, 30.0) * MINUTE_SECONDS
         program = script.program(f"neighbor-{len(script.programs)}", at, agent=False)
-        script.fill(at + 1.0, dice.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
+        script.fill(at + 1.0, rng.uniform(1.0, 4.0) * GIB, 5.0, program, pieces=4)
         script.end(ends, program=program)
-        at = ends + dice.expovariate(1 / (40 * MINUTE_SECONDS))
+        at = ends + rng.expovariate(1 / (40 * MINUTE_SECONDS))
 
 
 def _complete(script: Script, walked: SimulatedRun) -> ExpectedVerdict:

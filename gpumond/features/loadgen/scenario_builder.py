@@ -96,7 +96,7 @@ class Script:
         self.chosen_options = dict(options)
         """All options, given or drawn."""
         self.inject = inject
-        self.dice = self.random("parameters")
+        self.rng = self.random("parameters")
         self.size_bytes = int(self.choose_number("size"))
         self.duration = 0.0
         self.programs: list[ProgramScript] = []
@@ -270,7 +270,7 @@ WANDER_SECONDS = 10 * MINUTE_SECONDS
 
 def draw_noise(script: Script) -> float:
     """Draw quiet or noisy, with equal probability."""
-    drawn = QUIET_BYTES if script.dice.random() < 0.5 else NOISY_BYTES
+    drawn = QUIET_BYTES if script.rng.random() < 0.5 else NOISY_BYTES
     return script.choose_number("noise", drawn)
 
 
@@ -283,8 +283,8 @@ def start_host_program(
     """
     noise_bytes = draw_noise(script) if noise_bytes is None else noise_bytes
     program = script.program("load")
-    lasting = script.dice.uniform(*share) * script.size_bytes
-    ready = script.fill(1.0, lasting, script.dice.uniform(20.0, 120.0))
+    lasting = script.rng.uniform(*share) * script.size_bytes
+    ready = script.fill(1.0, lasting, script.rng.uniform(20.0, 120.0))
     work(script, ready, script.duration, program, noise_bytes)
     return ready
 
@@ -294,14 +294,14 @@ def work(script: Script, start: float, end: float, program: int, noise_bytes: fl
 
     Half of the noisy programs release freed memory to the device, so the driver's reading decreases, too.
     """
-    dice, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
+    rng, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
     noisy = noise_bytes >= NOISY_LIMIT
     returning, utilization = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
     level = VaryingAmount(script, 128 * MIB if noisy else 16 * MIB, program)
-    wander = RandomWalk(dice, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
+    wander = RandomWalk(rng, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
     period = 1.0 if noisy else 5.0
     for at in every(start, end, period):
-        level.to(at, 2 * GIB + wander.after(period) + dice.gauss(0.0, noise_bytes))
+        level.to(at, 2 * GIB + wander.after(period) + rng.gauss(0.0, noise_bytes))
     for at in every(start, end, 10.0):
         script.busy(at, utilization + pulse.uniform(-0.08, 0.08), program)
         if returning:
@@ -311,9 +311,9 @@ def work(script: Script, start: float, end: float, program: int, noise_bytes: fl
 class RandomWalk:
     """An Ornstein-Uhlenbeck process with mean 0."""
 
-    def __init__(self, dice: Random, deviation: float, seconds: float) -> None:
-        self._dice, self._deviation, self._seconds = dice, deviation, seconds
-        self._value = dice.gauss(0.0, deviation)
+    def __init__(self, rng: Random, deviation: float, seconds: float) -> None:
+        self._dice, self._deviation, self._seconds = rng, deviation, seconds
+        self._value = rng.gauss(0.0, deviation)
 
     def after(self, seconds: float) -> float:
         kept = math.exp(-seconds / self._seconds)

@@ -54,7 +54,7 @@ NEARLY_ALL = 0.95
     options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),
 )
 def linear(script: Script) -> None:
-    rate = script.choose_number("rate", script.dice.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
+    rate = script.choose_number("rate", script.rng.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
     noise_bytes = draw_noise(script)
     slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
     script.choose_length(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
@@ -74,8 +74,8 @@ def linear(script: Script) -> None:
     ),
 )
 def per_epoch(script: Script) -> None:
-    kept = script.choose_number("step", script.dice.choice((4, 100, 254)) * MIB)
-    period = script.choose_number("period", script.dice.choice((1, 5, 20)) * MINUTE_SECONDS)
+    kept = script.choose_number("step", script.rng.choice((4, 100, 254)) * MIB)
+    period = script.choose_number("period", script.rng.choice((1, 5, 20)) * MINUTE_SECONDS)
     end = script.choose_length(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
     ready = start_host_program(script, (0.15, 0.3))
     ramp = VaryingAmount(script, 256 * MIB)
@@ -86,7 +86,7 @@ def per_epoch(script: Script) -> None:
                 ramp.to(at, 16 * GIB * (part + 1) / 32)
         if epoch + 0.97 * period < end:
             ramp.to(epoch + 0.97 * period, 0)
-    first = ready + period * (0.99 + int(script.dice.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
+    first = ready + period * (0.99 + int(script.rng.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
     _leak(script, "stairs", first, kept / period, [(at, kept) for at in every(first, end, period)])
 
 
@@ -102,9 +102,9 @@ def per_epoch(script: Script) -> None:
     ),
 )
 def under_load(script: Script) -> None:
-    kept = script.choose_number("step", script.dice.choice((5, 50, 150)) * MIB)
+    kept = script.choose_number("step", script.rng.choice((5, 50, 150)) * MIB)
     fastest = min(1.0, MAX_RATE / kept)
-    rate = script.choose_number("requests", math.exp(script.dice.uniform(math.log(0.02), math.log(fastest))))
+    rate = script.choose_number("requests", math.exp(script.rng.uniform(math.log(0.02), math.log(fastest))))
     end = script.choose_length(6 * HOUR_SECONDS)
     ready = start_host_program(script)
     onset = _onset(script, ready)
@@ -163,8 +163,8 @@ def irregular(script: Script) -> None:
     ),
 )
 def compile_cache(script: Script) -> None:
-    period = script.choose_number("period", script.dice.uniform(1.0, 5.0) * MINUTE_SECONDS)
-    outside = script.choose_word("where", script.dice.choice(("outside", "pool"))) == "outside"
+    period = script.choose_number("period", script.rng.uniform(1.0, 5.0) * MINUTE_SECONDS)
+    outside = script.choose_word("where", script.rng.choice(("outside", "pool"))) == "outside"
     end = script.choose_length(8 * HOUR_SECONDS)
     onset = _onset(script, start_host_program(script))
     shapes = script.random("shapes")
@@ -184,10 +184,10 @@ def compile_cache(script: Script) -> None:
     options=(Option("period", "duration", "20 to 40 min", "time between two evaluations", 120.0),),
 )
 def at_evaluation(script: Script) -> None:
-    period = script.choose_number("period", script.dice.uniform(20.0, 40.0) * MINUTE_SECONDS)
+    period = script.choose_number("period", script.rng.uniform(20.0, 40.0) * MINUTE_SECONDS)
     end = script.choose_length(5 * HOUR_SECONDS)
     ready = start_host_program(script, (0.12, 0.2))
-    first = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+    first = ready + script.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     sizes = script.random("evaluations")
     ramp, kept = VaryingAmount(script, PIECE), []
     for at in every(first, end, period):
@@ -208,7 +208,7 @@ def steadily(script: Script, onset: float, rate: float) -> None:
 
 
 def _onset(script: Script, ready: float) -> float:
-    return ready + script.dice.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
+    return ready + script.rng.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
 
 
 def _leak(
@@ -254,12 +254,12 @@ def fragmentation(script: Script) -> None:
     The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
     end = script.choose_length(6 * HOUR_SECONDS)
-    share = script.choose_number("share", script.dice.uniform(0.42, 0.5))
-    spread = script.choose_number("over", script.dice.uniform(1.5, 2.5) * HOUR_SECONDS)
-    size = int(script.dice.uniform(48, 96)) // 2 * 2 * MIB
+    share = script.choose_number("share", script.rng.uniform(0.42, 0.5))
+    spread = script.choose_number("over", script.rng.uniform(1.5, 2.5) * HOUR_SECONDS)
+    size = int(script.rng.uniform(48, 96)) // 2 * 2 * MIB
     script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
-    step = script.dice.uniform(15.0, 40.0)
+    step = script.rng.uniform(15.0, 40.0)
     pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
     for number in range(int(share * script.size_bytes / (2 * size))):
         pairs.append(pair(script, 1.0 + 0.2 * number, size))
@@ -270,8 +270,8 @@ def fragmentation(script: Script) -> None:
         for part in range(6):
             activations.to(at + step * part / 20, 4 * GIB * (part + 1) / 6)
         activations.to(at + 0.9 * step, 0)
-        script.busy(at, script.dice.uniform(0.7, 0.9), program)
-    onset = ready + script.dice.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+        script.busy(at, script.rng.uniform(0.7, 0.9), program)
+    onset = ready + script.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
     freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
@@ -306,9 +306,9 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
 def orphan(script: Script) -> None:
     end = script.choose_length(3 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
-    kind = script.choose_word("as", script.dice.choice(ORPHANS))
+    kind = script.choose_word("as", script.rng.choice(ORPHANS))
     start_host_program(script, (0.05, 0.9))
-    killed = script.dice.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
+    killed = script.rng.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
     if not script.inject:
         script.end(killed)
         return
@@ -327,13 +327,13 @@ def orphan(script: Script) -> None:
     neighbors=False,
 )
 def crash(script: Script) -> None:
-    times = int(script.choose_number("times", script.dice.choice((1, 1, 4))))
+    times = int(script.choose_number("times", script.rng.choice((1, 1, 4))))
     end = script.choose_length(3 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     at = 0.0
     for number in range(times):
-        share = script.dice.uniform(0.1, 0.3)
-        killed = at + script.dice.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
+        share = script.rng.uniform(0.1, 0.3)
+        killed = at + script.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
         last = number + 1 == times
         if number == 0:
             script.program("load")
@@ -341,7 +341,7 @@ def crash(script: Script) -> None:
             script.start(at)
         ready = script.fill(at + 1.0, share * script.size_bytes, 20.0)
         work(script, ready, killed if script.inject or not last else end, 0, QUIET_BYTES)
-        filled_at = killed - script.dice.uniform(5.0, 180.0)
+        filled_at = killed - script.rng.uniform(5.0, 180.0)
         if script.inject:
             room = 0.998 * script.size_bytes - CONTEXT_BYTES - share * script.size_bytes - 2.3 * GIB
             script.fill(filled_at - 30.0, room, 30.0)
@@ -352,7 +352,7 @@ def crash(script: Script) -> None:
                 script.truth = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
         elif not last:
             script.end(killed)
-        at = killed + script.dice.uniform(2.0, 8.0) * MINUTE_SECONDS
+        at = killed + script.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
 
 
 @scenario(
@@ -398,8 +398,8 @@ def flush_storm(script: Script) -> None:
     script.fill(1.0, 0.2 * script.size_bytes, 10.0)
     level = VaryingAmount(script, 512 * MIB, program)
     for at in every(12.0, script.duration, 1.0):
-        level.to(at, script.dice.uniform(0.0, 0.3) * script.size_bytes)
-        script.busy(at, script.dice.uniform(0.3, 0.9), program)
+        level.to(at, script.rng.uniform(0.0, 0.3) * script.size_bytes)
+        script.busy(at, script.rng.uniform(0.3, 0.9), program)
     for at in every(12.5, script.duration, period):
         script.flush(at, program)
 
@@ -417,9 +417,9 @@ def flush_storm(script: Script) -> None:
 )
 def warm_up(script: Script) -> None:
     slowness = script.choose_number(
-        "time", math.exp(script.dice.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
+        "time", math.exp(script.rng.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
     )
-    plateau = script.choose_number("share", script.dice.uniform(0.3, 0.85)) * script.size_bytes
+    plateau = script.choose_number("share", script.rng.uniform(0.3, 0.85)) * script.size_bytes
     end = script.choose_length(4 * HOUR_SECONDS)
     start_host_program(script, (0.02, 0.08), draw_noise(script))
     level = VaryingAmount(script, 64 * MIB)
@@ -436,14 +436,14 @@ def warm_up(script: Script) -> None:
     options=(Option("share", "fraction", "50 to 90%", "fraction of the GPU at the peak", 0.1, 0.9),),
 )
 def autotune(script: Script) -> None:
-    peak = script.choose_number("share", script.dice.uniform(0.5, 0.9)) * script.size_bytes
-    kept = peak * script.dice.uniform(0.15, 0.4)
+    peak = script.choose_number("share", script.rng.uniform(0.5, 0.9)) * script.size_bytes
+    kept = peak * script.rng.uniform(0.15, 0.4)
     script.choose_length(3 * HOUR_SECONDS)
     program = script.program("load")
     ready = script.fill(1.0, kept, 15.0)
-    trials, over = VaryingAmount(script, 256 * MIB), ready + script.dice.uniform(1.0, 3.0) * MINUTE_SECONDS
+    trials, over = VaryingAmount(script, 256 * MIB), ready + script.rng.uniform(1.0, 3.0) * MINUTE_SECONDS
     for at in every(ready, over, 4.0):
-        trials.to(at, (peak - kept) * script.dice.uniform(0.3, 1.0))
+        trials.to(at, (peak - kept) * script.rng.uniform(0.3, 1.0))
     trials.to(over, 0)
     script.flush(over + 1.0)
     work(script, over + 2.0, script.duration, program, draw_noise(script))
@@ -458,7 +458,7 @@ def autotune(script: Script) -> None:
     options=(Option("share", "fraction", "60 to 94%", "fraction of the GPU", 0.15, 0.95),),
 )
 def preallocated(script: Script) -> None:
-    share = script.choose_number("share", script.dice.uniform(0.6, 0.94))
+    share = script.choose_number("share", script.rng.uniform(0.6, 0.94))
     script.choose_length(6 * HOUR_SECONDS)
     script.choose_number("noise", QUIET_BYTES)
     program = script.program("load")
@@ -482,9 +482,9 @@ def preallocated(script: Script) -> None:
     ),
 )
 def saturating_cache(script: Script) -> None:
-    time = script.choose_number("time", script.dice.uniform(2.0, 6.0) * HOUR_SECONDS)
-    rate = script.choose_number("requests", script.dice.uniform(0.1, 1.0))
-    full = script.choose_number("share", script.dice.uniform(0.3, 0.6)) * script.size_bytes
+    time = script.choose_number("time", script.rng.uniform(2.0, 6.0) * HOUR_SECONDS)
+    rate = script.choose_number("requests", script.rng.uniform(0.1, 1.0))
+    full = script.choose_number("share", script.rng.uniform(0.3, 0.6)) * script.size_bytes
     end = script.choose_length(9 * HOUR_SECONDS)
     ready = start_host_program(script, (0.1, 0.25))
     usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95% of its size after that time
@@ -510,13 +510,13 @@ def saturating_cache(script: Script) -> None:
     ),
 )
 def periodic_evaluation(script: Script) -> None:
-    period = script.choose_number("period", script.dice.uniform(5.0, 60.0) * MINUTE_SECONDS)
+    period = script.choose_number("period", script.rng.uniform(5.0, 60.0) * MINUTE_SECONDS)
     script.choose_length(max(4 * HOUR_SECONDS, 8 * period))
-    seconds = min(0.6 * period, script.dice.uniform(1.0, 10.0) * MINUTE_SECONDS)
-    size = script.choose_number("step", script.dice.uniform(5, 20) * GIB)
+    seconds = min(0.6 * period, script.rng.uniform(1.0, 10.0) * MINUTE_SECONDS)
+    size = script.choose_number("step", script.rng.uniform(5, 20) * GIB)
     ready = start_host_program(script, (0.15, 0.4), draw_noise(script))
     ramp = VaryingAmount(script, 256 * MIB)
-    for at in every(ready + script.dice.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
+    for at in every(ready + script.rng.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
         for part in range(20):
             ramp.to(at + seconds * part / 20, size * (part + 1) / 20)
         ramp.to(at + seconds, 0)
@@ -535,12 +535,12 @@ def periodic_evaluation(script: Script) -> None:
     ),
 )
 def curriculum(script: Script) -> None:
-    steps = int(script.choose_number("times", script.dice.choice((1, 2, 3))))
+    steps = int(script.choose_number("times", script.rng.choice((1, 2, 3))))
     script.choose_length(9 * HOUR_SECONDS)
-    at = start_host_program(script, (0.1, 0.2), draw_noise(script)) + script.dice.uniform(0.5, 2.0) * HOUR_SECONDS
+    at = start_host_program(script, (0.1, 0.2), draw_noise(script)) + script.rng.uniform(0.5, 2.0) * HOUR_SECONDS
     for _ in range(steps):
-        script.fill(at, script.choose_number("step", 0) or script.dice.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
-        at += script.dice.uniform(1.5, 3.5) * HOUR_SECONDS
+        script.fill(at, script.choose_number("step", 0) or script.rng.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
+        at += script.rng.uniform(1.5, 3.5) * HOUR_SECONDS
 
 
 @scenario(
@@ -557,7 +557,7 @@ def fleet(script: Script) -> None:
     end = script.choose_length(24 * HOUR_SECONDS)
     script.choose_number("noise", 64 * MIB)
     swing = script.choose_number("step", 4 * GIB)
-    noon = script.dice.uniform(0, 24) * HOUR_SECONDS
+    noon = script.rng.uniform(0, 24) * HOUR_SECONDS
     shared = script.random("shared load")
     load = RandomWalk(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
     jump, jump_ends, course = 0.0, 0.0, []
@@ -714,7 +714,7 @@ def model_loads(script: Script) -> None:
 )
 def leak_serving(script: Script) -> None:
     """Leak in the program of `serving_bimodal`, which always holds more than 1 GiB."""
-    rate = script.choose_number("rate", script.dice.choice((16, 32, 64, 128, 256)) * MIB)
+    rate = script.choose_number("rate", script.rng.choice((16, 32, 64, 128, 256)) * MIB)
     _serve(script, REQUESTS)
     _inject(script, rate)
 
@@ -736,22 +736,22 @@ def leak_serving(script: Script) -> None:
 def slow_fragmentation(script: Script) -> None:
     """Free halves of a limited number of segments. Their successors are larger than the holes."""
     end = script.choose_length(24 * HOUR_SECONDS)
-    growth = script.choose_number("step", script.dice.uniform(*DRIFT_BYTES))
-    over = script.choose_number("over", script.dice.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
-    live = script.dice.uniform(16, 22) * GIB
+    growth = script.choose_number("step", script.rng.uniform(*DRIFT_BYTES))
+    over = script.choose_number("over", script.rng.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
+    live = script.rng.uniform(16, 22) * GIB
     program = script.program("load")
     count = math.ceil(growth * over / (6 * HOUR_SECONDS) / HALF_BYTES)
     halves = [pair(script, 1.0, HALF_BYTES)[1] for _ in range(count)]
     ready = script.fill(5.0, live - 2 * HALF_BYTES * count, 20.0)
-    onset = ready + script.dice.uniform(0.5, 3.0) * HOUR_SECONDS
+    onset = ready + script.rng.uniform(0.5, 3.0) * HOUR_SECONDS
     for number, half in enumerate(halves):
         at = onset + over * number / count
         script.free(at, half)
         script.allocate(at, HALF_BYTES + 2 * MIB)
     requests = _ResizedBlock(script)
     for at in every(ready, end, MINUTE_SECONDS):
-        requests.to(at, script.dice.uniform(1, 3) * GIB)
-        script.busy(at, script.dice.uniform(0.3, 0.9), program)
+        requests.to(at, script.rng.uniform(1, 3) * GIB)
+        script.busy(at, script.rng.uniform(0.3, 0.9), program)
     _inject(script, script.choose_number("rate", 0.0))
 
 
@@ -774,7 +774,7 @@ def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = 
     A share changes the durations of both: their ratio is that of busy to rest in the hour.
     """
     end = script.choose_length(24 * HOUR_SECONDS)
-    morning = script.dice.uniform(0, 24)
+    morning = script.rng.uniform(0, 24)
     course, use = script.random("course"), script.random("utilisation")
     program = script.program("load")
     script.fill(1.0, WEIGHTS_BYTES, 20.0)
@@ -793,14 +793,14 @@ def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = 
         script.busy(at, use.uniform(0.5, 0.9) if busy else use.uniform(0.0, 0.1), program)
 
 
-def _duration(dice: Random, pattern: LoadPattern, busy: bool) -> float:
+def _duration(rng: Random, pattern: LoadPattern, busy: bool) -> float:
     mean, deviation = pattern.busy_seconds if busy else pattern.rest_seconds
-    return dice.lognormvariate(math.log(mean) - deviation**2 / 2, deviation)
+    return rng.lognormvariate(math.log(mean) - deviation**2 / 2, deviation)
 
 
-def _level(dice: Random, levels: Levels) -> float:
+def _level(rng: Random, levels: Levels) -> float:
     """Return a random level: linear between the quantiles, and none below the first or above the last."""
-    share = min(max(dice.random(), QUANTILES[0]), QUANTILES[-1])
+    share = min(max(rng.random(), QUANTILES[0]), QUANTILES[-1])
     place = bisect_left(QUANTILES, share, 1)
     (low, high), (before, after) = QUANTILES[place - 1 : place + 1], levels[place - 1 : place + 1]
     return before + (after - before) * (share - low) / (high - low)

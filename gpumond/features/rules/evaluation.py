@@ -37,7 +37,7 @@ from gpumond.facts.units import clock_text
 from gpumond.quantities import ending_sentence, subjects, unreadable
 from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
-from gpumond.quantities.window import RuleWindow, remember
+from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.table import type_adapter
 from gpumond.tick.ledger import attribute
 
@@ -385,7 +385,7 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     frame: Frame | None = None
     for moment in moments:
         snapshot, verdicts = unpack(moment)
-        window = remember(window, snapshot)
+        window = next_window(window, snapshot)
         frame = Frame(snapshot, attribute(snapshot, frame), verdicts)
         state, evaluated = evaluate(state, (rule,), frame, window)
         for alert in evaluated.resolved:

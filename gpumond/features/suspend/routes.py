@@ -33,7 +33,7 @@ class Receipts:
     receipts: tuple[SuspensionReceipt, ...]
 
 
-RECEIPT = SuspensionReceipt(
+EXAMPLE_RECEIPT = SuspensionReceipt(
     action="suspend",
     pid=4242,
     start_ticks=examples.START_TICKS,
@@ -49,8 +49,8 @@ RECEIPT = SuspensionReceipt(
     duration_seconds=39.0,
     device_uuids=(examples.UUID,),
 )
-RESUMED = replace(
-    RECEIPT,
+EXAMPLE_RESUMPTION = replace(
+    EXAMPLE_RECEIPT,
     action="resume",
     outcome="resumed",
     state="",
@@ -60,7 +60,7 @@ RESUMED = replace(
     duration_seconds=11.4,
     returned_bytes=61 * examples.GIB,
 )
-_PROGRAM = SuspendedProgram(
+EXAMPLE_PROGRAM = SuspendedProgram(
     id=f"4242-{examples.START_TICKS}",
     pid=4242,
     start_ticks=examples.START_TICKS,
@@ -113,7 +113,7 @@ class ResumeBody(Encodable):
 
 
 @router.change(
-    "POST /suspensions", "Suspend programs and return receipts", Receipts, Receipts((RECEIPT,)), (404, 422, 503)
+    "POST /suspensions", "Suspend programs and return receipts", Receipts, Receipts((EXAMPLE_RECEIPT,)), (404, 422, 503)
 )
 async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(require_flush)) -> Response:
     """Moves programs' device memory to the host, one program after the other, and responds when all are done. A program
@@ -139,7 +139,7 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
     "POST /resumptions",
     "Resume suspended programs and return receipts",
     Receipts,
-    Receipts((RESUMED,)),
+    Receipts((EXAMPLE_RESUMPTION,)),
     (404, 422, 503),
 )
 async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(require_flush)) -> Response:
@@ -169,7 +169,7 @@ async def cancel(
     return Response(status_code=204)
 
 
-@router.read("/suspensions", "Programs that gpumond has suspended", list[SuspendedProgram], [_PROGRAM])
+@router.read("/suspensions", "Programs that gpumond has suspended", list[SuspendedProgram], [EXAMPLE_PROGRAM])
 async def suspensions(request: Request) -> Response:
     return json_response(list[SuspendedProgram], list(kernel_of(request).get(Suspender).programs.values()))
 
@@ -178,7 +178,7 @@ async def suspensions(request: Request) -> Response:
     "/suspensions/receipts",
     "Receipts of suspensions and resumptions, most recent last",
     list[SuspensionReceipt],
-    [RECEIPT],
+    [EXAMPLE_RECEIPT],
 )
 async def receipts(request: Request) -> Response:
     """Returns the last 1,000 since the daemon started."""
