@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import clock_text, size_text
-from gpumond.features.suspend.routes import RECEIPT
+from gpumond.features.suspend.routes import EXAMPLE_RECEIPT
 from tests.helpers.agents import GIB
 from tests.helpers.browser import (
     PHONE,
@@ -104,7 +104,7 @@ def test_receipts_are_listed_filtered_and_downloaded(browser: Browser, demo: Run
 
 
 def test_receipts_of_suspensions_are_listed_with_those_of_flushes(browser: Browser, demo: RunningDaemon):
-    receipts = TypeAdapter(list[SuspensionReceipt]).dump_python([RECEIPT], mode="json")
+    receipts = TypeAdapter(list[SuspensionReceipt]).dump_python([EXAMPLE_RECEIPT], mode="json")
     with open_page(browser, demo) as session:
         page = session.page
         page.route("**/suspensions/receipts", lambda route: route.fulfill(status=200, json=receipts))
@@ -113,7 +113,7 @@ def test_receipts_of_suspensions_are_listed_with_those_of_flushes(browser: Brows
         row = page.get_by_role("table", name="Receipts").locator("tbody tr").first
         row.get_by_text("notebook (pid 4242)").wait_for()
         cells = row.locator("th, td").all_inner_texts()
-        assert cells[2:4] == [RECEIPT.device_uuids[0], "-"]
+        assert cells[2:4] == [EXAMPLE_RECEIPT.device_uuids[0], "-"]
         assert cells[4:11] == ["suspended", "-", "61.0 GiB", "-", "61.0 GiB", "uid:1000", "60.0 GiB on the host"]
 
 
