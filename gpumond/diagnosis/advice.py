@@ -16,7 +16,6 @@ from gpumond.facts.units import size_text
 
 ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
-EXPANDABLE_SINCE = (2, 1)
 EXPANDABLE = "expandable_segments:True"
 OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 NEW_NAME = "PYTORCH_ALLOC_CONF"
@@ -131,9 +130,8 @@ def _fragmented(context: AdviceContext) -> bool:
 
 
 def _has_expandable_segments(context: AdviceContext) -> bool:
-    version = torch_version(context.report.frameworks)
-    rocm = any(framework.startswith("torch ") and "rocm" in framework for framework in context.report.frameworks)
-    return not rocm and (version is None or version >= EXPANDABLE_SINCE)
+    """Return whether PyTorch isn't for ROCm. On CUDA, each version that the agent supports has them."""
+    return not any(framework.startswith("torch ") and "rocm" in framework for framework in context.report.frameworks)
 
 
 def _can_sleep(context: AdviceContext) -> bool:

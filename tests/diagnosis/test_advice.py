@@ -70,7 +70,6 @@ def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: d
         ("torch 2.13.0", "set PYTORCH_ALLOC_CONF to expandable"),
         ("torch 2.10.1+cu126", "set PYTORCH_CUDA_ALLOC_CONF to expandable"),
         ("torch unknown", "set PYTORCH_CUDA_ALLOC_CONF to expandable"),
-        ("torch 2.0.1", "to max_split_size_mb:512"),
         ("torch 2.13.0+rocm6.4", "to max_split_size_mb:512"),
     ],
 )
@@ -83,7 +82,7 @@ def test_setting_of_pytorch_depends_on_the_version(framework: str, text: str):
     ("allocator", "framework", "change"),
     [
         ("torch", "torch 2.13.0", "set PYTORCH_ALLOC_CONF=expandable_segments:True"),
-        ("torch", "torch 2.0.1", "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
+        ("torch", "torch 2.10.1+rocm6.4", "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512"),
         ("cupy", "cupy 14.2.0", "allocate from cupy.cuda.MemoryAsyncPool"),
         ("paddle", "paddle 3.0", ""),
     ],
@@ -94,7 +93,7 @@ def test_free_memory_stays_in_one_piece_by_what_the_allocator_accepts(allocator:
 
 @pytest.mark.parametrize(("request_mib", "size"), [(1, 32), (100, 100), (4000, 512)])
 def test_max_split_size_is_that_of_the_failed_request(request_mib: int, size: int):
-    (clause,) = advice(torch_case("torch 2.0.1", oom=failed(request_mib << 20, stranded=8 * GIB)))
+    (clause,) = advice(torch_case("torch 2.10.1+rocm6.4", oom=failed(request_mib << 20, stranded=8 * GIB)))
     assert clause.endswith(f"max_split_size_mb:{size}")
 
 
