@@ -15,12 +15,12 @@ from typing import Any, cast
 import uvicorn
 
 from bench.live import Machine
+from gpumond.core import Core
 from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.features import routers
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.host.tasks import background
-from gpumond.kernel import Kernel
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.deferred_app import Api
 
@@ -73,7 +73,7 @@ def main() -> None:
             yield
 
     reduce_garbage_collection()  # as a daemon does
-    app: Any = Api(cast("Kernel", view), Tokens("secret"), lifespan, routers)
+    app: Any = Api(cast("Core", view), Tokens("secret"), lifespan, routers)
     # A stream that a reader keeps open would delay the end for ever.
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
 

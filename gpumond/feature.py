@@ -31,7 +31,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Feature:
-    """What one package adds: ``parts``, classes of `kernel.Part` that take the kernel, and ``routes``, FastAPI routers.
+    """What one package adds: ``parts``, classes of `core.Part` that take the core, and ``routes``, FastAPI routers.
 
     Both, and the modules of the commands, are ``module:name`` in the package.
     """

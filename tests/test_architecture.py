@@ -31,7 +31,7 @@ LAYERS = (
     "metrics",
     "store",
     "config",
-    "kernel",
+    "core",
     "page",
     "serve",
     "view",
@@ -164,7 +164,7 @@ def test_imports_point_down_the_layers():
 
 
 def test_features_are_independent_of_each_other():
-    """A feature offers what others need as a service of the kernel or as a value in facts."""
+    """A feature offers what others need as a service of the core or as a value in facts."""
     found = {
         (module, name)
         for module in FILES

@@ -171,7 +171,7 @@ from fastapi.testclient import TestClient
 from starlette.datastructures import State
 from gpumond.commands.main import main
 from gpumond.features import FEATURES, routers
-from gpumond.kernel import Tick
+from gpumond.core import Tick
 from gpumond.quantities.window import RuleWindow
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.serve.app import create_app
@@ -179,13 +179,13 @@ from tests.helpers.values import make_device, make_snapshot
 
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}
-kernel = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
+core = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
 part = feature.resolve(feature.parts[0])(kernel)
 for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))
 
-app = create_app(State({"kernel": kernel}), routers())
+app = create_app(State({"core": core}), routers())
 assert TestClient(app).get("/api/v1/peaks").json() == {"GPU-0": 3}
 with contextlib.redirect_stdout(io.StringIO()) as text:
     main(["--help"])

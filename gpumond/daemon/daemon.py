@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADED, Settings
+from gpumond.core import Core, Dependencies, Operations, Part, Tick
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
 from gpumond.diagnosis.sentences import with_retainers
@@ -24,7 +25,6 @@ from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
 from gpumond.host.tasks import Tasks, background, cancel_all, serve_pending_requests
-from gpumond.kernel import Dependencies, Kernel, Operations, Part, Tick
 from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
@@ -103,17 +103,17 @@ class Daemon(Operations):
         pace: float = 1.0,
         last_valid: LastValidFile | None = None,
     ) -> None:
-        kernel = self.kernel = Kernel(settings, dependencies, pace)
+        core = self.core = Core(settings, dependencies, pace)
         self._load = load
         if last_valid is None:
-            kernel.telemetry.set_configuration_loaded()
+            core.telemetry.set_configuration_loaded()
         else:
             log.error("the configuration is invalid, so its last valid content stays in effect: %s", last_valid.error)
-            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, last_valid.place)
-            kernel.telemetry.set_configuration_failed(last_valid.loaded_at)
-        kernel.provide(Operations, self)
-        kernel.parts = tuple(feature.resolve(name)(kernel) for feature in features() for name in feature.parts)
-        self._history = HistoryPersistence(kernel.store)
+            core.faults["configuration"] = Fault("configuration", "not_loaded", None, last_valid.place)
+            core.telemetry.set_configuration_failed(last_valid.loaded_at)
+        core.provide(Operations, self)
+        core.parts = tuple(feature.resolve(name)(core) for feature in features() for name in feature.parts)
+        self._history = HistoryPersistence(core.store)
         self._window = RuleWindow()
         self._store_seconds = STORE_SECONDS
         self._requests_of_signals = Tasks()
@@ -128,22 +128,22 @@ class Daemon(Operations):
     async def started(self) -> AsyncIterator[None]:
         """Run all parts except the schedule: ``tick`` is left to the caller. At the end each part is closed, also
         if another one fails."""
-        kernel = self.kernel
+        core = self.core
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(lambda: kernel.store.close(self._store_seconds))
-            await kernel.store.open()
-            await self._history.restore(kernel.history, kernel.diagnosis.earlier_uses)
+            stack.push_async_callback(lambda: core.store.close(self._store_seconds))
+            await core.store.open()
+            await self._history.restore(core.history, core.diagnosis.earlier_uses)
             stack.push_async_callback(
-                self._finish, lambda: self._history.close(kernel.history, kernel.diagnosis.earlier_uses)
+                self._finish, lambda: self._history.close(core.history, core.diagnosis.earlier_uses)
             )
-            stack.push_async_callback(kernel.devices.stop)
-            kernel.devices.start()
-            stack.callback(kernel.programs.close)
-            kernel.programs.serve()
-            for part in kernel.parts:
+            stack.push_async_callback(core.devices.stop)
+            core.devices.start()
+            stack.callback(core.programs.close)
+            core.programs.serve()
+            for part in core.parts:
                 stack.push_async_callback(self._finish, part.close)
                 await self._load_part(part)
-            for part in kernel.parts:
+            for part in core.parts:
                 part.start()
             stack.push_async_callback(self._finish, lambda: cancel_all(self._requests_of_signals))
             yield
@@ -151,90 +151,90 @@ class Daemon(Operations):
     async def tick(self) -> Tick:
         """Read, conclude, publish, then act. The frame is swapped before receivers are notified and programs are
         flushed. Requests that arrive meanwhile are answered between two stages, from the previous frame."""
-        kernel, interval = self.kernel, self.kernel.settings.interval
-        kernel.programs.receive()  # so that a report that has arrived is older than the reading
-        reading = await kernel.devices.read(wait=READ_FRACTION * interval)
-        with kernel.telemetry.tick_duration.time():
+        core, interval = self.core, self.core.settings.interval
+        core.programs.receive()  # so that a report that has arrived is older than the reading
+        reading = await core.devices.read(wait=READ_FRACTION * interval)
+        with core.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
-            exited_reports = kernel.programs.take_exited_reports()
-            kernel.programs.set_suspended(snapshot.unresponsive)
+            exited_reports = core.programs.take_exited_reports()
+            core.programs.set_suspended(snapshot.unresponsive)
             await serve_pending_requests()
-            diagnose(kernel.diagnosis, snapshot)
+            diagnose(core.diagnosis, snapshot)
             await serve_pending_requests()
-            verdicts = with_retainers(kernel.diagnosis.verdicts, snapshot)
+            verdicts = with_retainers(core.diagnosis.verdicts, snapshot)
             self._window = next_window(self._window, snapshot)
-            before = kernel.frame.owners if kernel.frame else None
+            before = core.frame.owners if core.frame else None
             owners = owners_with_series(before or {}, snapshot)
-            frame = Frame(snapshot, attribute(snapshot, kernel.frame), tuple(verdicts), owners=owners)
+            frame = Frame(snapshot, attribute(snapshot, core.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
-            for part in kernel.parts:
+            for part in core.parts:
                 tick = part.conclude(tick)
-            kernel.set_frame(tick.frame)
-            for part in kernel.parts:
+            core.set_frame(tick.frame)
+            for part in core.parts:
                 part.act(tick)
             self._publish(tick)
-        self._history.advance(kernel.history, kernel.diagnosis.earlier_uses, snapshot.elapsed_seconds)
-        kernel.telemetry.faults(snapshot.faults, complete=reading is not None)
+        self._history.advance(core.history, core.diagnosis.earlier_uses, snapshot.elapsed_seconds)
+        core.telemetry.faults(snapshot.faults, complete=reading is not None)
         return tick
 
     def _observe(self, reading: Reading | None) -> Snapshot:
         """Return the facts of this tick."""
-        kernel, dependencies, previous = self.kernel, self.kernel.dependencies, self.kernel.frame
+        core, dependencies, previous = self.core, self.core.dependencies, self.core.frame
         snapshot = observe(
             previous.snapshot if previous else None,
-            kernel.devices.state,
+            core.devices.state,
             reading,
-            kernel.programs.reports(),
-            taken_at=kernel.clock.wall(),
-            elapsed_seconds=kernel.clock.monotonic() - kernel.began,
-            store_writable=kernel.store.writable,
-            faults=(*kernel.store.faults(), *kernel.faults.values()),
+            core.programs.reports(),
+            taken_at=core.clock.wall(),
+            elapsed_seconds=core.clock.monotonic() - core.began,
+            store_writable=core.store.writable,
+            faults=(*core.store.faults(), *core.faults.values()),
             private_pid_namespace=dependencies.private_pid_namespace,
-            ends=kernel.programs.take_ends(),
-            silent=kernel.programs.silent_reports(),
-            uptime_seconds=kernel.clock.uptime(),
+            ends=core.programs.take_ends(),
+            silent=core.programs.silent_reports(),
+            uptime_seconds=core.clock.uptime(),
             person_uid=person_uid,
         )
-        for part in kernel.parts:
+        for part in core.parts:
             snapshot = part.observe(snapshot)
         return snapshot
 
     def _publish(self, tick: Tick) -> None:
         """Pass the frame to telemetry and events."""
-        kernel = self.kernel
+        core = self.core
         now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}
-        kernel.telemetry.workloads.set_connected(
+        core.telemetry.workloads.set_connected(
             owner.workload for owner, seen in owners.items() if seen == now and owner.workload
         )
-        events = kernel.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
-        kernel.telemetry.count_events(events)
-        kernel.telemetry.store_writable.set(kernel.store.writable)
-        kernel.telemetry.set_config_hashes(*kernel.config_hashes())
+        events = core.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
+        core.telemetry.count_events(events)
+        core.telemetry.store_writable.set(core.store.writable)
+        core.telemetry.set_config_hashes(*core.config_hashes())
 
     async def _run_forever(self) -> None:
         """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
-        kernel = self.kernel
+        core = self.core
         due = time.monotonic()
         while True:
-            kernel.dependencies.wake.clear()
+            core.dependencies.wake.clear()
             try:
-                for part in kernel.parts:
-                    if kernel.store.writable and not part.loaded:
+                for part in core.parts:
+                    if core.store.writable and not part.loaded:
                         await self._load_part(part)
                 await self.tick()
             except Exception:
                 log.exception("a tick failed; the previous frame stays in effect")
             await asyncio.sleep(0)
-            interval = kernel.settings.interval
+            interval = core.settings.interval
             due += interval
             late = time.monotonic() - due
             if late > 0:
                 skipped = int(late // interval) + 1
-                kernel.telemetry.ticks_skipped.inc(skipped)
+                core.telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(kernel.dependencies.wake.wait(), max(0.0, due - time.monotonic()))
+                await asyncio.wait_for(core.dependencies.wake.wait(), max(0.0, due - time.monotonic()))
                 due = time.monotonic()
 
     async def _load_part(self, part: Part) -> None:
@@ -244,43 +244,43 @@ class Daemon(Operations):
         except StoreUnavailable:
             return  # the store has logged it
         if part.table:
-            self.kernel.store.note_skipped(part.table, len(skipped))
+            self.core.store.note_skipped(part.table, len(skipped))
         for problem in skipped:
             log.error("a row of the table %s is skipped: %s", part.table, problem)
 
     async def reload(self, requested_by: str) -> str:
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
-        kernel = self.kernel
+        core = self.core
         try:
             if self._load is None:
                 raise ConfigError("this daemon was started without a configuration that can be reloaded")
             settings = await asyncio.to_thread(self._load)
         except ConfigError as error:
             log.error("the configuration is invalid, so the previous one stays in effect: %s", error)
-            kernel.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
-            kernel.telemetry.set_configuration_failed()
+            core.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
+            core.telemetry.set_configuration_failed()
             raise
-        later = kernel.settings.changes_requiring_restart(settings)
-        kernel.settings = replace(kernel.settings, **{name: getattr(settings, name) for name in RELOADED})
-        kernel.exposition.also = settings.compat
-        kernel.store.bounds = StoreLimits(settings.retention)
-        for part in kernel.parts:
+        later = core.settings.changes_requiring_restart(settings)
+        core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADED})
+        core.exposition.also = settings.compat
+        core.store.bounds = StoreLimits(settings.retention)
+        for part in core.parts:
             await part.configure(settings)
-        effect = f"reloaded; {plural(len(kernel.settings.active_rules()), 'rule')}" + (
+        effect = f"reloaded; {plural(len(core.settings.active_rules()), 'rule')}" + (
             f"; requires a restart: {', '.join(later)}" if later else ""
         )
-        kernel.faults.pop("configuration", None)
-        kernel.telemetry.set_configuration_loaded()
+        core.faults.pop("configuration", None)
+        core.telemetry.set_configuration_loaded()
         log.info("configuration %s, by %s", effect, requested_by)
         try:
-            await kernel.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
+            await core.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
         except StoreUnavailable as error:
             log.error("a reload couldn't be recorded in the audit log: %s", error)
         return effect
 
     async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         """Release the driver. Return until when (Unix seconds), and whether no process holds it anymore."""
-        await self.kernel.store.audit(requested_by, "release", {"for_seconds": seconds})
+        await self.core.store.audit(requested_by, "release", {"for_seconds": seconds})
         return await self._detach(seconds, requested_by)
 
     def reload_on_signal(self) -> None:
@@ -297,8 +297,8 @@ class Daemon(Operations):
 
     async def _detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
         log.info("detached from the driver for %g s, by %s", seconds, requested_by)
-        until = self.kernel.clock.wall() + seconds
-        return until, await self.kernel.devices.detach_for(seconds)
+        until = self.core.clock.wall() + seconds
+        return until, await self.core.devices.detach_for(seconds)
 
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""

@@ -82,7 +82,7 @@ async def serve(
         dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, last_valid)
         if log_limit is not None:
-            log_limit.dropped = daemon.kernel.telemetry.log_dropped
+            log_limit.dropped = daemon.core.telemetry.log_dropped
         own = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)
@@ -90,9 +90,9 @@ async def serve(
         stack.callback((own / TOKEN_FILE).unlink, missing_ok=True)
         config = uvicorn.Config(
             Guard(
-                Api(daemon.kernel, tokens, daemon.running, routers),
+                Api(daemon.core, tokens, daemon.running, routers),
                 tokens,
-                _policy(settings, web, identities, daemon.kernel.telemetry.count_http_rejection),
+                _policy(settings, web, identities, daemon.core.telemetry.count_http_rejection),
             ),
             lifespan="on",
             log_config=None,
@@ -106,15 +106,15 @@ async def serve(
         url = f"{scheme}://{settings.listen.rpartition(':')[0]}:{port}"
         if listener is None:
             log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
-            daemon.kernel.faults["http"] = Fault("http", "port_in_use", None, problem)
+            daemon.core.faults["http"] = Fault("http", "port_in_use", None, problem)
         else:
             listener.listen()
-            daemon.kernel.url = url
+            daemon.core.url = url
             bound(f"{url}/")
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
-        server = _Server(config, web, daemon.kernel.telemetry.count_http_rejection)
+        server = _Server(config, web, daemon.core.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
-        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.kernel.frame)))
+        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.core.frame)))
         if listener is None:
             await stack.enter_async_context(background(_await_port(settings, url, server, daemon)))
         reduce_garbage_collection()
@@ -129,8 +129,8 @@ async def _await_port(settings: Settings, url: str, server: _Server, daemon: Dae
             continue
         with suppress(PortInUse):
             server.http.add(_listen(settings))
-            del daemon.kernel.faults["http"]
-            daemon.kernel.url = url
+            del daemon.core.faults["http"]
+            daemon.core.url = url
             log.info("listening on %s, which is free now", settings.listen)
             return
 

@@ -23,7 +23,7 @@ NAMES = (
     "alerts",
     "fit",
     "suspend",
-    "instruments",
+    "agent_requests",
     "audit",
     "fleet",
     "recordings",

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import State
 
 from gpumond import __version__
-from gpumond.kernel import Kernel
+from gpumond.core import Core
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, UserAmounts
@@ -78,12 +78,12 @@ def _complete(operation: dict[str, Any]) -> None:
         operation["responses"][str(status)] = response
 
 
-def state_of(kernel: Kernel, tokens: Tokens) -> State:
+def state_of(core: Core, tokens: Tokens) -> State:
     return State(
         {
-            "kernel": kernel,
+            "core": core,
             "tokens": tokens,
-            "live": FrameStream(kernel),
+            "live": FrameStream(core),
             "event_streams": UserAmounts(MAX_STREAMS),
             "previews": UserAmounts(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,

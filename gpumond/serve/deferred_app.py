@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gpumond.core import Core
 from gpumond.host.tasks import background
-from gpumond.kernel import Kernel
 from gpumond.serve import responses
 from gpumond.serve.authentication import Tokens, header
 
@@ -28,12 +28,12 @@ class Api:
 
     def __init__(
         self,
-        kernel: Kernel,
+        core: Core,
         tokens: Tokens,
         lifespan: Callable[[], AbstractAsyncContextManager[None]],
         routers: Callable[[], Iterable[APIRouter]] = tuple,
     ) -> None:
-        self._kernel, self._tokens, self._lifespan, self._routers = kernel, tokens, lifespan, routers
+        self._core, self._tokens, self._lifespan, self._routers = core, tokens, lifespan, routers
         self._app: ASGIApp | None = None
         self._tasks = AsyncExitStack()
 
@@ -54,10 +54,10 @@ class Api:
         if path in responses.LIVENESS:
             return responses.healthy()
         if path in responses.READINESS:
-            return responses.ready(self._kernel.frame)
+            return responses.ready(self._core.frame)
         if path == responses.METRICS:
             accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
-            return await responses.metrics(self._kernel, accept, encoding)
+            return await responses.metrics(self._core, accept, encoding)
         return None
 
     async def _application(self) -> ASGIApp:
@@ -65,7 +65,7 @@ class Api:
         if self._app is None:
             from gpumond.serve.app import create_app, state_of
 
-            state = state_of(self._kernel, self._tokens)
+            state = state_of(self._core, self._tokens)
             self._app = create_app(state, self._routers())
             await self._tasks.enter_async_context(background(state.live.run()))
         return self._app

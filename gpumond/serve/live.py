@@ -19,18 +19,18 @@ from pydantic_core import to_json
 from starlette.datastructures import State
 from starlette.types import Message, Scope, Send
 
+from gpumond.core import Core
 from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.units import accepts
 from gpumond.host.tasks import Signal
-from gpumond.kernel import Kernel
 from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.limits import UserAmounts
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, existing_frame, json_response, kernel_of, problem_responses
+from gpumond.serve.routes import KIND, core_of, existing_frame, json_response, problem_responses
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -107,8 +107,8 @@ class LiveMessage:
 class FrameStream:
     """The messages of all streams. Nothing is computed or kept while there is no reader."""
 
-    def __init__(self, kernel: Kernel, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
-        self._kernel, self._heartbeat_seconds = kernel, heartbeat_seconds
+    def __init__(self, core: Core, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._core, self._heartbeat_seconds = core, heartbeat_seconds
         self._readers = 0
         self._wanted, self._published = asyncio.Event(), Signal()
         self._encoding = asyncio.Lock()
@@ -128,7 +128,7 @@ class FrameStream:
         """Write a message for each frame while there are readers. Does not return."""
         while True:
             await self._wanted.wait()
-            if self._kernel.frame is self._frame and not await self._kernel.await_frame(self._heartbeat_seconds):
+            if self._core.frame is self._frame and not await self._core.await_frame(self._heartbeat_seconds):
                 self._publish(_packed(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
@@ -158,9 +158,9 @@ class FrameStream:
             return [message for message in self._later if message.number > number]
         async with self._encoding:
             if self._whole is None:
-                self._start_from(self._kernel.frame)
+                self._start_from(self._core.frame)
             if self._first is None and self._whole is not None:
-                newest = self._kernel.events.newest()[-EVENTS_SENT:]
+                newest = self._core.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
                 self._first = encode_message(self.number, "frame", WHOLE.dump_json(self._whole), events)
             return [replace(self._first, number=self.number)] if self._first else []
@@ -168,10 +168,10 @@ class FrameStream:
     async def _advance(self) -> None:
         async with self._encoding:
             before, last_event = self._whole, self._last_event
-            self._start_from(self._kernel.frame)
+            self._start_from(self._core.frame)
             if before is None or self._whole is None:
                 return
-            events: list[Event] = [e for e in self._kernel.events.after(last_event) if e.id <= self._last_event]
+            events: list[Event] = [e for e in self._core.events.after(last_event) if e.id <= self._last_event]
             found = changes(before, self._whole)
             body = to_json(found, inf_nan_mode="null")
             work = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
@@ -180,7 +180,7 @@ class FrameStream:
     def _start_from(self, frame: Frame | None) -> None:
         self._frame, self._first = frame, None
         self._whole = live_frame(full_frame(frame)) if frame else None
-        self._last_event = self._kernel.events.last_id
+        self._last_event = self._core.events.last_id
 
     def _publish(self, message: LiveMessage) -> None:
         self.number = message.number
@@ -350,26 +350,26 @@ async def live(request: Request) -> Response:
     If you read too slowly, you get a `frame` again.
     """
     state, tenant = request.app.state, tenant_of(request)
-    existing_frame(state.kernel.frame)
+    existing_frame(state.core.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    whole = None if tenant is None else own_frames(state.kernel, tenant, compressed)
+    whole = None if tenant is None else own_frames(state.core, tenant, compressed)
     return EventStream(request.scope, state, whole or state.live.messages(compressed), headers)
 
 
-async def own_frames(kernel: Kernel, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
+async def own_frames(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
     yield GZIP_HEADER + START.packed if compressed else START.plain
     shown, name = None, f"live {tenant} {compressed}"
     while True:
-        if kernel.frame is not None and kernel.frame is not shown:
-            shown = kernel.frame
-            if name not in kernel.answers:
+        if core.frame is not None and core.frame is not shown:
+            shown = core.frame
+            if name not in core.answers:
                 whole = live_frame(full_frame(own_part(shown, tenant)))
                 message = encode_message(0, "frame", WHOLE.dump_json(whole), b"[]")
-                kernel.answers[name] = message.packed if compressed else message.plain
-            yield kernel.answers[name]
-        elif not await kernel.await_frame(HEARTBEAT_SECONDS):
+                core.answers[name] = message.packed if compressed else message.plain
+            yield core.answers[name]
+        elif not await core.await_frame(HEARTBEAT_SECONDS):
             alive = _packed(0, b": alive\n\n")
             yield alive.packed if compressed else alive.plain
 
@@ -398,7 +398,7 @@ async def events(request: Request) -> Response:
 
     With `Accept: application/json`, you get the latest 1,000 as a list, most recent last.
     """
-    event_log = kernel_of(request).events
+    event_log = core_of(request).events
     accept = request.headers.get("accept", "")
     last_id = request.headers.get("last-event-id", "")
     known_id = int(last_id) if last_id.isdecimal() and len(last_id) < 20 else None

@@ -9,13 +9,13 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpumond.config.models import Encodable
-from gpumond.kernel import Operations
+from gpumond.core import Operations
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import responses
 from gpumond.serve.authorization import require_token
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import KIND, bearer, json_response, kernel_of, problem_responses
+from gpumond.serve.routes import KIND, bearer, core_of, json_response, problem_responses
 
 router = APIRouter(tags=["operation"])
 
@@ -31,7 +31,7 @@ async def metrics(
     """
     accept, accept_encoding = (request.headers.get(name, "") for name in ("accept", "accept-encoding"))
     groups = frozenset(collect or ALL_GROUPS)
-    return await responses.metrics(kernel_of(request), accept, accept_encoding, compat, groups)
+    return await responses.metrics(core_of(request), accept, accept_encoding, compat, groups)
 
 
 @router.get("/healthz", response_class=PlainTextResponse, include_in_schema=False)
@@ -48,7 +48,7 @@ async def healthy() -> Response:
     summary="Readiness: devices can be read",
 )
 async def ready(request: Request) -> Response:
-    return responses.ready(kernel_of(request).frame)
+    return responses.ready(core_of(request).frame)
 
 
 @router.post(
@@ -60,7 +60,7 @@ async def ready(request: Request) -> Response:
 )
 async def reload(request: Request, by: str = Depends(require_token)) -> Response:
     """422: the configuration is invalid (see `detail`); the previous one stays in effect."""
-    return PlainTextResponse(await kernel_of(request).get(Operations).reload(by) + "\n")
+    return PlainTextResponse(await core_of(request).get(Operations).reload(by) + "\n")
 
 
 class ReleaseBody(Encodable):
@@ -93,7 +93,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call doesn't return, so the driver is still open.
     """
-    until, detached = await kernel_of(request).get(Operations).detach(body.for_seconds, requested_by)
+    until, detached = await core_of(request).get(Operations).detach(body.for_seconds, requested_by)
     if not detached:
         return problem(504, "a driver call doesn't return, so the driver process still has the driver open")
     return json_response(ReleaseAnswer, ReleaseAnswer(released_until=until))

@@ -36,7 +36,7 @@ from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
 from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, existing_frame, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, existing_frame, json_response
 from gpumond.store.table import type_adapter
 from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
@@ -138,7 +138,7 @@ def streamed_json(request: Request, kind: Any, values: Sequence[Any]) -> Respons
 
 def cached_json(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
-    answers, name = kernel_of(request).answers, _name(request)
+    answers, name = core_of(request).answers, _name(request)
     if name not in answers:
         answers[name] = type_adapter(kind).dump_json(make(current_frame(request)))
     return _json(request, answers[name], answers)
@@ -163,7 +163,7 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 def current_frame(request: Request) -> Frame:
     """Return the current frame, of a tenant its own part. Raises 503 before the first one."""
-    frame, tenant = existing_frame(kernel_of(request).frame), tenant_of(request)
+    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
     return frame if tenant is None else own_part(frame, tenant)
 
 
@@ -176,9 +176,9 @@ def tenant_of(request: Request) -> Tenant | None:
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
-    frame, tenant = existing_frame(kernel_of(request).frame), tenant_of(request)
+    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
-    etag = f'"{kernel_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
+    etag = f'"{core_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
@@ -245,8 +245,8 @@ async def alerts(request: Request) -> Response:
 
 @router.read("/status", "The daemon's status", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
-    snapshot, started_at = current_frame(request).snapshot, kernel_of(request).started_at
-    hashes, directory = kernel_of(request).config_hashes(), kernel_of(request).runtime_dir
+    snapshot, started_at = current_frame(request).snapshot, core_of(request).started_at
+    hashes, directory = core_of(request).config_hashes(), core_of(request).runtime_dir
     return compressed_json(
         request,
         Status,
@@ -265,10 +265,10 @@ async def status(request: Request) -> Response:
             devices_up=sum(device.up for device in snapshot.devices),
             agents=len(snapshot.reports),
             private_pid_namespace=snapshot.private_pid_namespace,
-            store_file=str(kernel_of(request).store_file),
-            agent_socket=str(kernel_of(request).agent_socket),
+            store_file=str(core_of(request).store_file),
+            agent_socket=str(core_of(request).agent_socket),
             runtime_dir=None if directory is None else str(directory),
-            url=kernel_of(request).url,
+            url=core_of(request).url,
             faults=faults_with_remedies(snapshot),
             conditions=stated_conditions(snapshot),
         ),
@@ -446,8 +446,8 @@ async def history(
 
     By default, you get the finest resolution that reaches back to `since`. The response has at most 901 points.
     """
-    known = kernel_of(request).history
-    uuid = device_named(uuid, kernel_of(request).frame, others=known.devices)
+    known = core_of(request).history
+    uuid = device_named(uuid, core_of(request).frame, others=known.devices)
     key = (uuid, _process(known, uuid, pid, start_ticks))
     fitting = _fitting(known, [known.age(key)], since, resolution)
     points = sampled(known.series(key, signal, since or 0.0, fitting, _end(until)))
@@ -483,8 +483,8 @@ async def share_history(
     resolution: Resolution = None,
 ) -> Response:
     """Returns the used bytes and each share's bytes at each time. Resolutions work as in `/api/v1/history`."""
-    known = kernel_of(request).history
-    frame = kernel_of(request).frame
+    known = core_of(request).history
+    frame = core_of(request).frame
     if uuid is None:
         if pid is not None:
             raise HTTPException(422, "pid requires uuid")
@@ -513,8 +513,8 @@ async def past_moment(
     resolution: Resolution = None,
 ) -> Response:
     """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
-    known = kernel_of(request).history
-    own = None if uuid is None else device_named(uuid, kernel_of(request).frame, others=known.devices)
+    known = core_of(request).history
+    own = None if uuid is None else device_named(uuid, core_of(request).frame, others=known.devices)
     fitting = _fitting(known, [known.age((each, None)) for each in known.devices], at, resolution)
     found = tuple(
         PastHolding(

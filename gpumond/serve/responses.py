@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
+from gpumond.core import Core
 from gpumond.facts.frame import Frame
 from gpumond.facts.units import accepts
-from gpumond.kernel import Kernel
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 
@@ -22,13 +22,13 @@ INTERNAL_ERROR = "internal error of gpumond; see its log for details"
 
 
 async def metrics(
-    kernel: Kernel,
+    core: Core,
     accept: str,
     accept_encoding: str,
     compat: Compat | None = None,
     groups: frozenset[Group] = ALL_GROUPS,
 ) -> Response:
-    page = await kernel.metrics(accept, compat, groups)
+    page = await core.metrics(accept, compat, groups)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(accept_encoding, "gzip"):
         return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})

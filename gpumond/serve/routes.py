@@ -21,6 +21,7 @@ from starlette.routing import compile_path
 
 from gpumond.config.loading import keys_of, model_at
 from gpumond.config.models import expectation
+from gpumond.core import Core
 from gpumond.facts.errors import (
     AmbiguousDevice,
     ConfigError,
@@ -36,15 +37,14 @@ from gpumond.facts.errors import (
     did_you_mean,
 )
 from gpumond.facts.frame import Frame
-from gpumond.kernel import Kernel
 from gpumond.serve.responses import INTERNAL_ERROR, problem
 from gpumond.store.table import type_adapter
 
 
-def kernel_of(request: Request) -> Kernel:
-    """Return the daemon's kernel, typed: attributes of ``app.state`` are not."""
-    kernel: Kernel = request.app.state.kernel
-    return kernel
+def core_of(request: Request) -> Core:
+    """Return the daemon's core, typed: attributes of ``app.state`` are not."""
+    core: Core = request.app.state.core
+    return core
 
 
 def existing_frame(frame: Frame | None) -> Frame:

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 
 from gpumond.facts.messages import to_json
 from gpumond.facts.units import GIB
-from gpumond.features.instruments.command import findings, notes_on_excess, notes_on_quotas, notes_on_small_devices
-from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
+from gpumond.features.agent_requests.command import findings, notes_on_excess, notes_on_quotas, notes_on_small_devices
+from gpumond.features.agent_requests.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
 from gpumond.view.text import moment

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.instruments.retainer_requests import RetainerRequests
+from gpumond.features.agent_requests.retainer_requests import RetainerRequests
 from gpumond.host.peer import PeerIdentity
 from gpumond.tick.ledger import attribute
 from tests.helpers.values import make_device, make_report, make_snapshot

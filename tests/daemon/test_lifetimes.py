@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.config.settings import Settings
+from gpumond.core import Dependencies
 from gpumond.daemon.daemon import Daemon
 from gpumond.daemon.server import serve
 from gpumond.facts.flush import FlushRequest
@@ -24,7 +25,6 @@ from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.tasks import background
-from gpumond.kernel import Dependencies
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 from tests.helpers.agents import GIB
@@ -146,8 +146,8 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
         name, resend_seconds, batch_limit = "receiver", None, 64
 
         async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> None:
-            assert daemon.kernel.frame is not None
-            notified.append(tuple(alert.rule for alert in daemon.kernel.frame.alerts if alert in raised))
+            assert daemon.core.frame is not None
+            notified.append(tuple(alert.rule for alert in daemon.core.frame.alerts if alert in raised))
 
     async def run() -> None:
         nonlocal daemon
@@ -169,19 +169,19 @@ def test_requests_during_a_tick_are_answered_from_the_previous_frame(tmp_path: P
     async def run() -> None:
         world = World()
         daemon = Daemon(Settings(interval=1.0), dependencies_of(tmp_path, world))
-        kernel, listener = daemon.kernel, socket.create_server(("127.0.0.1", 0))
+        core, listener = daemon.core, socket.create_server(("127.0.0.1", 0))
         answers = []
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            answers.append((kernel.frame, kernel.history.now))
+            answers.append((core.frame, core.history.now))
             writer.close()
 
         async with daemon.started(), await asyncio.start_server(answer, sock=listener):
             before = (await daemon.tick()).frame
-            known = kernel.history.now
+            known = core.history.now
             world.advance()
             tick = asyncio.create_task(daemon.tick())
-            while kernel.history.now == known:
+            while core.history.now == known:
                 await asyncio.sleep(0)
             with socket.create_connection(listener.getsockname()):
                 while not answers:
@@ -211,7 +211,7 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
         tick = await daemon.tick()
         store = Store(tmp_path / "other.db")
         dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]
-        rules, frame = daemon.kernel.get(RuleRegistry).rules, tick.frame
+        rules, frame = daemon.core.get(RuleRegistry).rules, tick.frame
         dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.activities)
         await asyncio.sleep(0)
         assert [order.alert.rule for order in dispatch.orders]

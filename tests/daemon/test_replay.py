@@ -67,8 +67,8 @@ async def recorded(directory: Path) -> list[Frame]:
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
                 assert time.monotonic() < end, "there were too few verdicts"
-                if await daemon.kernel.await_frame(1) and daemon.kernel.frame is not None:
-                    frames.append(daemon.kernel.frame)
+                if await daemon.core.await_frame(1) and daemon.core.frame is not None:
+                    frames.append(daemon.core.frame)
     return frames
 
 
@@ -103,9 +103,9 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
                 while True:
                     assert time.monotonic() < end, "too little was closed_blocks"
                     await asyncio.sleep(0.05)
-                    devices = daemon.kernel.frame.snapshot.devices if daemon.kernel.frame else ()
+                    devices = daemon.core.frame.snapshot.devices if daemon.core.frame else ()
                     keys = [None, *(key for device in devices for key in device.processes_by_key)]
-                    past = {key: daemon.kernel.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
+                    past = {key: daemon.core.history.series((UUID, key), "used", resolution=900)[:-1] for key in keys}
                     if len(past) == 2 and min(map(len, past.values())) >= wanted:
                         return past
 

@@ -62,14 +62,14 @@ def snapshot(*pids: int, used: int = 0, peak: int = 0, **fields: Any) -> Snapsho
 def followed(*snapshots: Snapshot) -> list[RunPeak]:
     """Return the runs that a daemon stores which sees these snapshots."""
     store, services = MemoryStore(), {}
-    kernel: Any = SimpleNamespace(store=store, provide=services.__setitem__)
+    core: Any = SimpleNamespace(store=store, provide=services.__setitem__)
 
     async def follow() -> list[RunPeak]:
-        part = PeaksPart(kernel)
+        part = PeaksPart(core)
         for each in snapshots:
             part.act(SimpleNamespace(frame=Frame(each, Ledger())))  # type: ignore[arg-type]
         await part.close()
-        again = PeaksPart(kernel)
+        again = PeaksPart(core)
         await again.load()
         return list(services[RunPeaks]._runs.values())
 

@@ -16,6 +16,7 @@ from random import Random
 from typing import Protocol
 
 from gpumond.config.settings import Settings
+from gpumond.core import Clock, Dependencies, Tick
 from gpumond.daemon.daemon import Daemon
 from gpumond.facts.alerts import DaemonActivity
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
@@ -28,7 +29,6 @@ from gpumond.features.alerts.receivers.base import TemporaryFailure
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import PeerIdentity
-from gpumond.kernel import Clock, Dependencies, Tick
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
 from gpumond.store.store import Store, StoreLimits
@@ -180,7 +180,7 @@ class SimulatedDaemon:
     async def tick(self) -> Tick:
         tick = await self.daemon.tick()
         if self.world.elapsed % SCRAPE_SECONDS == 0:
-            self.page_bytes = len((await self.daemon.kernel.metrics("")).plain)
+            self.page_bytes = len((await self.daemon.core.metrics("")).plain)
         self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
         return tick
 
@@ -191,10 +191,10 @@ class SimulatedDaemon:
         level = 2.0**45 + self.edits
         try:
             if self.world.rng.random() < 0.2:
-                await self.daemon.kernel.get(RuleRegistry).delete(name, "soak")
+                await self.daemon.core.get(RuleRegistry).delete(name, "soak")
             else:
                 body = {"name": name, "scope": "process", "value": "used_bytes", "above": level}
-                await self.daemon.kernel.get(RuleRegistry).put(RuleConfig.model_validate(body).rule(), "soak")
+                await self.daemon.core.get(RuleRegistry).put(RuleConfig.model_validate(body).rule(), "soak")
         except NoSuchEntry:
             pass
         except StoreUnavailable:

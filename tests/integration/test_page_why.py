@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.facts.frame import Verdict
-from gpumond.features.instruments.routes import WHY_EXAMPLE, Why
+from gpumond.features.agent_requests.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import VERDICT
 from tests.helpers.agents import GIB
 from tests.helpers.browser import CHECK, PHONE, PROGRAMS, axe, needs_chromium, open_page, sign_in

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from starlette.datastructures import State
 
 from gpumond.config.settings import Settings
+from gpumond.core import ConfigHashes
 from gpumond.events import EventLog
 from gpumond.facts.alerts import Rule, as_resolved
 from gpumond.facts.errors import ConfigError, FlushError
@@ -29,7 +30,6 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
-from gpumond.kernel import ConfigHashes
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
 from gpumond.metrics.telemetry import Telemetry

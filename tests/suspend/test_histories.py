@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
+from gpumond.core import Clock
 from gpumond.facts.errors import NoSuchEntry, TooManyAdmissions
 from gpumond.facts.flush import FlushOutcome, FlushRequest
 from gpumond.facts.pools import PoolUsage, Reclaimable
@@ -26,7 +27,6 @@ from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import HostState, SuspendRequest
 from gpumond.features.suspend.suspender import Suspender
-from gpumond.kernel import Clock
 from gpumond.tick.observe import observe
 from tests.helpers.memory_store import MemoryStore
 from tests.helpers.virtual_time import run

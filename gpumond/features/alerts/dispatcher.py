@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 
 from gpumond.config.settings import Settings
+from gpumond.core import Core, FlushService, Part, RuleService, SilenceService, SuspendService, Tick, flush_each
 from gpumond.facts.alerts import (
     AlertStates,
     Labels,
@@ -47,7 +48,6 @@ from gpumond.features.alerts.action_decisions import (
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
 from gpumond.host.tasks import Tasks
-from gpumond.kernel import FlushService, Kernel, Part, RuleService, SilenceService, SuspendService, Tick, flush_each
 from gpumond.quantities.device_scope import users_short_of_memory
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
@@ -339,24 +339,24 @@ class Receivers:
 
 
 class AlertsPart(Part):
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel, self._store = kernel, kernel.store
-        self._receivers = kernel.find(Receivers) or Receivers()
-        self._rules = kernel.get(RuleService)
-        silences = kernel.find(SilenceService)
+    def __init__(self, core: Core) -> None:
+        self._core, self._store = core, core.store
+        self._receivers = core.find(Receivers) or Receivers()
+        self._rules = core.get(RuleService)
+        silences = core.find(SilenceService)
         self.outbox = Outbox(
-            self._receivers.of(kernel.settings),
-            kernel.store,
-            kernel.telemetry,
+            self._receivers.of(core.settings),
+            core.store,
+            core.telemetry,
             wants=self._receives,
             silenced=lambda alert: silences is not None and bool(silences.silencing(alert)),
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
-            kernel.store, self.outbox, kernel.get(FlushService).flush, kernel.began, self._request_end, self._suspend
+            core.store, self.outbox, core.get(FlushService).flush, core.began, self._request_end, self._suspend
         )
         self._dispatch: Dispatch | None = None
-        kernel.provide(AlertsPart, self)
+        core.provide(AlertsPart, self)
 
     async def load(self) -> Sequence[str]:
         await self.dispatcher.restore()
@@ -364,7 +364,7 @@ class AlertsPart(Part):
         return ()
 
     def conclude(self, tick: Tick) -> Tick:
-        snapshot, reclaim = tick.frame.snapshot, self._kernel.settings.reclaim
+        snapshot, reclaim = tick.frame.snapshot, self._core.settings.reclaim
         users = {} if reclaim == "all" else users_short_of_memory(tick.window, snapshot)
         self._dispatch = self.dispatcher.decide(
             self._rules.rules, tick.frame.alerts, snapshot, tick.activities, tick.resolved, users
@@ -388,7 +388,7 @@ class AlertsPart(Part):
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         """Send a test message to a receiver, without its queue. Raises NoSuchEntry, StoreUnavailable."""
-        receivers = {receiver.name: receiver for receiver in self._receivers.of(self._kernel.settings)}
+        receivers = {receiver.name: receiver for receiver in self._receivers.of(self._core.settings)}
         if name not in receivers:
             raise NoSuchEntry(f"no receiver has the name {name}; known receivers: {', '.join(receivers) or 'none'}")
         await self._store.audit(requested_by, "receiver.test", {"receiver": name})
@@ -397,13 +397,13 @@ class AlertsPart(Part):
     def _receives(self, receiver: str, rule: str) -> bool:
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
         named = next((each.receivers for each in self._rules.rules if each.name == rule), ())
-        return receiver in named or not set(named) & set(self._kernel.settings.receiver_names())
+        return receiver in named or not set(named) & set(self._core.settings.receiver_names())
 
     async def _suspend(self, report: AgentReport, requested_by: str, dry_run: bool) -> SuspensionReceipt:
-        return await self._kernel.get(SuspendService).suspend_idle(report.key, requested_by, dry_run)
+        return await self._core.get(SuspendService).suspend_idle(report.key, requested_by, dry_run)
 
     async def _request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
-        if not self._kernel.settings.allow_end_requests:
+        if not self._core.settings.allow_end_requests:
             return "the configuration doesn't allow it (allow_end_requests)"
-        return await self._kernel.requests.request_end(report, requested_by)
+        return await self._core.requests.request_end(report, requested_by)

@@ -14,7 +14,7 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.resources import compressed_json
-from gpumond.serve.routes import Router, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("receivers")
 facts = Router("facts")
@@ -33,7 +33,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     """
     tokens = request.app.state.tokens
     count_request(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
-    return json_response(ReceiverTest, await kernel_of(request).get(AlertsPart).test_receiver(name, by))
+    return json_response(ReceiverTest, await core_of(request).get(AlertsPart).test_receiver(name, by))
 
 
 @facts.read(
@@ -45,4 +45,4 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
 )
 async def alert_history(request: Request) -> Response:
     """Returns the last 1,000 resolved alerts, including those from before a restart."""
-    return compressed_json(request, list[Alert], list(kernel_of(request).get(AlertsPart).past()))
+    return compressed_json(request, list[Alert], list(core_of(request).get(AlertsPart).past()))

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve import examples
 from gpumond.serve.resources import streamed_json
-from gpumond.serve.routes import Router, kernel_of
+from gpumond.serve.routes import Router, core_of
 from gpumond.store.audit import AuditEntry
 
 router = Router("facts")
@@ -27,5 +27,5 @@ async def audit(
     ] = None,
 ) -> Response:
     """Returns the latest entries, at most 4 MiB."""
-    entries = await kernel_of(request).store.audit_entries(limit, operation=operation)
+    entries = await core_of(request).store.audit_entries(limit, operation=operation)
     return streamed_json(request, AuditEntry, entries)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpumond.core import Core, Part, Tick
 from gpumond.facts.errors import EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.facts.frame import Frame, Line
 from gpumond.facts.pools import Receipt
@@ -21,7 +22,6 @@ from gpumond.features.baselines.statistics import (
     WorkloadMeasures,
     compare,
 )
-from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.store import Store
 from gpumond.store.table import AuditActions, Table
 
@@ -268,9 +268,9 @@ def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
 
 
 class BaselinesPart(BaselineService, Part):
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.store)
-        kernel.provide(BaselineService, self)
+    def __init__(self, core: Core) -> None:
+        super().__init__(core.store)
+        core.provide(BaselineService, self)
 
     def act(self, tick: Tick) -> None:
         self.add(tick.frame)

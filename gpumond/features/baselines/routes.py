@@ -23,7 +23,7 @@ from gpumond.features.baselines.statistics import (
 )
 from gpumond.serve import examples
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.routes import Router, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("baselines")
 
@@ -88,7 +88,7 @@ EXAMPLE_COMPARISON = Comparison(
 
 
 def _service(request: Request) -> BaselineService:
-    return kernel_of(request).get(BaselineService)
+    return core_of(request).get(BaselineService)
 
 
 @router.read("/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE)], (503, 507))

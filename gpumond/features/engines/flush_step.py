@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from gpumond.config.settings import Settings
+from gpumond.core import Core, EngineStep, Part
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
@@ -31,7 +32,6 @@ from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
 from gpumond.host.machine import process_start
 from gpumond.host.tasks import cancel_all
-from gpumond.kernel import EngineStep, Kernel, Part
 
 log = logging.getLogger(__name__)
 
@@ -652,15 +652,15 @@ def _method_of(engine: EngineConfig, released: Sequence[Receipt]) -> ReleaseMeth
 
 
 class EnginesPart(Part):
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._engines = kernel.find(Engines) or Engines()
-        kernel.provide(Engines, self._engines)
-        kernel.provide(EngineStep, EngineFlusher(self._engines, kernel.read_driver))
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._engines = core.find(Engines) or Engines()
+        core.provide(Engines, self._engines)
+        core.provide(EngineStep, EngineFlusher(self._engines, core.read_driver))
 
     def start(self) -> None:
-        self._engines.configure(self._kernel.settings.engines)
-        self._engines.start(self._kernel.gpu_processes)
+        self._engines.configure(self._core.settings.engines)
+        self._engines.start(self._core.gpu_processes)
 
     def observe(self, snapshot: Snapshot) -> Snapshot:
         return replace(snapshot, engines=self._engines.readings())

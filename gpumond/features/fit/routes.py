@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from gpumond.facts.frame import device_named
 from gpumond.features.fit.run_peaks import AutoNeed, RunPeaks
 from gpumond.serve import examples
-from gpumond.serve.routes import Router, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("admissions")
 EXAMPLE = AutoNeed(
@@ -36,16 +36,16 @@ async def need(
 
     `need_bytes` is null with fewer than three runs. Runs that ended with an out-of-memory error don't count.
     """
-    kernel = kernel_of(request)
-    if kernel.frame is None or not kernel.frame.snapshot.devices:
+    core = core_of(request)
+    if core.frame is None or not core.frame.snapshot.devices:
         raise HTTPException(503, "no device has been read yet; retry in a second")
-    devices = kernel.frame.snapshot.devices
+    devices = core.frame.snapshot.devices
     if device is not None:
-        uuid = device_named(device, kernel.frame, None)
-        found = kernel.frame.snapshot.device(uuid)
+        uuid = device_named(device, core.frame, None)
+        found = core.frame.snapshot.device(uuid)
         names = {found.name} if found else set()
     else:
         names = {each.name for each in devices}
     if len(names) != 1:
         raise HTTPException(422, "device: this machine has several GPU models; name one of its GPUs")
-    return json_response(AutoNeed, kernel.get(RunPeaks).need(workload, names.pop(), world_size, uid))
+    return json_response(AutoNeed, core.get(RunPeaks).need(workload, names.pop(), world_size, uid))

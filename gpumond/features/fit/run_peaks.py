@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
+from gpumond.core import Core, Part, Tick
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.host.tasks import Tasks
-from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 
 MAX_FOLLOWED, MAX_KEPT = 4096, 2000
@@ -66,18 +66,18 @@ def _kind(run: RunPeak) -> tuple[int, str, str, int]:
 class PeaksPart(Part):
     table = "run_peaks"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._table = Table(kernel.store, "run_peaks", RunPeak, key="id")
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._table = Table(core.store, "run_peaks", RunPeak, key="id")
         self._peaks = RunPeaks()
         self.loaded = False
         self._running: dict[tuple[ProcessKey, str], Run] = {}
         self._tasks = Tasks()
-        kernel.provide(RunPeaks, self._peaks)
+        core.provide(RunPeaks, self._peaks)
 
     async def load(self) -> Sequence[str]:
         self._peaks = RunPeaks([row.value for row in await self._table.rows()])
-        self._kernel.provide(RunPeaks, self._peaks)
+        self._core.provide(RunPeaks, self._peaks)
         self.loaded = True
         return ()
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpumond.core import flush_each
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
 from gpumond.facts.pools import Receipt
@@ -21,7 +22,6 @@ from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import size_text
 from gpumond.host.peer import counted_name
-from gpumond.kernel import flush_each
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
+from gpumond.core import Core, EngineStep, FlushService, Part
 from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
 from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent_error
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
@@ -39,7 +40,6 @@ from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.facts.units import size_text
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook
 from gpumond.host.peer import PeerIdentity
-from gpumond.kernel import EngineStep, FlushService, Kernel, Part
 from gpumond.programs.agent_server import AgentServer, identity_of
 from gpumond.store.table import to_text
 
@@ -551,23 +551,23 @@ AUDITED_PIDS = 100
 class FlushPart(Part, FlushService):
     table = "receipts"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel, self._store = kernel, kernel.store
+    def __init__(self, core: Core) -> None:
+        self._core, self._store = core, core.store
         self.flusher = Flusher(
-            kernel.programs,
-            kernel.read_driver,
-            done=kernel.add_receipt,
-            cooldown_seconds=kernel.settings.flush_cooldown,
-            engines=kernel.find(EngineStep),
+            core.programs,
+            core.read_driver,
+            done=core.add_receipt,
+            cooldown_seconds=core.settings.flush_cooldown,
+            engines=core.find(EngineStep),
             keep=self._keep,
         )
         self.hook = AlertmanagerHook(
-            self.flush, kernel.store, kernel.machine_names, lambda: kernel.settings.alertmanager_dry_run
+            self.flush, core.store, core.machine_names, lambda: core.settings.alertmanager_dry_run
         )
         self.loaded = False
-        kernel.provide(FlushService, self)
-        kernel.provide(AlertmanagerHook, self.hook)
-        kernel.provide(FlushPart, self)
+        core.provide(FlushService, self)
+        core.provide(AlertmanagerHook, self.hook)
+        core.provide(FlushPart, self)
 
     async def load(self) -> Sequence[str]:
         await self.hook.restore()
@@ -592,7 +592,7 @@ class FlushPart(Part, FlushService):
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
         description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {caller}"
-        note = self._kernel.note if not request.dry_run else _ignore_note
+        note = self._core.note if not request.dry_run else _ignore_note
         own = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
             detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
@@ -613,7 +613,7 @@ class FlushPart(Part, FlushService):
         returned = "" if request.dry_run else f"; {size_text(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, returned)
         await note(requested_by, "flush.receipts", _proof(outcome) | own, outcome.receipts)
-        self._kernel.dependencies.wake.set()  # the next frame shows the effect of the flush
+        self._core.dependencies.wake.set()  # the next frame shows the effect of the flush
         return outcome
 
     async def _keep(self, receipt: Receipt) -> None:

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from gpumond.config.models import Encodable
+from gpumond.core import FlushService
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushRequest, Operation, Target
 from gpumond.facts.frame import Frame, device_named
@@ -18,13 +19,12 @@ from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_ste
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.flusher import FlushPart
 from gpumond.host.peer import counted_name
-from gpumond.kernel import FlushService
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses, starting
+from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses, starting
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
@@ -130,16 +130,16 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     """
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
-    kernel, device = kernel_of(request), body.target.device
-    uuid = None if device is None else device_named(device, kernel.frame, caller.uid)
-    uid = caller.uid if body.target.user is None else uid_named(body.target.user, kernel.frame, caller.uid)
+    core, device = core_of(request), body.target.device
+    uuid = None if device is None else device_named(device, core.frame, caller.uid)
+    uid = caller.uid if body.target.user is None else uid_named(body.target.user, core.frame, caller.uid)
     chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
     target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
     timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
     fields = body.model_dump(exclude={"target", "timeout_seconds", "operation"})
     operation = Operation(**body.operation.model_dump()) if body.operation else None
     flush = FlushRequest(target=target, timeout_seconds=timeout, operation=operation, **fields)
-    answer = await kernel.get(FlushService).flush(flush, caller.name)
+    answer = await core.get(FlushService).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no response in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
@@ -169,7 +169,7 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
 
 @facts.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
 async def receipts(request: Request) -> Response:
-    return streamed_json(request, Receipt, list(kernel_of(request).get(FlushPart).receipts()))
+    return streamed_json(request, Receipt, list(core_of(request).get(FlushPart).receipts()))
 
 
 MAX_ALERTS = 64
@@ -268,12 +268,12 @@ async def alertmanager(
 
     429: you have requested too many flushes. 503, 507: nothing was flushed.
     """
-    kernel = kernel_of(request)
-    if kernel.frame is None:
+    core = core_of(request)
+    if core.frame is None:
         raise starting()
     alerts = [each.alert() for each in body.alerts]
     plan = dry_run == "true"
     if not plan and any(alert.firing for alert in alerts):
         count_flush(request.app.state.tokens, caller)
-    answer = await kernel.get(AlertmanagerHook).receive(alerts, kernel.frame.snapshot, caller.name, caller.uid, plan)
+    answer = await core.get(AlertmanagerHook).receive(alerts, core.frame.snapshot, caller.name, caller.uid, plan)
     return json_response(HookAnswer, answer)

@@ -318,12 +318,12 @@ class CupyBackend(LoadBackend):
 
     def write(self, block: int) -> None:
         pointer, count = self._words(block)
-        self._kernel("fill")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block)))
+        self._core("fill")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block)))
 
     def wrong_words(self, block: int) -> int:
         pointer, count = self._words(block)
         self._wrong.fill(0)
-        self._kernel("check")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block), self._wrong))
+        self._core("check")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block), self._wrong))
         return int(self._wrong[0])
 
     def close(self) -> None:
@@ -352,7 +352,7 @@ class CupyBackend(LoadBackend):
     def _number(self, value: int) -> Any:
         return self._cupy.uint64(value)
 
-    def _kernel(self, name: str) -> Any:
+    def _core(self, name: str) -> Any:
         if self._kernels is None:
             self._kernels = self._cupy.RawModule(code=KERNELS)
         return self._kernels.get_function(name)
@@ -363,7 +363,7 @@ class CupyBackend(LoadBackend):
             if self._stream is None:
                 self._stream = self._cupy.cuda.Stream(non_blocking=True)
             with self._stream:
-                self._kernel("spin")((1,), (1,), (self._cupy.int64(amount * CYCLES),))
+                self._core("spin")((1,), (1,), (self._cupy.int64(amount * CYCLES),))
             self._stream.synchronize()
 
 

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpumond.core import Core, Part, Tick
 from gpumond.facts.frame import Alert, Frame, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
@@ -16,7 +17,6 @@ from gpumond.facts.units import size_text
 from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, with_repeats
 from gpumond.features.oom.remedies import Evidence, remedies, sentence
 from gpumond.host.tasks import Tasks
-from gpumond.kernel import Kernel, Part, Tick
 from gpumond.store.table import Table
 from gpumond.tick.history import History, HistorySignal, Point, SeriesKey
 
@@ -100,9 +100,9 @@ class Cases:
 class OomPart(Part):
     table = "oom_cases"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._table = Table(kernel.store, "oom_cases", OomCase, key="id")
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._table = Table(core.store, "oom_cases", OomCase, key="id")
         self.cases = Cases()
         self.loaded = False
         self._frames: deque[Frame] = deque()
@@ -110,14 +110,14 @@ class OomPart(Part):
         """Processes that had an agent: it leaves before the driver has freed the memory."""
         self._new: list[tuple[OomCase, list[str]]] = []
         self._tasks = Tasks()
-        kernel.provide(Cases, self.cases)
+        core.provide(Cases, self.cases)
 
     async def load(self) -> Sequence[str]:
         rows = await self._table.rows()
         stored = sorted((row.value for row in rows), key=lambda case: case.at)
         later = [case for case in self.cases.all() if case.id not in {row.name for row in rows}]
         self.cases = Cases([*stored, *later])
-        self._kernel.provide(Cases, self.cases)
+        self._core.provide(Cases, self.cases)
         self.loaded = True
         return ()
 
@@ -145,11 +145,11 @@ class OomPart(Part):
         await self._tasks.finish()
 
     def _reported(self, tick: Tick) -> Iterator[OomCase]:
-        since, numbers = self._kernel.started_at, self.cases.newest_numbers()
+        since, numbers = self._core.started_at, self.cases.newest_numbers()
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and oom.number > numbers.get(report.key, 0):
-                    before, history = self._frame_before(oom.at, tick.frame), self._kernel.history
+                    before, history = self._frame_before(oom.at, tick.frame), self._core.history
                     peaks = recent_peaks(before, history)
                     yield case_of(Evidence(oom, report, before, tick.frame.verdicts, peaks), history)
 
@@ -177,7 +177,7 @@ class OomPart(Part):
                     continue  # as nearly every process of nearly every tick
                 gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
                 if gone and key not in self._with_agent and "holder" not in process.kinds:
-                    case = opaque_case(process, device, before, self._kernel.history)
+                    case = opaque_case(process, device, before, self._core.history)
                     if case is not None:
                         yield case
 

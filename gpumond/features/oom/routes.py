@@ -21,7 +21,7 @@ from gpumond.features.oom.case import (
 from gpumond.features.oom.case_service import Cases
 from gpumond.serve import examples
 from gpumond.serve.resources import compressed_json
-from gpumond.serve.routes import Router, json_response, kernel_of, problem_responses
+from gpumond.serve.routes import Router, core_of, json_response, problem_responses
 
 router = Router("facts")
 
@@ -82,9 +82,7 @@ EXAMPLE = OomCase(
 @router.read("/oom", "Out-of-memory cases, most recent last", list[CaseSummary], [summary_of(EXAMPLE)])
 async def cases(request: Request) -> Response:
     """Returns the latest 200, at most 10 per process, including those from before a restart."""
-    return compressed_json(
-        request, list[CaseSummary], [summary_of(case) for case in kernel_of(request).get(Cases).all()]
-    )
+    return compressed_json(request, list[CaseSummary], [summary_of(case) for case in core_of(request).get(Cases).all()])
 
 
 @router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
@@ -115,7 +113,7 @@ async def report(request: Request, id: Id) -> Response:
 
 
 def _found(request: Request, id: str) -> RankedCase:
-    known = kernel_of(request).get(Cases)
+    known = core_of(request).get(Cases)
     found = known.find(id)
     if found is None:
         raise HTTPException(404, f"no case {id} exists; `gpumond oom` lists the cases")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpumond.config.settings import Settings
+from gpumond.core import AdmissionService, Core, FlushService, Part, SuspendService, Tick
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
@@ -24,7 +25,6 @@ from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_uid
 from gpumond.host.tasks import Tasks
-from gpumond.kernel import AdmissionService, FlushService, Kernel, Part, SuspendService, Tick
 from gpumond.serve.limits import TokenBucket
 from gpumond.store.table import AuditActions, Registered, Registry, Table, Transactions, etag_of
 
@@ -268,12 +268,12 @@ class QuotaLimits:
 class QuotasPart(Part):
     table = "quotas"
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, core: Core) -> None:
         self.loaded = False
-        self.registry = QuotaRegistry(kernel.settings.quotas, kernel.store)
-        self._limits = QuotaLimits(kernel.requests.set_limit)
-        self._cgroups = CgroupQuotas(kernel.store, kernel.store.audit, kernel.devices.change_limits)
-        kernel.provide(QuotaRegistry, self.registry)
+        self.registry = QuotaRegistry(core.settings.quotas, core.store)
+        self._limits = QuotaLimits(core.requests.set_limit)
+        self._cgroups = CgroupQuotas(core.store, core.store.audit, core.devices.change_limits)
+        core.provide(QuotaRegistry, self.registry)
 
     async def load(self) -> Sequence[str]:
         invalid = await self.registry.load()
@@ -300,15 +300,15 @@ class QuotasPart(Part):
 class AdmissionsPart(Admissions, Part):
     table = "admissions"
 
-    def __init__(self, kernel: Kernel) -> None:
-        flush, clock = kernel.get(FlushService).flush, kernel.clock.monotonic
-        super().__init__(flush, lambda: kernel.settings.reclaim, find_process, clock, kernel.store, self._suspend_idle)
-        kernel.provide(Admissions, self)
-        kernel.provide(AdmissionService, self)
-        self._kernel = kernel
+    def __init__(self, core: Core) -> None:
+        flush, clock = core.get(FlushService).flush, core.clock.monotonic
+        super().__init__(flush, lambda: core.settings.reclaim, find_process, clock, core.store, self._suspend_idle)
+        core.provide(Admissions, self)
+        core.provide(AdmissionService, self)
+        self._core = core
 
     async def _suspend_idle(self, process: ProcessKey, requested_by: str, requested_for: str) -> None:
-        suspends = self._kernel.find(SuspendService)
+        suspends = self._core.find(SuspendService)
         if suspends is not None:
             await suspends.suspend_idle(process, requested_by, requested_for=requested_for)
 
@@ -321,15 +321,15 @@ class AdmissionsPart(Admissions, Part):
 
 
 class BorrowsPart(Borrows, Part):
-    def __init__(self, kernel: Kernel) -> None:
-        self._programs = kernel.programs
+    def __init__(self, core: Core) -> None:
+        self._programs = core.programs
         super().__init__(
-            kernel.get(FlushService).flush,
-            lambda: kernel.frame.snapshot if kernel.frame else None,
-            kernel.get(Admissions).capacity_for,
-            kernel.read_driver,
-            lambda: kernel.settings.reclaim,
-            kernel.clock.monotonic,
+            core.get(FlushService).flush,
+            lambda: core.frame.snapshot if core.frame else None,
+            core.get(Admissions).capacity_for,
+            core.read_driver,
+            lambda: core.settings.reclaim,
+            core.clock.monotonic,
         )
 
     def start(self) -> None:

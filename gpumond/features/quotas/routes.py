@@ -20,7 +20,7 @@ from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush, require_rules
-from gpumond.serve.routes import Router, etag_of, json_response, kernel_of, starting
+from gpumond.serve.routes import Router, core_of, etag_of, json_response, starting
 
 admissions_router = Router("admissions")
 EXAMPLE = Admission(
@@ -70,8 +70,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     409: the device is smaller than the request. 422: there are several devices, and `device` is missing. 429: you
     already have 16 requests.
     """
-    kernel = kernel_of(request)
-    admissions, frame = kernel.get(Admissions), _frame(kernel.frame)
+    core = core_of(request)
+    admissions, frame = core.get(Admissions), _frame(core.frame)
     device = _device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
     if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
@@ -97,16 +97,16 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 )
 async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request wasn't renewed in time or belongs to another user, or its program has allocated the memory."""
-    kernel = kernel_of(request)
-    admissions = kernel.get(Admissions)
-    admission = admissions.renew(kernel.frame.snapshot if kernel.frame else None, id, caller.name)
+    core = core_of(request)
+    admissions = core.get(Admissions)
+    admission = admissions.renew(core.frame.snapshot if core.frame else None, id, caller.name)
     await admissions.save()
     return json_response(Admission, admission)
 
 
 @admissions_router.deletion("/admissions/{id}", "Withdraw a request, or release its grant", (404, 422))
 async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
-    admissions = kernel_of(request).get(Admissions)
+    admissions = core_of(request).get(Admissions)
     admissions.cancel(id, caller.name)
     await admissions.save()
     return Response(status_code=204)
@@ -148,7 +148,7 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the quo
 
 
 def _registry(request: Request) -> QuotaRegistry:
-    return kernel_of(request).get(QuotaRegistry)
+    return core_of(request).get(QuotaRegistry)
 
 
 def _entry(entry: QuotaEntry) -> Response:

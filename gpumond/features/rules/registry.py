@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from gpumond.config.settings import Settings
+from gpumond.core import Core, Part, RuleService, Tick
 from gpumond.facts.alerts import Rule, from_stored, own_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.host.machine import has_ended
-from gpumond.kernel import Kernel, Part, RuleService, Tick
 from gpumond.store.table import AuditActions, Origin, Registered, Registry, Table, Transactions, etag_of
 
 MAX_RULES = 500
@@ -199,15 +199,15 @@ def _registered(
 class RulesPart(Part):
     table = "rules"
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._store = kernel.store
+    def __init__(self, core: Core) -> None:
+        self._store = core.store
         self._state = RuleState()
         self._window = PreviewWindow()
-        self.registry = RuleRegistry(kernel.settings, kernel.store)
+        self.registry = RuleRegistry(core.settings, core.store)
         self.loaded = self._resumed = False
-        kernel.provide(RuleService, self.registry)
-        kernel.provide(RuleRegistry, self.registry)
-        kernel.provide(RulesPart, self)
+        core.provide(RuleService, self.registry)
+        core.provide(RuleRegistry, self.registry)
+        core.provide(RulesPart, self)
 
     async def load(self) -> Sequence[str]:
         """Load the rules that were created through the API and, at the start, the alerts of the previous daemon."""

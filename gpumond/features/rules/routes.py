@@ -17,7 +17,7 @@ from gpumond.serve.authentication import counted_user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, described, etag_of, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, described, etag_of, json_response
 
 router = Router("rules")
 
@@ -46,7 +46,7 @@ IfMatch = Annotated[str | None, Header(description="The expected ETag of the rul
 
 
 def _registry(request: Request) -> RuleRegistry:
-    return kernel_of(request).get(RuleRegistry)
+    return core_of(request).get(RuleRegistry)
 
 
 def entry_response(entry: RuleEntry, status: int = 200) -> Response:
@@ -101,7 +101,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)
     try:
-        result = await kernel_of(request).get(RulesPart).preview(body.rule())
+        result = await core_of(request).get(RulesPart).preview(body.rule())
     finally:
         previews.remove(who, this)
     return json_response(Preview, result)
@@ -135,9 +135,7 @@ async def override(
                 body.check(rule)
     except ValueError as error:
         raise HTTPException(422, f"body.{error}") from None
-    return entry_response(
-        await kernel_of(request).get(RuleRegistry).override(name, body.fields(), by, etag_of(if_match))
-    )
+    return entry_response(await core_of(request).get(RuleRegistry).override(name, body.fields(), by, etag_of(if_match)))
 
 
 @router.deletion("/rules/{name}/override", "Restore the defaults of a built-in rule", (404, 412, 503, 507))

@@ -16,7 +16,7 @@ from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
 from gpumond.serve.authentication import count_request
 from gpumond.serve.authorization import require_rules
-from gpumond.serve.routes import Router, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("silences")
 
@@ -109,7 +109,7 @@ CREATED = CreatedSilence("active", SILENCE, 1)
 
 
 def _silences(request: Request) -> Silences:
-    return kernel_of(request).get(Silences)
+    return core_of(request).get(Silences)
 
 
 def _count_change(request: Request, by: str) -> None:
@@ -140,7 +140,7 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
     ended. 429: you have changed 30 silences within a minute.
     """
     _count_change(request, by)
-    registry, frame = _silences(request), kernel_of(request).frame
+    registry, frame = _silences(request), core_of(request).frame
     silence = await registry.add(
         [Matcher(each.name, each.operator, each.value) for each in body.matchers],
         author=body.author.strip(),

@@ -16,12 +16,12 @@ from typing import Annotated, NamedTuple
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from gpumond.core import Core, Part, SilenceService, Tick
 from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
 from gpumond.facts.units import DAY_SECONDS, size_text
 from gpumond.host.peer import counted_name
-from gpumond.kernel import Kernel, Part, SilenceService, Tick
 from gpumond.store.table import AuditActions, Table, Transactions
 
 MAX_SILENCES = 100
@@ -355,11 +355,11 @@ def _invalid(reason: str) -> ConfigError:
 class SilencesPart(Silences, Part):
     table = "silences"
 
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.store, kernel.clock.wall)
-        self._telemetry = kernel.telemetry
-        kernel.provide(Silences, self)
-        kernel.provide(SilenceService, self)
+    def __init__(self, core: Core) -> None:
+        super().__init__(core.store, core.clock.wall)
+        self._telemetry = core.telemetry
+        core.provide(Silences, self)
+        core.provide(SilenceService, self)
 
     def conclude(self, tick: Tick) -> Tick:
         frame = tick.frame

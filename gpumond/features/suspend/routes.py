@@ -23,7 +23,7 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import streamed_json
-from gpumond.serve.routes import Router, json_response, kernel_of
+from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("suspend")
 
@@ -121,8 +121,8 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
 
     404: no matching program allows it and has been idle for long enough.
     """
-    kernel = kernel_of(request)
-    suspender, frame = kernel.get(Suspender), kernel.frame
+    core = core_of(request)
+    suspender, frame = core.get(Suspender), core.frame
     keys = list(_targets(frame.snapshot, body, caller.uid)) if frame else []
     if not keys:
         raise _nothing_to_suspend(frame.snapshot.reports if frame else (), body.target, caller.uid)
@@ -147,12 +147,12 @@ async def resume(request: Request, body: ResumeBody, caller: Caller = Depends(re
 
     A program whose memory isn't available in time stays suspended. 404: no suspended program matches.
     """
-    suspender = kernel_of(request).get(Suspender)
+    suspender = core_of(request).get(Suspender)
     keys: list[ProcessKey] = [
         key for key, each in suspender.programs.items() if body.target.matches(each.pid, each.workload)
     ]
     if not keys:
-        frame = kernel_of(request).frame
+        frame = core_of(request).frame
         reports = frame.snapshot.reports if frame else ()
         raise nothing_to_resume(reports, suspender.programs.values(), body.target)
     if body.target.pid is None:
@@ -165,13 +165,13 @@ async def cancel(
     request: Request, pid: Annotated[int, Path(gt=0)], caller: Caller = Depends(require_flush)
 ) -> Response:
     """The program stays suspended. 404: none of your programs with this pid is waiting."""
-    kernel_of(request).get(Suspender).cancel(pid, caller.name, caller.uid)
+    core_of(request).get(Suspender).cancel(pid, caller.name, caller.uid)
     return Response(status_code=204)
 
 
 @router.read("/suspensions", "Programs that gpumond has suspended", list[SuspendedProgram], [EXAMPLE_PROGRAM])
 async def suspensions(request: Request) -> Response:
-    return json_response(list[SuspendedProgram], list(kernel_of(request).get(Suspender).programs.values()))
+    return json_response(list[SuspendedProgram], list(core_of(request).get(Suspender).programs.values()))
 
 
 @router.read(
@@ -182,7 +182,7 @@ async def suspensions(request: Request) -> Response:
 )
 async def receipts(request: Request) -> Response:
     """Returns the last 1,000 since the daemon started."""
-    return streamed_json(request, SuspensionReceipt, list(kernel_of(request).get(Suspender).receipts))
+    return streamed_json(request, SuspensionReceipt, list(core_of(request).get(Suspender).receipts))
 
 
 def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, uid: int | None) -> NoSuchTarget:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
+from gpumond.core import AdmissionService, Clock, Core, Part, SuspendService, Tick
 from gpumond.facts.errors import NoSuchEntry, NoSuchTarget, ProtocolError, StoreUnavailable, TooManyAdmissions
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
@@ -40,7 +41,6 @@ from gpumond.host.machine import available_bytes, find_process, is_descendant, i
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.python_commands import module_command
 from gpumond.host.tasks import Tasks
-from gpumond.kernel import AdmissionService, Clock, Kernel, Part, SuspendService, Tick
 from gpumond.store.table import Table, Transactions
 from gpumond.tick.observe import as_unmapped
 
@@ -757,26 +757,26 @@ def _listed_bytes(program: SuspendedProgram, devices: Sequence[DeviceReading]) -
 class SuspendPart(Suspender, Part):
     table = "suspensions"
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, core: Core) -> None:
         super().__init__(
-            allowed=lambda: kernel.settings.allow_suspend,
-            idle_seconds=lambda: kernel.settings.suspend_after_idle,
-            snapshot=lambda: kernel.frame.snapshot if kernel.frame else None,
-            read_driver=kernel.read_driver,
-            grants=kernel.get(AdmissionService),
-            processes=CheckpointProcesses(kernel.store_file.parent / "suspend"),
+            allowed=lambda: core.settings.allow_suspend,
+            idle_seconds=lambda: core.settings.suspend_after_idle,
+            snapshot=lambda: core.frame.snapshot if core.frame else None,
+            read_driver=core.read_driver,
+            grants=core.get(AdmissionService),
+            processes=CheckpointProcesses(core.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
             is_continued=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
-            flushing=lambda each: kernel.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
-            store=kernel.store,
-            note=kernel.note,
-            publish=kernel.events.add_suspension_receipt,
-            wake=kernel.dependencies.wake.set,
-            clock=kernel.clock,
+            flushing=lambda each: core.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
+            store=core.store,
+            note=core.note,
+            publish=core.events.add_suspension_receipt,
+            wake=core.dependencies.wake.set,
+            clock=core.clock,
         )
-        kernel.provide(SuspendService, self)
-        kernel.provide(Suspender, self)
+        core.provide(SuspendService, self)
+        core.provide(Suspender, self)
 
     def act(self, tick: Tick) -> None:
         self.execute(tick.frame.snapshot)

@@ -1,4 +1,4 @@
-"""The kernel: what features build on, and the parts that they add to the daemon.
+"""The core: what features build on, and the parts that they add to the daemon.
 
 Data flows one way. At each tick the daemon reads devices and programs, and every part may add facts (``observe``), then
 conclusions without I/O (``conclude``). The frame is swapped, and every part may act on it (``act``).
@@ -242,7 +242,7 @@ class ConfigHashes(NamedTuple):
     rules: str
 
 
-class Kernel:
+class Core:
     """Clock, devices, programs, store and telemetry of one daemon, its current frame, and the services of features.
 
     ``settings`` are replaced by a reload. ``pace``: the factor by which diagnosis time is accelerated.

@@ -18,7 +18,7 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_own
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, bearer, json_response, kernel_of, problem_responses
+from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses
 
 router = Router("agents")
 
@@ -101,7 +101,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = De
     404: no agent has this pid, it's another user's program, or no device has this name. 409: the program doesn't allow
     or support a limit; see `detail`. 504: the program didn't respond.
     """
-    device = None if body.device is None else device_named(body.device, kernel_of(request).frame)
+    device = None if body.device is None else device_named(body.device, core_of(request).frame)
     answer = await _ask(request, pid, "limit", caller, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
@@ -146,8 +146,8 @@ async def why(
         classes=answer.classes,
         sites=answer.sites,
         unrecorded_bytes=answer.unrecorded_bytes,
-        kv_cache_bytes=_kv_cache_bytes(kernel_of(request).frame, pid, answer.classes),
-        advice=_advice(kernel_of(request).frame, pid, answer.classes),
+        kv_cache_bytes=_kv_cache_bytes(core_of(request).frame, pid, answer.classes),
+        advice=_advice(core_of(request).frame, pid, answer.classes),
         snapshot=answer.dump,
         folded=answer.folded,
         reason=answer.reason if answer.classes else "",
@@ -179,7 +179,7 @@ async def snapshot_file(
     404: no agent has this pid, or it's another user's program. 409: the file doesn't exist; see `detail`. 504: the
     program didn't respond.
     """
-    found = await kernel_of(request).requests.fetch(pid, snapshot_id, caller.name, caller.uid)
+    found = await core_of(request).requests.fetch(pid, snapshot_id, caller.name, caller.uid)
     if found is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected")
     if isinstance(found, AgentResponse):
@@ -229,7 +229,7 @@ async def _ask(
     record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await kernel_of(request).requests.ask(
+    answer = await core_of(request).requests.ask(
         pid, kind, limit_bytes, device, caller.name, caller.uid, record_seconds
     )
     if answer is None:

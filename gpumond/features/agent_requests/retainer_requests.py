@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import uuid
 
+from gpumond.core import Core, Part, Tick
 from gpumond.facts.frame import Frame
 from gpumond.facts.messages import AgentRequest
 from gpumond.facts.program import ProcessKey
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.tasks import Tasks, cancel_all
-from gpumond.kernel import Kernel, Part, Tick
 from gpumond.programs.agent_server import AgentServer, identity_of
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class RetainerRequests:
             log.info("pid %d isn't searched for the lines that retain its memory: %s", identity.pid, reason)
 
 
-class InstrumentsPart(RetainerRequests, Part):
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.programs)
+class RetainerRequestsPart(RetainerRequests, Part):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core.programs)
 
     def act(self, tick: Tick) -> None:
         self.consider(tick.frame)

@@ -1,4 +1,4 @@
-"""Instruments for one program: what its live memory consists of, snapshots and limits."""
+"""Requests to the agents of programs other than a flush: what live memory consists of, snapshots and limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     __name__,
-    parts=("retainer_requests:InstrumentsPart",),
+    parts=("retainer_requests:RetainerRequestsPart",),
     routes=("routes:router",),
     commands=(
         Command(
