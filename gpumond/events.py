@@ -16,15 +16,15 @@ from typing import Literal
 from gpumond.diagnosis.advice import advice, context_of
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program
-from gpumond.facts.alerts import OVER, WAS
+from gpumond.facts.alerts import ALERT_WAS, ENDED_PREFIX
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site, place_of
+from gpumond.facts.program import AllocationSite, Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, location_text
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free_clause
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
 from gpumond.facts.units import caller_text, clock_text, duration_text, size_text
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.host.tasks import Signal
 
 EventKind = Literal[
@@ -427,7 +427,7 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in (*PATTERNS, "growing"):  # suspected only: it comes and goes
+            if key in others or verdict.kind in (*PATTERN_NAMES, "growing"):  # suspected only: it comes and goes
                 continue
             known, process = _names(frame), verdict.process
             workload, name = known.get(process) or _names(before, left).get(process) or ("", "")
@@ -482,9 +482,9 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
     who = _who_on_device(program(workload, process.pid, "") if process else workload, _index(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
-    if kind == "alert-resolved" and WAS not in summary:
-        summary = f"{alert.rule} resolved{WAS}{summary}"
-    elif kind == "alert-resolved" and summary.startswith(OVER):
+    if kind == "alert-resolved" and ALERT_WAS not in summary:
+        summary = f"{alert.rule} resolved{ALERT_WAS}{summary}"
+    elif kind == "alert-resolved" and summary.startswith(ENDED_PREFIX):
         summary = f"{alert.rule} {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
     return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
@@ -590,7 +590,7 @@ def program_line_clause(calls: Sequence[Call]) -> str:
         return ""
     call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
-    return (where if call.file == "<string>" else f"{where} at {place_of(call)}")[-MAX_CALL:]
+    return (where if call.file == "<string>" else f"{where} at {location_text(call)}")[-MAX_CALL:]
 
 
 def program_line(calls: Sequence[Call]) -> str:
@@ -610,7 +610,7 @@ def _is_of_library(call: Call) -> bool:
 
 
 def call_text(call: Call) -> str:
-    return f"{place_of(call)} {call.function}"[-MAX_CALL:]
+    return f"{location_text(call)} {call.function}"[-MAX_CALL:]
 
 
 def stack_text(calls: Sequence[Call]) -> str:
@@ -633,7 +633,7 @@ def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterato
             yield from ((f"{one.allocator} {name}", size) for name, size in sizes if size is not None)
 
 
-def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
+def _sites(sites: Sequence[AllocationSite]) -> Iterator[tuple[str, str]]:
     for number, site in enumerate(sites[:SHOWN_SITES], 1):
         yield (
             f"allocation site {number}",

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload's name or a process's pid (default: all GPUs together; with --at: every program)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
+    seconds: dict[str, Any] = {"type": positive(units.parse_seconds_argument), "metavar": "DURATION"}
     option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
         f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "

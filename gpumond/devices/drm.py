@@ -41,9 +41,9 @@ from gpumond.devices.impossible_values import (
     valid_memory,
     valid_usages,
 )
-from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessIdentity, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
-from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.messages import MAX_INTEGER, printable_text
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
 from gpumond.facts.units import plural
 from gpumond.host.machine import read_or_empty
@@ -121,7 +121,7 @@ class DrmDevice:
         """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
         vendor, device = ((self._text(f"device/{file}") or "0x?")[2:] for file in ("vendor", "device"))
         listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
-        return clean(self._text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+        return printable_text(self._text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def is_powered_down(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
@@ -610,7 +610,7 @@ class DrmSource:
         return by_pid
 
 
-def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, DrmClient]]]:
+def _owned(shared: Shared, identities: Mapping[int, ProcessIdentity]) -> dict[str, dict[int, tuple[int, DrmClient]]]:
     """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
     owned: dict[str, dict[int, tuple[int, DrmClient]]] = {}
     for (address, number), by_pid in shared.items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumond import __version__
-from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import ProcessIdentity, ProcessTable
 from gpumond.facts.errors import SourceUnavailable, remedy
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.device import DamagedDevice, simulated_devices
@@ -57,7 +57,7 @@ class SimSource:
         self._uuids.clear()
 
 
-def _named(device: DeviceReading, owners: Mapping[int, ProcessOwner]) -> DeviceReading:
+def _named(device: DeviceReading, owners: Mapping[int, ProcessIdentity]) -> DeviceReading:
     """Return the device with names and owners of its processes."""
     processes = []
     for process in device.processes or ():

@@ -33,7 +33,7 @@ from gpumond.diagnosis.previous_runs import HELD_MINUTES, EarlierUses
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
-from gpumond.facts.verdicts import PATTERNS, VerdictName
+from gpumond.facts.verdicts import PATTERN_NAMES, VerdictName
 from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
@@ -174,7 +174,7 @@ class Diagnosis:
         if tracked.pid is None and not self._is_classified_alone(tracked, device):
             tracked.leak = None
             tracked.verdicts = {
-                kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERNS, "leak")
+                kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERN_NAMES, "leak")
             }
             return
         series, signal = tracked.series, tracked.main_signal
@@ -319,12 +319,12 @@ class Diagnosis:
 
     def _set_pattern(self, tracked: TrackedSeries, found: UsePattern | None, left: bool = False) -> None:
         """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
-        active = next((kind for kind in PATTERNS if kind in tracked.verdicts), None)
+        active = next((kind for kind in PATTERN_NAMES if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
         sudden = active == "warm-up" or (found.kind == "step-change" if found is not None else tracked.leak is not None)
         if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
-        for kind in PATTERNS:
+        for kind in PATTERN_NAMES:
             if found is None or found.kind != kind:
                 tracked.verdicts.pop(kind, None)
         if found is not None:

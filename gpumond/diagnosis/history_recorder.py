@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolP
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_criteria import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
-from gpumond.diagnosis.previous_runs import Owner, RunMinima, SawtoothLevels
+from gpumond.diagnosis.previous_runs import ProgramKey, RunMinima, SawtoothLevels
 from gpumond.diagnosis.serving_leak import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import GrowthLine, Verdict
@@ -115,7 +115,7 @@ class TrackedSeries:
         return self.key[1].pid if self.key[1] else None
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ProgramKey:
         return self.name, self.uid
 
     @property

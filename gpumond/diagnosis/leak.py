@@ -29,7 +29,7 @@ from gpumond.diagnosis.growth_curve import (
 from gpumond.diagnosis.history_recorder import TrackedSeries
 from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, has_risen_with_load
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
-from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
+from gpumond.facts.frame import GrowthLine, RuledOutCause, Verdict
 from gpumond.facts.units import MIB
 from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
 
@@ -368,28 +368,30 @@ def _seconds_to_full(room: float, slope: float) -> float | None:
 
 def _ruled_out(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
-) -> Iterator[RuledOut]:
+) -> Iterator[RuledOutCause]:
     half = len(values) // 2
     first, last = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
     if first > 0:
-        yield RuledOut("warm-up", "last half's slope relative to the first half's", last / first)
+        yield RuledOutCause("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
-            yield RuledOut("step-change", "distance from the line, relative to the distance from a step", line / step)
+            yield RuledOutCause(
+                "step-change", "distance from the line, relative to the distance from a step", line / step
+            )
     use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
-        yield RuledOut(
+        yield RuledOutCause(
             "load",
             "rise of the device's utilization in the meantime",
             sen_slope(range(len(use)), use) * len(use),
         )
 
 
-def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
+def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOutCause]:
     if allocations and allocations.rises and allocations.ratio is not None:
-        yield RuledOut(
+        yield RuledOutCause(
             "larger-allocations",
             "relative growth of the live allocation count, as a fraction of the live bytes' growth",
             allocations.ratio,

@@ -36,7 +36,7 @@ def _limit(known: float) -> float:
     return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
 
 
-Owner = tuple[str, int | None]
+ProgramKey = tuple[str, int | None]
 """Workload or command, and user."""
 
 
@@ -62,13 +62,13 @@ class EarlierUses:
     """The past of each program, the newest last."""
 
     def __init__(self) -> None:
-        self._known: dict[Owner, EarlierUse] = {}
+        self._known: dict[ProgramKey, EarlierUse] = {}
 
-    def limit(self, owner: Owner) -> float:
+    def limit(self, owner: ProgramKey) -> float:
         known = self._known.get(owner)
         return known.limit if known is not None else 0.0
 
-    def note(self, owner: Owner, at: float, held: float = 0.0, returned: float = 0.0) -> None:
+    def note(self, owner: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
         if not owner[0]:
             return

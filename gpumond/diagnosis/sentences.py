@@ -8,19 +8,19 @@ from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
-from gpumond.facts.program import Program, Retainer, place_of
+from gpumond.facts.program import Program, Retainer, location_text
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import (
     DAY_SECONDS,
     clock_text,
     duration_text,
     growth_rate_text,
-    listed,
+    list_text,
     plural,
     rough_duration_text,
     size_text,
 )
-from gpumond.facts.verdicts import AT_PEAK
+from gpumond.facts.verdicts import AT_PEAK_CONDITION
 
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
@@ -53,7 +53,10 @@ def leak(
     if left is not None:
         times = [rough_duration_text(left)]
         if later is not None and rough_duration_text(later) != rough_duration_text(left):
-            times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {size_text(peak)}"]
+            times = [
+                rough_duration_text(later),
+                f"{rough_duration_text(left)} {AT_PEAK_CONDITION} of {size_text(peak)}",
+            ]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
 
@@ -201,7 +204,7 @@ def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
         lines = [_line(retainer) for retainer in program.retainers[:MAX_SHOWN]]
-        return f"{listed(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
+        return f"{list_text(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
@@ -213,5 +216,5 @@ def retained_by(program: Program) -> str:
 
 def _line(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
-    place = f"{name}`{retainer.function}` at {place_of(retainer)}"
+    place = f"{name}`{retainer.function}` at {location_text(retainer)}"
     return f"{place[-MAX_PLACE:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

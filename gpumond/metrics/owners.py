@@ -15,7 +15,7 @@ from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import Owner, Snapshot
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.quantities.quantity import Quantity
 
 OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account")
@@ -137,7 +137,7 @@ OWNER: tuple[Quantity[OwnerUsage], ...] = (
 
 def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the number of verdicts of each owner and kind, except shapes."""
-    found = [each for each in frame.verdicts if each.kind not in PATTERNS]
+    found = [each for each in frame.verdicts if each.kind not in PATTERN_NAMES]
     counts = Counter((*owner, verdict.kind) for owner, verdict in _with_owners(frame, found))
     yield from counts.items()
 

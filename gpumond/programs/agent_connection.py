@@ -18,9 +18,9 @@ from gpumond.facts.messages import (
     Hello,
     Message,
     Report,
-    clean,
     decode,
     encode,
+    printable_text,
 )
 from gpumond.facts.program import MAX_RANKS, MAX_SCOPES, PoolLimit
 from gpumond.facts.snapshot import AgentReport
@@ -138,7 +138,9 @@ def check_report(report: Report) -> None:
     names = [scope.name for scope in report.program.scopes]
     wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
     if wrong is not None:
-        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}")
+        raise ProtocolError(
+            "value", f"report.program.scopes: {printable_text(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}"
+        )
     if len(names) > MAX_SCOPES + 1:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {MAX_SCOPES + 1}")
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpumond.facts.frame import Line, Verdict
+from gpumond.facts.frame import LedgerLine, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, listed, plural
+from gpumond.facts.units import MINUTE_SECONDS, list_text, plural
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
 from gpumond.quantities.quantity import Quantity, Unit, readable
 from gpumond.quantities.scope import (
@@ -43,7 +43,7 @@ class _Device(NamedTuple):
     """One device. ``lines`` are its part of the ledger, ``short`` its processes that recently ran short of memory."""
 
     device: DeviceReading
-    lines: Sequence[Line]
+    lines: Sequence[LedgerLine]
     cached: int | None
     stranded: int | None
     unattributed: int | None
@@ -63,7 +63,7 @@ class _Device(NamedTuple):
 
 def devices(context: RuleContext) -> Sequence[_Device]:
     snapshot, recent = context.snapshot, context.recent
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    lines: defaultdict[str, list[LedgerLine]] = defaultdict(list)
     for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
     verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
@@ -147,7 +147,7 @@ def _shortage(row: _Device) -> str:
         return f"is {row.used_ratio:.0%} full"
     names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short})
     minutes = WINDOW_SECONDS / MINUTE_SECONDS
-    return f"had too little room for {listed(names or ['a program'])} in the last {minutes:.0f} minutes"
+    return f"had too little room for {list_text(names or ['a program'])} in the last {minutes:.0f} minutes"
 
 
 def _idle_used(row: _Device) -> float | None:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from gpumond.facts.engines import NOT_READ, EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, StepUsage
-from gpumond.facts.shares import HELD as HELD_MEANING, MEANINGS
+from gpumond.facts.shares import HELD_MEANING as HELD_MEANING, SHARE_MEANINGS
 from gpumond.facts.snapshot import AgentReport, ProcessUsage
 from gpumond.quantities.quantity import Quantity, attribute
 
@@ -39,7 +39,7 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
     return pool.reclaimable.likely if known else None
 
 
-LIVE: Quantity[PoolUsage] = attribute("live_bytes", MEANINGS["live"], rule_note=" Unknown if nothing counts it.")
+LIVE: Quantity[PoolUsage] = attribute("live_bytes", SHARE_MEANINGS["live"], rule_note=" Unknown if nothing counts it.")
 HELD: Quantity[PoolUsage] = attribute(
     "held_bytes",
     HELD_MEANING,
@@ -52,9 +52,12 @@ RECLAIMABLE: Quantity[PoolUsage] = attribute(
     field="reclaimable.likely",
 )
 STRANDED = Quantity[PoolUsage](
-    "stranded_bytes", MEANINGS["stranded"], _stranded, export=lambda pool: _stranded(pool) if pool.held_known else None
+    "stranded_bytes",
+    SHARE_MEANINGS["stranded"],
+    _stranded,
+    export=lambda pool: _stranded(pool) if pool.held_known else None,
 )
-UNMAPPED: Quantity[PoolUsage] = attribute("unmapped_bytes", MEANINGS["unmapped"])
+UNMAPPED: Quantity[PoolUsage] = attribute("unmapped_bytes", SHARE_MEANINGS["unmapped"])
 
 
 POOL: tuple[Quantity[PoolUsage], ...] = (

@@ -15,7 +15,7 @@ from gpumond.events import program_line_clause
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, ProcessKey, Program
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, AgentReport, Sensors, Snapshot
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS
 
@@ -238,7 +238,7 @@ def _present(before: RuleWindow, reporting: Mapping[ProcessKey, Workload], snaps
     """Return the processes that are on a device; all previous ones while a device is not read completely."""
     if before.agents.keys() <= reporting.keys():
         return frozenset()  # not needed: every agent reports
-    if unlisted_devices(snapshot) or any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
+    if unlisted_devices(snapshot) or any(device.missed_readings >= MAX_MISSED_READINGS for device in snapshot.devices):
         return frozenset(before.agents)
     return frozenset(
         process

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.facts.frame import Frame, Ledger, Line, Overcount
+from gpumond.facts.frame import Frame, Ledger, LedgerLine, Overcount
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
@@ -78,9 +78,11 @@ class _Pools(NamedTuple):
 _NONE = _Pools()
 
 
-def _line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
+def _line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> LedgerLine:
     pid, start_ticks = process
-    return Line(device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload)
+    return LedgerLine(
+        device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload
+    )
 
 
 class _Earlier:
@@ -125,7 +127,7 @@ def attribute(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
     pools = _pools_by_device(snapshot, counted=True)
     uncounted = _pools_by_device(snapshot, counted=False) if _has_uncounted(snapshot) else {}
     complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
         claims = _bounded(device, pools[device.uuid], device.uuid in complete)
@@ -139,7 +141,7 @@ def attribute(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
             unattributed -= sum(own.held for own in on_device.values())
         own = _process_lines(device, reports, claims, on_device, earlier)
         if device.used_bytes is not None:
-            own.append(Line(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
+            own.append(LedgerLine(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
     return Ledger(tuple(lines), tuple(overcounts))
@@ -222,10 +224,10 @@ def _process_lines(
     pools: Mapping[ProcessKey, _Pools],
     managed: Mapping[ProcessKey, _Pools],
     earlier: _Earlier | None,
-) -> list[Line]:
+) -> list[LedgerLine]:
     uuid, listed = device.uuid, device.processes_by_key
     known = earlier.overheads[uuid] if earlier else {}
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     for process, usage in listed.items():
         used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
@@ -250,7 +252,7 @@ def _process_lines(
     return lines
 
 
-def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> Iterator[Line]:
+def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> Iterator[LedgerLine]:
     """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
     uncounted = pools.opaque or pools.unsized
     if pools.split or not uncounted:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import (
-    MISSED_LIMIT,
+    MAX_MISSED_READINGS,
     STARTING,
     AgentReport,
     DeviceReading,
@@ -221,7 +221,7 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
             missed, up = device.missed_readings + 1, device.up and reading is None
             yield (
                 replace(device, missed_readings=missed, up=up)
-                if missed < MISSED_LIMIT
+                if missed < MAX_MISSED_READINGS
                 else _without_values(device, missed)
             )
     yield from (with_idle_times(device, None, seconds) for device in fresh.values())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.facts.errors import CONDITIONS
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
+from gpumond.facts.errors import CONDITION_REMEDIES
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
 from gpumond.facts.units import size_text
 from gpumond.tick.claims import unmapped_by_device
 
-DEVICE_CONDITIONS = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
+DEVICE_CONDITIONS = tuple(
+    kind for kind in CONDITION_REMEDIES if kind not in ("private_pid_namespace", "agent_pid_unknown")
+)
 SHOWN_AGENTS = 3
 """Agents without a pid that the condition names; it counts the others."""
 
@@ -104,7 +106,7 @@ def _of_excess(excess: ExcessClaim) -> Condition:
 
 
 def device_conditions(device: DeviceReading) -> Iterator[str]:
-    if device.missed_readings >= MISSED_LIMIT:
+    if device.missed_readings >= MAX_MISSED_READINGS:
         return  # all values are unknown
     if device.unified:
         yield "unified_memory"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, ConditionWithRemedy, FaultWithRemedy, Frame, FullFrame, Verdict
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import DeviceReading
@@ -27,8 +27,8 @@ def make_frame(
     *devices: DeviceReading,
     verdicts: tuple[Verdict, ...] = (),
     alerts: tuple[Alert, ...] = (),
-    faults: tuple[StatedFault, ...] = (),
-    conditions: tuple[StatedCondition, ...] = (),
+    faults: tuple[FaultWithRemedy, ...] = (),
+    conditions: tuple[ConditionWithRemedy, ...] = (),
     queue: tuple[QueuedRequest, ...] = (),
     grants: tuple[GrantedRequest, ...] = (),
     **fields: Any,
@@ -40,8 +40,8 @@ def make_frame(
 
 def as_json(
     frame: Frame,
-    faults: tuple[StatedFault, ...] = (),
-    conditions: tuple[StatedCondition, ...] = (),
+    faults: tuple[FaultWithRemedy, ...] = (),
+    conditions: tuple[ConditionWithRemedy, ...] = (),
     queue: tuple[QueuedRequest, ...] = (),
     grants: tuple[GrantedRequest, ...] = (),
 ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.frame import Frame, GrowthLine, Line, Verdict
+from gpumond.facts.frame import Frame, GrowthLine, LedgerLine, Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import (
     Call,
@@ -243,7 +243,7 @@ def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
     for seconds in (-3, -2, -1, 0):
         series.add((history.now + seconds, 12.0 * GIB, *[float("nan")] * 4))
         history.device("GPU-a").add((history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNALS - 1)))
-    lines = (*attribute(snapshot).lines, Line(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
+    lines = (*attribute(snapshot).lines, LedgerLine(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
     found = timeline(history, lines, "GPU-a", snapshot.taken_at)
     assert [(curve.pid, curve.used_bytes[-1]) for curve in found.curves] == [(1, 12 * GIB), (None, 8 * GIB)]
 
@@ -350,7 +350,7 @@ def test_an_error_is_compared_with_runs_that_had_room():
 
 def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
-    line = Line(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
+    line = LedgerLine(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
     oom = Oom(number=1, at=9.0, seen="scope", pools=(pool,))
     case = replace(CASE, at=9.0, oom=oom, lines=(line,), lines_at=8.8)
     reported = replace(case, oom=replace(oom, pools=()), reported_at=8.1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Oom, Program
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, VALUES
 from gpumond.quantities import subjects
@@ -57,7 +57,7 @@ CONTEXT = RuleContext(SNAPSHOT, attribute(SNAPSHOT), next_window(RuleWindow(), S
 
 
 @pytest.mark.parametrize("scope", VALUES)
-def test_documented_values_and_words_exist_for_each_row(scope: Scope):
+def test_documented_values_and_words_exist_for_each_row(scope: RuleScope):
     found = subjects(scope, CONTEXT)
     assert found.rows
     assert found.values.keys() == VALUES[scope].keys()
@@ -228,7 +228,7 @@ def test_memory_of_an_engine_without_a_process_is_unknown_unless_it_states_none(
     assert values_of(replace(ENGINE, processes=()))["used_bytes"] is None
     assert values_of(replace(ENGINE, processes=(), held_bytes=0))["used_bytes"] == 0
     assert values_of(replace(ENGINE, processes=(), held_bytes=0, processes_problem="hidden"))["used_bytes"] is None
-    assert values_of(ENGINE, missed_readings=MISSED_LIMIT)["used_bytes"] is None
+    assert values_of(ENGINE, missed_readings=MAX_MISSED_READINGS)["used_bytes"] is None
 
 
 def test_alert_on_the_unused_kv_cache_of_an_engine():

@@ -27,7 +27,7 @@ from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingCh
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
-from gpumond.facts.units import backoff
+from gpumond.facts.units import backoff_seconds
 from gpumond.host.python_commands import module_command
 
 log = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class Supervisor:
         log.warning("device %d (%s) is excluded, because the driver %s when reading it", index, uuid, problem)
         self._excluded[device] = child
         crashes = self._times_left_out[uuid]
-        seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
+        seconds = MAX_LEFT_OUT_SECONDS if child else backoff_seconds(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
         self._times_left_out[uuid] += 1
         asyncio.get_running_loop().call_later(seconds, self._try_again, device)
         return True
@@ -401,7 +401,7 @@ class Supervisor:
         if child.request is not None:
             child.request.finish(None)
         if child.unavailable:
-            delay = backoff(1.0, self._failures, MAX_RETRY_SECONDS)
+            delay = backoff_seconds(1.0, self._failures, MAX_RETRY_SECONDS)
         else:
             detail = f"the driver process exited with {child.process.poll()}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
@@ -413,7 +413,7 @@ class Supervisor:
         self._schedule(delay, self._spawn)
 
     def _restart_seconds(self) -> float:
-        return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
+        return backoff_seconds(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
 
     def _unwatch(self, child: DriverProcess) -> None:
         if not child.stdout.closed:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 
 NVML = "libnvidia-ml.so.1"
 
@@ -40,7 +40,7 @@ def load_error() -> str | None:
 
 def not_loadable(reason: str) -> SourceUnavailable:
     """Return the failure with the end of the loader's error, whose beginning is a path."""
-    text = clean(reason)
+    text = printable_text(reason)
     if len(text) > LONGEST_REASON:
         text = f"…{text[1 - LONGEST_REASON :]}"
     kind: FaultKind = "library_not_loadable"

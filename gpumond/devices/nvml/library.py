@@ -22,7 +22,7 @@ from gpumond.devices import ReadProgress
 from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.host.machine import read_or_empty
 
 LEFT_OUT: FaultKind = "skipped"
@@ -252,7 +252,7 @@ class Library:
 
 
 def _text(value: bytes | str) -> str:
-    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+    return printable_text(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
 
 
 @dataclass

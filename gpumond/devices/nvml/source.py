@@ -47,12 +47,12 @@ from gpumond.devices.nvml.library import (
 )
 from gpumond.devices.nvml.sensors import SensorReader
 from gpumond.devices.process.metadata import limitable_cgroup
-from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import ProcessIdentity, ProcessTable
 from gpumond.facts.errors import FaultKind, ReturnCode
-from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.messages import MAX_INTEGER, printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import (
-    MISSED_LIMIT,
+    MAX_MISSED_READINGS,
     CgroupLimit,
     CgroupLimitChange,
     DeviceReading,
@@ -243,7 +243,7 @@ class CgroupLimits:
             try:
                 self._library.query(_SET, device.handle, _Limits(_path(change.cgroup), 0, hard, 0))
             except (EnumerationFailed, Unsupported) as refusal:
-                self._refused[key] = f"{clean(change.cgroup)}: {refusal}"
+                self._refused[key] = f"{printable_text(change.cgroup)}: {refusal}"
         for (uuid, _), detail in self._refused.items():
             if uuid == device.uuid:
                 counter.add(uuid, REFUSED, detail)
@@ -432,7 +432,7 @@ class NvmlSource:
             return shared or MemoryCounts(), shared is not None, None
         except EnumerationFailed as failure:
             device.memory_failures += 1
-            if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
+            if device.memory_failures >= MAX_MISSED_READINGS or device.parent_uuid is not None:
                 raise DeviceLost(failure.kind) from failure
             counter.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False, None
@@ -505,7 +505,7 @@ class NvmlSource:
         self,
         reading: DeviceReading,
         by_pid: Mapping[int, DriverUsage] | None,
-        identities: Mapping[int, ProcessOwner],
+        identities: Mapping[int, ProcessIdentity],
         used_by: Mapping[int, float],
     ) -> DeviceReading:
         """Add the processes. If the driver does not report the device's memory, used memory is the sum over the

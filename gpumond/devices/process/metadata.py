@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
 from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, read_or_empty
@@ -65,7 +65,10 @@ class Containers:
         names = ContainerNames()
         for found in self._found(place.container, place.pod_uid):
             names = ContainerNames(
-                *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
+                *(
+                    printable_text(ours or theirs) if ours or theirs else None
+                    for ours, theirs in zip(names, found, strict=True)
+                )
             )
             if names.container and (names.pod or not place.pod_uid):
                 break
@@ -290,7 +293,7 @@ def _allocated(message: bytes) -> dict[str, set[Pod]]:
             for devices in _at(container, 2):
                 for device in _at(devices, 2):
                     identity = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
-                    pods[identity.lower()].add(Pod(clean(name), clean(namespace)))
+                    pods[identity.lower()].add(Pod(printable_text(name), printable_text(namespace)))
     return dict(pods)
 
 
@@ -336,13 +339,13 @@ _LOGIN = re.compile(r"session-.+\.scope")
 _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
 
-class _Owner(NamedTuple):
+class _ProcessContext(NamedTuple):
     place: ProcessPlacement
     names: ContainerNames
 
 
 @lru_cache(2048)
-def _with_owner(process: ProcessUsage, owner: _Owner, state: str, orphaned: bool | None) -> ProcessUsage:
+def _with_owner(process: ProcessUsage, owner: _ProcessContext, state: str, orphaned: bool | None) -> ProcessUsage:
     """Return the process with these facts. Nearly every process is unchanged, and a lookup takes half as long as a new
     object."""
     return replace(
@@ -352,7 +355,7 @@ def _with_owner(process: ProcessUsage, owner: _Owner, state: str, orphaned: bool
         pod_name=owner.names.pod,
         pod_namespace=owner.names.namespace,
         pod_uid=None if owner.place.delegated else owner.place.pod_uid,
-        unit=clean(owner.place.unit) if owner.place.unit else None,
+        unit=printable_text(owner.place.unit) if owner.place.unit else None,
         slurm_job=owner.place.slurm_job,
         state=state,
         orphaned=orphaned,
@@ -386,7 +389,7 @@ class ProcessMetadata:
         self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
-        self._known: dict[ProcessKey, _Owner] = {}
+        self._known: dict[ProcessKey, _ProcessContext] = {}
         self._same: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
         self._orphans: dict[tuple[ProcessKey, int], bool] = {}
@@ -464,15 +467,15 @@ class ProcessMetadata:
         since = self._waiting.setdefault(process, self._clock())
         return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
 
-    def _owner(self, process: ProcessKey) -> _Owner:
+    def _owner(self, process: ProcessKey) -> _ProcessContext:
         known = self._known.get(process)
         if known is not None:
             return known
         where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
-        owner = _Owner(where, self._containers.names(where))
+        owner = _ProcessContext(where, self._containers.names(where))
         again = process_start(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:
-            return _Owner(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
+            return _ProcessContext(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
         self._known[process] = owner
         return owner
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for DURATION",
         "how long to record, such as 10m (default: until Ctrl-C)",
         dest="duration",
-        type=positive(units.seconds_argument),
+        type=positive(units.parse_seconds_argument),
         default=float("inf"),
     )
     option(
