@@ -21,7 +21,7 @@ from gpumond.cli.arguments import (
     print_result,
     time_argument,
 )
-from gpumond.events import ENDED
+from gpumond.events import END_EVENT
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
@@ -156,7 +156,7 @@ def _subjects(
         yield Subject(uuid)
         return
     running = client.frame(arguments.url)["processes"]
-    ended = [each for each in client.events(arguments.url) if each["kind"] == ENDED and each["at"] >= since]
+    ended = [each for each in client.events(arguments.url) if each["kind"] == END_EVENT and each["at"] >= since]
     known = dict.fromkeys(
         Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
         for each in (*ended, *running)

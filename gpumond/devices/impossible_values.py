@@ -131,14 +131,16 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], DriverUsage]) -> di
     return by_pid
 
 
-def processes(
+def process_usages(
     by_pid: Mapping[int, DriverUsage], owners: Mapping[int, ProcessIdentity], used_by: Mapping[int, float]
 ) -> tuple[ProcessUsage, ...]:
     """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
-    return tuple(_process(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
+    return tuple(_process_usage(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
 
 
-def _process(pid: int, usage: DriverUsage, owner: ProcessIdentity, utilization_ratio: float | None) -> ProcessUsage:
+def _process_usage(
+    pid: int, usage: DriverUsage, owner: ProcessIdentity, utilization_ratio: float | None
+) -> ProcessUsage:
     return ProcessUsage(
         pid=pid,
         start_ticks=owner.start_ticks,

@@ -50,14 +50,14 @@ class SimSource:
             faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
         owners = self._table.read(process.pid for device in devices for process in device.processes or ())
-        named = tuple(_named(device, owners) for device in devices)
+        named = tuple(_with_identities(device, owners) for device in devices)
         return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._uuids.clear()
 
 
-def _named(device: DeviceReading, owners: Mapping[int, ProcessIdentity]) -> DeviceReading:
+def _with_identities(device: DeviceReading, owners: Mapping[int, ProcessIdentity]) -> DeviceReading:
     """Return the device with names and owners of its processes."""
     processes = []
     for process in device.processes or ():

@@ -32,7 +32,7 @@ TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
 """Growth is below a known level up to this multiple of it, and these bytes."""
 
 
-def _limit(known: float) -> float:
+def _repeated_growth_limit(known: float) -> float:
     return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
 
 
@@ -55,7 +55,7 @@ class EarlierUse:
     @property
     def limit(self) -> float:
         """Bytes up to which growth isn't a leak."""
-        return _limit(max(self.held_bytes, self.returned_bytes))
+        return _repeated_growth_limit(max(self.held_bytes, self.returned_bytes))
 
 
 class EarlierUses:
@@ -104,12 +104,12 @@ class SawtoothLevels:
     @property
     def repeated_bytes(self) -> float:
         """Bytes up to which growth repeats a long tooth of this process."""
-        return _limit(self.returned)
+        return _repeated_growth_limit(self.returned)
 
     @property
     def any_repeated_bytes(self) -> float:
         """Bytes up to which growth repeats any tooth of this process."""
-        return _limit(self.fell_from)
+        return _repeated_growth_limit(self.fell_from)
 
     def add(self, at: float, medians: Sequence[float], rises: bool) -> None:
         """Add a minute. ``medians``: those of the last minutes; ``rises``: a leak is active."""

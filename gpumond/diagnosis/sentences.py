@@ -46,7 +46,7 @@ def leak(
     """
     owner = who if who != device else "an unknown process"
     rate = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
-    details = [f"since {clock_text(since, now)}", *_number(allocations)]
+    details = [f"since {clock_text(since, now)}", *_allocation_details(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
@@ -73,7 +73,7 @@ def growing(
     """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
     owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
     steps = [f"{size_text(step)} per step"] if step is not None and step > 0 else []
-    details = [*steps, *_number(allocations)]
+    details = [*steps, *_allocation_details(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
         f"{owner} has been growing by {growth_rate_text(per_minute)} since {clock_text(since, now)}{more}; "
@@ -81,7 +81,7 @@ def growing(
     )
 
 
-def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
+def _allocation_details(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
     return (
@@ -178,7 +178,7 @@ def pattern(
     return f"{who} fluctuates between {low} and {high} without growing"
 
 
-def program(name: str, pid: int | None, device: str) -> str:
+def program_text(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
@@ -203,7 +203,7 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        lines = [_line(retainer) for retainer in program.retainers[:MAX_SHOWN]]
+        lines = [_retainer_text(retainer) for retainer in program.retainers[:MAX_SHOWN]]
         return f"{list_text(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
@@ -214,7 +214,7 @@ def retained_by(program: Program) -> str:
     return f"the measured scope {name} retains {size_text(kept[name])}" if kept.get(name, 0) > 0 else ""
 
 
-def _line(retainer: Retainer) -> str:
+def _retainer_text(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
     place = f"{name}`{retainer.function}` at {location_text(retainer)}"
     return f"{place[-MAX_PLACE:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

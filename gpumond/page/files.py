@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import ENDED, FOLLOWS, LIBRARY_PATHS, MARKS, PROGRAM_PATHS, REPEATS
+from gpumond.events import CONSEQUENCES, END_EVENT, EVENT_MARKS, LIBRARY_PATHS, PROGRAM_PATHS, REPEAT_SECONDS
 from gpumond.facts.engines import NOT_READ
 from gpumond.facts.pools import API_FORCE_HINT
 from gpumond.facts.shares import FLUSH_MEANING, SHARES
@@ -138,10 +138,10 @@ def words() -> str:
         "REMEDIES": VERDICT_REMEDIES,
         "MISSED_LIMIT": MAX_MISSED_READINGS,
         "NOT_READ": NOT_READ,
-        "MARKS": MARKS,
-        "ENDED": ENDED,
-        "FOLLOWS": FOLLOWS,
-        "REPEATS": REPEATS,
+        "MARKS": EVENT_MARKS,
+        "ENDED": END_EVENT,
+        "FOLLOWS": CONSEQUENCES,
+        "REPEATS": REPEAT_SECONDS,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
         "LIBRARIES": LIBRARY_PATHS,

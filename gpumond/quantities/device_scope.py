@@ -30,7 +30,7 @@ from gpumond.quantities.scope import (
     values_without_verdict,
 )
 from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
-from gpumond.tick.claims import complete_lists, is_confirmed
+from gpumond.tick.claims import devices_with_complete_lists, may_hold_memory
 
 LOADED_RATIO = 0.5
 """Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
@@ -103,12 +103,12 @@ def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKe
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
-    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in recent.pools.items():
         if not recent.is_short(track):
             continue
-        if uuid not in counts or is_confirmed(counts[uuid], process, True):
+        if uuid not in counts or may_hold_memory(counts[uuid], process, True):
             short[uuid].add(process)
     return short
 

@@ -38,7 +38,7 @@ from gpumond.serve.identity import Tenant, own_part
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, core_of, existing_frame, json_response
 from gpumond.store.table import type_adapter
-from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
+from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, SharesPoint
 
 router = Router("facts")
 
@@ -575,8 +575,8 @@ def _lengths(known: History, resolution: float | None) -> tuple[int | None, floa
 
 
 def _columns(
-    uuid: str | None, pid: int | None, points: Sequence[Shares], seconds: int | None, length: float | None
+    uuid: str | None, pid: int | None, points: Sequence[SharesPoint], seconds: int | None, length: float | None
 ) -> ShareHistory:
-    columns = zip(*points, strict=True) if points else ((),) * len(Shares._fields)
-    named = dict(zip(Shares._fields, columns, strict=True))
+    columns = zip(*points, strict=True) if points else ((),) * len(SharesPoint._fields)
+    named = dict(zip(SharesPoint._fields, columns, strict=True))
     return ShareHistory(device_uuid=uuid, pid=pid, resolution_seconds=seconds, block_seconds=length, **named)

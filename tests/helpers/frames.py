@@ -16,7 +16,7 @@ from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.full_frame import holdings
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -34,7 +34,7 @@ def make_frame(
     **fields: Any,
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
-    frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
+    frame = Frame(snapshot, make_ledger(snapshot), verdicts, alerts)
     return as_json(frame, faults=faults, conditions=conditions, queue=queue, grants=grants)
 
 

@@ -27,7 +27,7 @@ from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS, PROGRAM_COUNTERS
 from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, next_window
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -85,7 +85,7 @@ def context(*ticks: Snapshot) -> RuleContext:
     recent = RuleWindow()
     for snapshot in ticks:
         recent = next_window(recent, snapshot)
-    return RuleContext(ticks[-1], attribute(ticks[-1]), recent)
+    return RuleContext(ticks[-1], make_ledger(ticks[-1]), recent)
 
 
 def values(scope: RuleScope, *ticks: Snapshot) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.devices import NOWHERE, ReadProgress, load_source
+from gpumond.devices import NO_INDEX, ReadProgress, load_source
 from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
@@ -47,7 +47,7 @@ def main(place: int, name: str) -> int:
             progress.leave_out = {device.index: device.uuid for device in request.leave_out}
             progress.limit_changes = request.limit_changes
             reading = source.read()
-            position.set_index(NOWHERE)
+            position.set_index(NO_INDEX)
             answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
         source.close()
     except SourceUnavailable as error:

@@ -34,7 +34,7 @@ def load_error() -> str | None:
     if not reason.startswith(f"{NVML}: cannot open shared object file: No such file"):
         return reason
     # The loader silently skips a file for another architecture.
-    path = next(_places(), "")
+    path = next(_library_paths(), "")
     return f"{path} is built for another architecture" if path else ""
 
 
@@ -47,7 +47,7 @@ def not_loadable(reason: str) -> SourceUnavailable:
     return SourceUnavailable(kind, f"{NVML} can't be loaded ({text}): {remedy(kind)}")
 
 
-def _places() -> Iterator[str]:
+def _library_paths() -> Iterator[str]:
     own = [directory for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
     for pattern in (*map(glob.escape, own), *_DIRECTORIES):
         yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, NVML)))

@@ -125,11 +125,11 @@ def command_of(command_line: bytes) -> str | None:
     program = os.path.basename(path)
     if not program or any(map(str.isspace, path)):
         return None
-    runs = _script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
+    runs = _python_script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
     return printable_text(f"{program} {runs}".rstrip())
 
 
-def _script(arguments: Iterable[str]) -> str:
+def _python_script(arguments: Iterable[str]) -> str:
     """Return the script or ``-m MODULE`` among a Python interpreter's arguments; empty without any."""
     words = iter(arguments)
     for word in words:
@@ -276,7 +276,7 @@ class DeviceHolders:
             listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
             holders = tuple(
                 ProcessUsage(pid=holder.pid, used_bytes=None, kinds=("holder",), **identities[holder.pid]._asdict())
-                for holder in self._open.get(_address(device.pci_bus_id), ())
+                for holder in self._open.get(_short_address(device.pci_bus_id), ())
                 if holder.pid not in listed
                 and holder.start_ticks is not None
                 and identities[holder.pid].start_ticks == holder.start_ticks
@@ -286,7 +286,7 @@ class DeviceHolders:
         return [held(device) if device.uuid in suspects else device for device in devices]
 
     def _scan(self) -> dict[str, list[ProcessKey]]:
-        addresses = {**_nvidia(self._proc), **_drm(self._sys)}
+        addresses = {**_nvidia_addresses(self._proc), **_drm_addresses(self._sys)}
         found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
         identities = self._table.read(found)
         holders: dict[str, list[ProcessKey]] = {}
@@ -303,22 +303,22 @@ def _has_unattributed(device: DeviceReading) -> bool:
     return device.used_bytes - sum(filter(None, used)) > UNATTRIBUTED_RATIO * device.size_bytes
 
 
-def _nvidia(proc: str) -> Mapping[str, str]:
+def _nvidia_addresses(proc: str) -> Mapping[str, str]:
     """Return PCI addresses by device node; the numbers of the nodes are not NVML's indices."""
     return {
-        f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
+        f"/dev/nvidia{minor}": _short_address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
         for minor in re.findall(r"^Device Minor:\s*(\d+)", read_or_empty(path), re.MULTILINE)
     }
 
 
-def _drm(sys: str) -> Mapping[str, str]:
+def _drm_addresses(sys: str) -> Mapping[str, str]:
     return {
-        f"/dev/dri/{os.path.basename(path)}": _address(os.path.basename(os.path.realpath(f"{path}/device")))
+        f"/dev/dri/{os.path.basename(path)}": _short_address(os.path.basename(os.path.realpath(f"{path}/device")))
         for path in glob(f"{sys}/class/drm/renderD*")
     }
 
 
-def _address(pci_bus_id: str) -> str:
+def _short_address(pci_bus_id: str) -> str:
     """Return the address in the format of sysfs; NVML has a longer domain in capitals."""
     return pci_bus_id[-12:].lower()

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
 from gpumond.config.models import Encodable
-from gpumond.diagnosis.advice import advice, context_of
+from gpumond.diagnosis.advice import advice_texts, context_of
 from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
@@ -215,7 +215,7 @@ def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> 
     for uuid in dict.fromkeys(one.device_uuid for one in classes):
         retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
         case = replace(context_of(report, uuid, frame.snapshot, retried), classes=classes)
-        found.update(dict.fromkeys(advice(case)))
+        found.update(dict.fromkeys(advice_texts(case)))
     return tuple(found)
 
 

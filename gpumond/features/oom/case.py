@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpumond.events import MAX_CALL, call_text, program_calls
+from gpumond.events import MAX_CALL_CHARACTERS, call_text, program_calls
 from gpumond.facts.frame import LedgerLine
 from gpumond.facts.program import CLASS_NAMES, Call, HasProcessKey, LiveClasses, Oom
 from gpumond.facts.units import size_text
@@ -340,7 +340,7 @@ def _classes(classes: LiveClasses) -> Iterator[list[str]]:
 
 
 def _calls(calls: Sequence[Call]) -> str:
-    return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL]
+    return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL_CHARACTERS]
 
 
 def _label(pid: int | None, workload: str) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.sentences import program
+from gpumond.diagnosis.sentences import program_text
 from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import LedgerLine, Verdict
@@ -791,10 +791,10 @@ def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
         if line.process != e.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = UNKNOWN if line.process is None else program(name, line.pid, "")
+            owner = UNKNOWN if line.process is None else program_text(name, line.pid, "")
             totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
     return [(*owner, size) for owner, size in totals.items()]
 
 
 def _name(report: AgentReport) -> str:
-    return program(report.workload, report.pid, "")
+    return program_text(report.workload, report.pid, "")

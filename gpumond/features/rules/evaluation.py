@@ -39,7 +39,7 @@ from gpumond.quantities.quantity import readable
 from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.table import type_adapter
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 
 GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0
@@ -386,7 +386,7 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     for moment in moments:
         snapshot, verdicts = unpack(moment)
         window = next_window(window, snapshot)
-        frame = Frame(snapshot, attribute(snapshot, frame), verdicts)
+        frame = Frame(snapshot, make_ledger(snapshot, frame), verdicts)
         state, evaluated = evaluate(state, (rule,), frame, window)
         for alert in evaluated.resolved:
             firing.pop(alert.labels, None)
