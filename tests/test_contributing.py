@@ -180,7 +180,7 @@ from tests.helpers.values import make_device, make_snapshot
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}
 core = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
-part = feature.resolve(feature.parts[0])(kernel)
+part = feature.resolve(feature.parts[0])(core)
 for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))

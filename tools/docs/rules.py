@@ -27,21 +27,16 @@ The phases `pending` and `firing`, and the keys `for` and `keep_firing_for`, wor
 [tick](terms.md#diagnosis).
 
 When a process exits or is suspended, its alerts resolve at the next reading. But **unknown values don't resolve
-alerts**:
-
-- While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing values
-  don't change.
-- After a daemon restart, an active alert doesn't change for up to ten minutes, until the device, process or engine that
-  it's about has been observed again. If the alert is about a [verdict](verdicts.md), it stays active for up to two
-  hours, the time that gpumond may need to reach the verdict again.
+alerts**. While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing
+values don't change. [The store](store.md#restart) says when alerts resolve after a daemon restart.
 
 ## Write a rule
 
 Put your rules in the configuration file under `rules:`, or send each one as JSON to `POST /api/v1/rules`.
 
-To replace a built-in rule, define a rule with the same name in the file. To disable a built-in rule, add its name to
-`disabled_rules` in the file. The API can't replace or delete built-in rules or rules from the file, but it can
-[override a built-in rule's fields](../how-to/rules.md#override-a-built-in-rule).
+To replace a built-in rule, define a rule with the same name in the file. To disable one, add its name to
+`disabled_rules`. The API can't replace or delete built-in rules or rules from the file, but it can [override a built-in
+rule's fields](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|
@@ -59,11 +54,11 @@ To replace a built-in rule, define a rule with the same name in the file. To dis
 | `action` | [what gpumond does](#actions) when the alert fires; not with the `daemon` scope |
 
 To check a file, run `gpumond rules check FILE`. To find out when a rule would have fired in the last hour, use
-*Preview* in the web UI or `POST /api/v1/rules/preview`.
+*Preview* in the web UI.
 
 ## Actions
 
-An action needs `flush`, `suspend` or both. For examples, see [Flush by rule](../how-to/rules.md#flush-by-rule).
+An action needs `flush`, `suspend` or both ([examples](../how-to/rules.md#flush-by-rule)).
 
 | key | default | meaning |
 |---|---|---|
@@ -83,8 +78,7 @@ only with the `process` scope and the `allow_end_requests` setting |
 
 ## Test a rule
 
-`gpumond rules test FILE` runs tests in promtool's format. For a longer example than this one, see
-`deploy/gpumond.example.test.yaml`.
+`gpumond rules test FILE` runs tests in promtool's format (longer example: `deploy/gpumond.example.test.yaml`):
 
 ```yaml
 rule_files: [gpumond.yaml]       # paths relative to this file; omit this key to test the built-in rules only
