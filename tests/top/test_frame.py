@@ -16,7 +16,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert, GrowthLine, RuledOut, StatedCondition, StatedFault, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.doctor import _of_frame as findings_of
+from gpumond.features.fleet.doctor import _frame_findings as findings_of
 from gpumond.features.fleet.plan import Criteria, plan_flushes
 from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
