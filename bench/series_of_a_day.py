@@ -15,7 +15,7 @@ from dataclasses import replace
 from bench.result import publish
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Owner
-from gpumond.metrics.exposition import Encoding, Exposition, Group
+from gpumond.metrics.exposition import Exposition, Group, ScrapeFormat
 from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
@@ -69,7 +69,7 @@ def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts
         owners = dict(now.owners or {})
         current = (each for each, last in owners.items() if last == now.snapshot.elapsed_seconds and each.workload)
         telemetry.workloads.set_connected(each.workload for each in current)
-        text = exposition.scrape(now, Encoding(False, groups=groups)).plain.decode()
+        text = exposition.scrape(now, ScrapeFormat(False, groups=groups)).body.decode()
         seen.update(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
         first = first or len(seen)
     return {"first_page": first, "new_in_a_day": len(seen) - first}

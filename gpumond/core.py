@@ -31,7 +31,7 @@ from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.runtime_directory import nonstandard_directory
 from gpumond.host.tasks import Signal
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
 from gpumond.programs.audited_requests import AuditedRequests
@@ -303,7 +303,7 @@ class Core:
         """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
-        return self.exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
+        return self.exposition.scrape(self.frame, ScrapeFormat.of(accept, compat, groups))
 
     def config_hashes(self) -> ConfigHashes:
         """Return the hashes by which this daemon is compared with those of other machines."""

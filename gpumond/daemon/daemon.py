@@ -56,7 +56,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
-    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)
+    devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=wake.set)
     telemetry.add_processes(lambda: devices.pid)
     try:
         yield Dependencies(
@@ -64,7 +64,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             agents=AgentServer(
                 agent_socket.listener,
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
-                reported=telemetry.reported,
+                reported=telemetry.count_report,
                 rejected=telemetry.count_rejection,
                 restored=restore_agent_socket,
             ),
@@ -175,7 +175,7 @@ class Daemon(Operations):
                 part.act(tick)
             self._publish(tick)
         self._history.advance(core.history, core.diagnosis.earlier_uses, snapshot.elapsed_seconds)
-        core.telemetry.faults(snapshot.faults, complete=reading is not None)
+        core.telemetry.count_faults(snapshot.faults, is_complete=reading is not None)
         return tick
 
     def _observe(self, reading: Reading | None) -> Snapshot:
@@ -262,7 +262,7 @@ class Daemon(Operations):
             raise
         later = core.settings.changes_requiring_restart(settings)
         core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADED})
-        core.exposition.also = settings.compat
+        core.exposition.additional = settings.compat
         core.store.bounds = StoreLimits(settings.retention)
         for part in core.parts:
             await part.configure(settings)

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from bench.series_of_a_day import BOUNDED, frame as frame_of_a_day, series_of_a_day
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.snapshot import Owner
-from gpumond.metrics.exposition import Encoding, Exposition, Group
-from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, owners_with_series
+from gpumond.metrics.exposition import Exposition, Group, ScrapeFormat
+from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS, owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.tick.ledger import attribute
 from tests.helpers.agents import GIB
@@ -24,7 +24,9 @@ ADA, BOB = {"user": "ada", "uid": 1}, {"user": "bob", "uid": 2, "pod_namespace":
 
 def values(frame: Frame, *groups: Group) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     """Return the values of each metric by its labels that are not empty."""
-    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=frozenset(groups or ("owner",)))).plain.decode()
+    text = (
+        Exposition(Telemetry()).scrape(frame, ScrapeFormat(False, groups=frozenset(groups or ("owner",)))).body.decode()
+    )
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in parse(text):
         for sample in family.samples:
@@ -171,12 +173,12 @@ def test_owners_beyond_the_limit_are_summed_without_their_workload():
 def test_owner_keeps_its_place_for_a_day():
     names = [f"run-{number}" for number in range(MAX_OWNERS)]
     first = with_owners(programs(*names, at=0.0))
-    soon = with_owners(programs("new", at=KEPT_SECONDS - 1), first.owners)
+    soon = with_owners(programs("new", at=OWNER_RETENTION_SECONDS - 1), first.owners)
     assert values(soon)["used_bytes"] == {owner(user="ada"): GIB}
-    assert values(with_owners(programs("run-1", at=KEPT_SECONDS - 1), first.owners))["used_bytes"] == {
+    assert values(with_owners(programs("run-1", at=OWNER_RETENTION_SECONDS - 1), first.owners))["used_bytes"] == {
         owner(user="ada", workload="run-1"): GIB
     }
-    later = with_owners(programs("new", at=KEPT_SECONDS), first.owners)
+    later = with_owners(programs("new", at=OWNER_RETENTION_SECONDS), first.owners)
     assert values(later)["used_bytes"] == {owner(user="ada", workload="new"): GIB}
 
 
@@ -189,7 +191,7 @@ def test_users_beyond_the_limit_are_summed_without_labels():
 
 def test_page_without_programs_has_no_series_of_a_process():
     frame = frame_of_a_day(range(10), 1.0, False, {})
-    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=BOUNDED)).plain.decode()
+    text = Exposition(Telemetry()).scrape(frame, ScrapeFormat(False, groups=BOUNDED)).body.decode()
     labels = {name for family in parse(text) for sample in family.samples for name in sample.labels}
     assert "pid" not in labels
     assert {"user", "uuid", "state"} <= labels

@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, VALUES
 from gpumond.quantities import subjects
-from gpumond.quantities.quantity import Unit, readable
+from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import RuleContext, active_verdicts
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.tick.ledger import attribute
@@ -84,7 +84,7 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
 )
 def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
     values = {"seconds": 3600.0, "ratio": 0.5, "count": 3.0, "celsius": 83.0, "hertz": 1.98e9, "watts": 699.5}
-    assert readable(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
+    assert value_text(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import create_app, state_of
 from gpumond.serve.authentication import Tokens
@@ -92,7 +92,7 @@ class View:
         return ConfigHashes("5d41402abc4b", "7d793037a076")
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
-        return self._exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
+        return self._exposition.scrape(self.frame, ScrapeFormat.of(accept, compat, groups))
 
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""

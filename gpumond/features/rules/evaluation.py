@@ -34,9 +34,17 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.facts.units import clock_text
-from gpumond.quantities import ending_sentence, subjects, unreadable
-from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
+from gpumond.quantities import ending_sentence, subjects, unreadable_subjects
+from gpumond.quantities.quantity import value_text
+from gpumond.quantities.scope import (
+    OWNER_LABELS,
+    VALUES_WITHOUT_VERDICT,
+    Row,
+    RuleContext,
+    Subjects,
+    UnreadableSubjects,
+    active_verdicts,
+)
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.table import type_adapter
 from gpumond.tick.ledger import attribute
@@ -91,7 +99,7 @@ def keep_awaited_alerts(
 
 
 def evaluate_rule(
-    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: Unreadable, now: float, elapsed: float
+    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: UnreadableSubjects, now: float, elapsed: float
 ) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, AlertState] = {}
@@ -148,7 +156,7 @@ class Evaluated(NamedTuple):
 
 def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
     snapshot = frame.snapshot
-    unseen = unreadable(snapshot, window)
+    unseen = unreadable_subjects(snapshot, window)
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
     scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
@@ -168,7 +176,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     if awaited:
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
-        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NO_VERDICT)
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in VALUES_WITHOUT_VERDICT)
         activities, awaited = keep_awaited_alerts(
             awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed
         )
@@ -305,7 +313,7 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
     shown = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
-    words = {"value": readable(unit, shown), "threshold": readable(unit, threshold or 0.0)}
+    words = {"value": value_text(unit, shown), "threshold": value_text(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         text_of = subjects.texts.get(match[1])

@@ -218,7 +218,7 @@ def check_range(threshold: float | None, quantity: Quantity[Any], above: bool) -
     if threshold is None or not quantity.range_text or (threshold < 1 if above else threshold > 0):
         return
     valid = "less than 1" if above else "more than 0"
-    example = "" if quantity.boolean else ", such as 90%"
+    example = "" if quantity.is_boolean else ", such as 90%"
     never = f"{quantity.name} is {quantity.range_text}, so the alert could never fire"
     raise ValueError(f"threshold: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
 
