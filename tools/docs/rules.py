@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
-from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import FROM_A_FULL_WINDOW, IN_WINDOW
+from gpumond.quantities.quantity import value_text
+from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
 from tools.docs.figures import wrapped
 
 HEADER = """\
@@ -126,8 +126,8 @@ def cells(rule: Rule) -> Iterator[str]:
     unit = UNITS[rule.scope][rule.value]
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     yield f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
-    yield f"{rule.scope} `{rule.value}` {side} {readable(unit, threshold or 0.0)}"
-    yield "" if rule.clear is None else readable(unit, rule.clear)
+    yield f"{rule.scope} `{rule.value}` {side} {value_text(unit, threshold or 0.0)}"
+    yield "" if rule.clear is None else value_text(unit, rule.clear)
     yield duration_text(rule.for_seconds) if rule.for_seconds else "0"
     yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else "0"
     yield dict(rule.labels)["severity"]
@@ -143,9 +143,9 @@ def values() -> Iterator[str]:
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
-def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
+def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FROM_A_FULL_WINDOW}") for name, meaning in VALUES[scope].items()}
+    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
     for name, meaning in table.items():
         if meaning != INCREASE.format(name.removesuffix("_increase")):
             increase = table.get(f"{name}_increase") == INCREASE.format(name)
@@ -166,7 +166,7 @@ def as_item(text: str) -> str:
     return "; ".join(f"{part[0].lower() if part[1:2].islower() else part[0]}{part[1:]}" for part in parts)
 
 
-def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
+def listed(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
     if rows := [f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in ALWAYS]:
         yield f"\n| {title} | meaning |\n|---|---|"
         yield from rows
