@@ -80,7 +80,7 @@ class XidEvents:
         self._set: Any = None
         self._uuids: dict[int | None, str] = {}
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
-        self._registered: set[str] = set()
+        self._items: set[str] = set()
         self._retry_at = float("-inf")
         self._trouble = FaultCounter()
         self._counts: dict[tuple[str, int], XidErrors] = {}
@@ -90,18 +90,16 @@ class XidEvents:
         return tuple(self._counts.values())
 
     def is_registered(self, device: Device) -> bool | None:
-        return True if device.uuid in self._registered else None
+        return True if device.uuid in self._items else None
 
     def listen(self, devices: Iterable[Device]) -> None:
         """Subscribe to the events of new and returned devices."""
         present = {device.uuid: device for device in devices if device.handle is not None}
-        self._registered &= present.keys()
+        self._items &= present.keys()
         if self._clock() < self._retry_at:
             return
         self._trouble = FaultCounter()
-        new = [
-            device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
-        ]
+        new = [device for uuid, device in present.items() if uuid not in self._items and device.parent_uuid is None]
         try:
             self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
         except QueryFailed as refusal:
@@ -116,7 +114,7 @@ class XidEvents:
                 self._fail(device.uuid, refusal)
             else:
                 self._uuids[_address(device.handle)] = device.uuid
-                self._registered.add(device.uuid)
+                self._items.add(device.uuid)
 
     def fetch(self, counter: FaultCounter) -> None:
         """Count the events since the last call."""
@@ -139,7 +137,7 @@ class XidEvents:
         if self._set is not None:
             events, self._set = self._set, None
             self._uuids.clear()
-            self._registered.clear()
+            self._items.clear()
             with suppress(pynvml.NVMLError):  # the driver is already unloaded
                 pynvml.nvmlEventSetFree(events)
 
