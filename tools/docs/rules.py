@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
@@ -143,7 +143,7 @@ def values() -> Iterator[str]:
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
-def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
+def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
     table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
     for name, meaning in table.items():
@@ -166,7 +166,7 @@ def as_item(text: str) -> str:
     return "; ".join(f"{part[0].lower() if part[1:2].islower() else part[0]}{part[1:]}" for part in parts)
 
 
-def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
+def listed(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
     if rows := [f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in ALWAYS]:
         yield f"\n| {title} | meaning |\n|---|---|"
         yield from rows
