@@ -82,7 +82,7 @@ OTHER = "other"
 MAX_OOMS = 4
 """Maximum number of OOM snapshots in a report."""
 
-OOM_POOLS = 8
+MAX_OOM_POOLS = 8
 
 
 @dataclass(frozen=True, slots=True)
