@@ -17,8 +17,17 @@ from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, ca
 from gpumond.agent.pending_calls import MainThreadBusy, run_in_main_thread
 from gpumond.agent.prediction import StrandedEstimate, predict_pools
 from gpumond.agent.settings import Hook
-from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
-from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, printable_text
+from gpumond.facts.pools import (
+    STEPS,
+    SUSPENDED_REASON,
+    ExpectedRelease,
+    FlushOutcome,
+    PoolBytes,
+    PoolUsage,
+    Reclaimable,
+    StepResult,
+)
 from gpumond.facts.units import plural
 
 MAIN_THREAD_SECONDS = 2.0
@@ -111,7 +120,7 @@ def run_flush(
     try:
         adapter.check()
         if _obstacle_to_steps(deadline) == "deferred":
-            return FlushResult(command.id, "deferred", SUSPENDED)
+            return FlushResult(command.id, "deferred", SUSPENDED_REASON)
         before = stranded_estimate.adjust(adapter.read(exact=True), adapter.bytes_left_by_flush())
         if command.dry_run:
             return FlushResult(command.id, "planned", "", pool_changes(before, before, command.steps, hook_bytes))
@@ -125,27 +134,27 @@ def run_flush(
                 try:
                     results += _run_measured_step(step, adapter, hooks, permissions)
                 except Exception as error:  # of a hook or the library; the steps before it count
-                    failure = clean(f"{step}: {type(error).__name__}: {error}")
+                    failure = printable_text(f"{step}: {type(error).__name__}: {error}")
         changes = pool_changes(before, adapter.read(), command.steps, hook_bytes)
         carried_out = [result.step for result in results if not result.detail.startswith(REFUSED_PREFIX)]
         stranded_estimate.add_changes(changes, carried_out)
         if obstacle and not results:
-            return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
+            return FlushResult(command.id, obstacle, printable_text(f"{failure}; nothing was done"))
         if failure:
             return FlushResult(command.id, "failed", failure, changes, tuple(results))
         outcome, reason = flush_outcome(results, changes, command.steps, adapter.name)
-        return FlushResult(command.id, outcome, clean(reason), changes, tuple(results))
+        return FlushResult(command.id, outcome, printable_text(reason), changes, tuple(results))
     finally:
         adapter.finish()
 
 
-OBSTACLES: Mapping[Outcome, str] = {
+OBSTACLES: Mapping[FlushOutcome, str] = {
     "deferred": "the program was suspended",
     "timeout": "the deadline passed while the driver didn't respond",
 }
 
 
-def _obstacle_to_steps(deadline: float) -> Outcome | None:
+def _obstacle_to_steps(deadline: float) -> FlushOutcome | None:
     """Return why no step may begin. The program itself, whose flush has no deadline, is not suspended.
 
     A process is locked before it is suspended. The driver then still answers queries, and anything else waits for the
@@ -199,7 +208,7 @@ def _run_measured_step(
         return results
     last = results[-1]
     detail = f"{last.detail}, " if last.detail else ""
-    return (*results[:-1], replace(last, detail=clean(f"{detail}{freed} bytes no longer live")))
+    return (*results[:-1], replace(last, detail=printable_text(f"{detail}{freed} bytes no longer live")))
 
 
 def _run_step(
@@ -216,7 +225,7 @@ def _run_step(
             return _run_in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
     except (FlushRefused, MainThreadBusy) as refusal:
-        return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED_PREFIX}{refusal}")),)
+        return (StepResult(step, 0, time.perf_counter() - started, printable_text(f"{REFUSED_PREFIX}{refusal}")),)
 
 
 def _run_in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
@@ -260,7 +269,7 @@ def _live_bytes(adapter: AllocatorAdapter) -> int:
     return sum(pool.live_bytes or 0 for pool in adapter.read())
 
 
-def release_outcome(released: int, expected_low: int) -> Outcome:
+def release_outcome(released: int, expected_low: int) -> FlushOutcome:
     if released <= 0:
         return "nothing"
     return "freed" if released >= expected_low else "partial"
@@ -296,7 +305,7 @@ def pool_bytes(pool: PoolUsage) -> PoolBytes:
 
 def flush_outcome(
     results: Sequence[StepResult], changes: Sequence[PoolChange], requested_steps: Sequence[str], allocator: str
-) -> tuple[Outcome, str]:
+) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a flush that was carried out to its end."""
     refused = [f"{result.step} {result.detail}" for result in results if result.detail.startswith(REFUSED_PREFIX)]
     if not results:
@@ -307,7 +316,9 @@ def flush_outcome(
     return release_outcome(sum(map(released_bytes, changes)), expected_low), "; ".join(refused)
 
 
-def _pool_change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: Expected) -> PoolChange:
+def _pool_change(
+    before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: ExpectedRelease
+) -> PoolChange:
     if after is None:  # the pool no longer exists
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
     return PoolChange(before, after, predicted, has_raced(before, after, steps))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.measure.stacks import AGENT_DIRECTORY, MAX_DEPTH
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Retainer
 
 INTERVAL_SECONDS = 20.0
@@ -146,10 +146,10 @@ def _graph_totals(graph_tensors: Sequence[TrackedTensor], totals: dict[Location,
 
 def _retainer(location: Location, size_bytes: int, tensors: int) -> Retainer:
     return Retainer(
-        file=clean(location.file[-MAX_FILE:]),
+        file=printable_text(location.file[-MAX_FILE:]),
         line=location.line,
-        function=clean(location.function[-MAX_NAME:]),
-        name=clean(location.name[-MAX_NAME:]),
+        function=printable_text(location.function[-MAX_NAME:]),
+        name=printable_text(location.name[-MAX_NAME:]),
         size_bytes=size_bytes,
         tensors=tensors,
     )

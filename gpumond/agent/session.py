@@ -1,7 +1,7 @@
 """The agent's communication with the daemon: introduces itself, reports once a second, and flushes on request.
 
-All received messages are read before any is acted on: a program that was stopped finds the daemon's Cancel after its
-FlushCommand, and does not flush.
+All received messages are read before any is acted on: a program that was stopped finds the daemon's CancelFlush after
+its FlushCommand, and does not flush.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpumond.agent.wakeup import WakeupPipe
 from gpumond.facts.messages import (
     AgentRequest,
     AgentResponse,
-    Borrowed,
-    Cancel,
+    BorrowResponse,
+    CancelFlush,
     FlushCommand,
     FlushResult,
     Goodbye,
     Hello,
     Report,
-    clean,
+    printable_text,
     program_socket,
 )
 from gpumond.facts.program import Ending
@@ -59,7 +59,7 @@ class AllocatorInfo:
         if guards is not None:
             guards.relax_thread_capture_mode()
         self.adapters = adapters
-        self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
+        self.frameworks = tuple(dict.fromkeys(printable_text(adapter.framework()) for adapter in adapters))
         self.host_pools = tuple(collect(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_distributed()
 
@@ -116,11 +116,11 @@ class AgentSession:
         for message in self._transport.receive(now) if has_data else ():
             if isinstance(message, FlushCommand):
                 self._queued_flushes[message.id] = (message, now + message.timeout_seconds)
-            elif isinstance(message, Cancel):
+            elif isinstance(message, CancelFlush):
                 self._cancel(message.id)
             elif isinstance(message, AgentRequest):
                 self._queued_requests.append(message)
-            elif isinstance(message, Borrowed):
+            elif isinstance(message, BorrowResponse):
                 BORROWING.deliver(message)
         if not self._transport.is_connected:
             BORROWING.cancel_waits()
@@ -147,7 +147,9 @@ class AgentSession:
                 try:
                     self._step_results.append(self._execute(command, deadline))
                 except BaseException as error:
-                    self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
+                    self._step_results.append(
+                        FlushResult(command.id, "failed", printable_text(f"interrupted: {error!r}"))
+                    )
                     raise
                 self._next_report_at = 0.0
             self._wakeup.set()
@@ -209,7 +211,7 @@ class AgentSession:
             self._settings.socket or program_socket(), now
         ):
             self._settings_at_connection = current_settings
-            admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
+            admission = printable_text(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
             job_fields = (*rank_and_world_size(), job_name(), slurm_account())
             hello = Hello(self._settings.workload, __version__, python, supported, admission, *job_fields)
@@ -238,7 +240,7 @@ class AgentSession:
         return bool(events_by_descriptor.get(socket_descriptor, 0) & ~select.POLLOUT)
 
     def _flush_next(self) -> bool:
-        """Carry out at most one flush, and return whether one was: messages that arrive during it, a Cancel among
+        """Carry out at most one flush, and return whether one was: messages that arrive during it, a CancelFlush among
         them, are read before the next command.
         """
         policy = self._settings.flush_policy

@@ -41,9 +41,9 @@ from gpumond.agent.allocators.torch_formulas import (
     reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Call, Dump, LiveClasses
 from gpumond.facts.units import plural
 
 MAX_SNAPSHOT_BLOCKS = 50_000
@@ -243,13 +243,13 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             enabled="all", context="all", stacks="python", max_entries=MAX_HISTORY_ENTRIES
         )
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
             return ()
         found, _ = sites(self._segments(MAX_OOM_SNAPSHOT_BLOCKS) or ())
         return found
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         memory = self._cuda.memory
         try:
             snapshot = self._annotated_snapshot()
@@ -408,7 +408,7 @@ MAX_FILE, MAX_FUNCTION = 160, 80
 CallStack = tuple[tuple[str, int, str], ...]
 
 
-def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
+def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSite], int]:
     """Return live memory by the stack that allocated it, largest first, and the bytes of blocks without a stack."""
     found: dict[CallStack, list[int]] = {}
     unrecorded = 0
@@ -425,7 +425,7 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
             total[1] += 1
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
     return [
-        Site(size, blocks, tuple(_to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
+        AllocationSite(size, blocks, tuple(_to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
     ], unrecorded
 
 
@@ -440,4 +440,4 @@ def _is_python(file: str) -> bool:
 
 
 def _to_call(file: str, line: int, function: str) -> Call:
-    return Call(clean(file[-MAX_FILE:]), max(0, line), clean(function[-MAX_FUNCTION:]))
+    return Call(printable_text(file[-MAX_FILE:]), max(0, line), printable_text(function[-MAX_FUNCTION:]))

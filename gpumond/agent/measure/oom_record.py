@@ -23,13 +23,13 @@ from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
     MAX_OOM_POOLS,
     MAX_OOMS,
+    AllocationSite,
     Call,
     LiveClasses,
     Oom,
+    OomDetection,
     OomPool,
     ScopeRetained,
-    Seen,
-    Site,
     ThreadStack,
 )
 
@@ -124,7 +124,7 @@ class Details(NamedTuple):
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
 
 
 NO_DETAILS = Details()
@@ -173,7 +173,7 @@ class OomRecords:
         with self._lock:
             self.rescues += 1
 
-    def record_error(self, error: BaseException, seen: Seen) -> None:
+    def record_error(self, error: BaseException, seen: OomDetection) -> None:
         """Record an error, once, however many scopes and retries it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
@@ -201,7 +201,7 @@ class OomRecords:
         """Record the error that ends the program, if it is one."""
         self._record_newest(getattr(sys, "last_value", None), "unhandled")
 
-    def _record_newest(self, error: BaseException | None, seen: Seen) -> bool:
+    def _record_newest(self, error: BaseException | None, seen: OomDetection) -> bool:
         """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
         oom = next(filter(is_oom, error_chain(error)), None)
         if oom is None or getattr(oom, "_gpumond_saw", False):
@@ -272,7 +272,7 @@ class OomRecords:
         self,
         pools: Sequence[PoolUsage],
         devices: Sequence[str],
-        seen: Seen,
+        seen: OomDetection,
         requested_bytes: int | None = None,
         scope: str = "",
         details: Details = NO_DETAILS,
@@ -369,7 +369,7 @@ def _largest_free() -> dict[tuple[str, str], int]:
     return largest_free
 
 
-def _live_sites() -> tuple[Site, ...]:
+def _live_sites() -> tuple[AllocationSite, ...]:
     """Return the sites that keep most memory, of all allocators whose history is recorded."""
     adapters = [adapter for adapter in ALLOCATORS.find_adapters() if isinstance(adapter, HistoryRecording)]
     live_sites = [site for adapter in adapters for site in adapter.live_sites()]
