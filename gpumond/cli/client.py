@@ -199,7 +199,7 @@ def request_address(url: str) -> str:
     except (OSError, GpumondError):
         return url
     connection.close()
-    return f"unix://{connection.path}" if connection.path else url
+    return f"unix://{connection.socket_path}" if connection.socket_path else url
 
 
 def is_local(url: str) -> bool:
@@ -522,7 +522,8 @@ def _endpoint(url: str, timeout_seconds: float, with_token: bool) -> Endpoint:
 
 
 def _socket_connection(path: Path, timeout_seconds: float) -> Connection:
-    return Connection("localhost", path=str(path), seconds=timeout_seconds, trusted=trusted_uids(str(path.parent)))
+    trusted = trusted_uids(str(path.parent))
+    return Connection("localhost", socket_path=str(path), timeout_seconds=timeout_seconds, trusted_uids=trusted)
 
 
 def _token_recipient_uids() -> frozenset[int]:
