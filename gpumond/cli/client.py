@@ -196,7 +196,7 @@ def request_address(url: str) -> str:
     except (OSError, GpumondError):
         return url
     connection.close()
-    return f"unix://{connection.path}" if connection.path else url
+    return f"unix://{connection.socket_path}" if connection.socket_path else url
 
 
 def is_local(url: str) -> bool:
@@ -505,7 +505,9 @@ def _route(url: str, seconds: float, secret: bool) -> AuthorizedConnection:
 
 
 def _over_socket(path: Path, seconds: float) -> Connection:
-    return Connection("localhost", path=str(path), seconds=seconds, trusted=trusted_uids(str(path.parent)))
+    return Connection(
+        "localhost", socket_path=str(path), timeout_seconds=seconds, trusted_uids=trusted_uids(str(path.parent))
+    )
 
 
 def _trusted() -> frozenset[int]:
