@@ -21,7 +21,7 @@ from gpumond.events import EventLog
 from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
@@ -142,12 +142,12 @@ class Operations(Protocol):
 class FlushService(Protocol):
     """The one path by which anything is flushed."""
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
 
 
 async def flush_each(
-    flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+    flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
     requests: Iterable[tuple[FlushRequest, Receipt]],
     requested_by: str,
 ) -> list[Sequence[Receipt]]:

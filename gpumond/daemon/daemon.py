@@ -31,7 +31,7 @@ from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.store import HistoryPersistence, Store, StoreLimits
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Daemon(Operations):
             self._window = next_window(self._window, snapshot)
             before = core.frame.owners if core.frame else None
             owners = owners_with_series(before or {}, snapshot)
-            frame = Frame(snapshot, attribute(snapshot, core.frame), tuple(verdicts), owners=owners)
+            frame = Frame(snapshot, make_ledger(snapshot, core.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
             for part in core.parts:

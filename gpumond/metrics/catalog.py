@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
-from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
-from gpumond.facts.verdicts import KINDS, PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_KINDS
 from gpumond.metrics import owners
 from gpumond.quantities.device_quantities import (
     DEVICE_IDLE,
@@ -314,7 +314,7 @@ def _cgroup_rows(field: str) -> Rows:
         for device in frame.snapshot.devices:
             for each in device.cgroup_limits:
                 if each.is_limited:
-                    yield (device.uuid, str(device.index), clean(each.cgroup)), getattr(each, field)
+                    yield (device.uuid, str(device.index), printable_text(each.cgroup)), getattr(each, field)
 
     return rows
 
@@ -459,7 +459,7 @@ def _verdicts(frame: Frame) -> Iterator[Row]:
     """Yield the verdicts except patterns: each program has one at any time, and a new series for each change."""
     gpu_labels = frame.snapshot.gpu_labels
     for verdict in frame.verdicts:
-        if verdict.kind not in PATTERNS:
+        if verdict.kind not in PATTERN_NAMES:
             yield (
                 (verdict.device_uuid, gpu_labels.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind),
                 1,
@@ -570,7 +570,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_memory_overcount_bytes",
-        MEANINGS["overcount"],
+        SHARE_MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
     ),
@@ -579,7 +579,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
-        f"{', '.join(kind.name for kind in KINDS if not kind.is_pattern)}.",
+        f"{', '.join(kind.name for kind in VERDICT_KINDS if not kind.is_pattern)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),

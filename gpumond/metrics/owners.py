@@ -14,7 +14,7 @@ from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import Owner, Snapshot
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.quantities.quantity import Quantity, attribute_quantity
 
 OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account")
@@ -128,7 +128,7 @@ OWNER_QUANTITIES: tuple[Quantity[OwnerUsage], ...] = (
 
 def verdicts(frame: Frame) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield the number of verdicts of each owner and kind, except patterns."""
-    unhealthy = [each for each in frame.verdicts if each.kind not in PATTERNS]
+    unhealthy = [each for each in frame.verdicts if each.kind not in PATTERN_NAMES]
     counts = Counter((*owner, verdict.kind) for owner, verdict in _with_owners(frame, unhealthy))
     yield from counts.items()
 

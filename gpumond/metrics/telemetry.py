@@ -20,14 +20,14 @@ from prometheus_client import (
 from gpumond import __version__, revision
 from gpumond.events import Event, EventKind
 from gpumond.facts.frame import SilenceState
-from gpumond.facts.pools import Outcome, Receipt
+from gpumond.facts.pools import FlushOutcome, Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.quantities.device_quantities import STORE_WRITABLE
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""
 
-OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "planned")
+OUTCOMES = tuple(outcome for outcome in get_args(FlushOutcome) if outcome != "planned")
 
 
 class WorkloadFlushCounters:
@@ -154,7 +154,7 @@ class Telemetry:
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
         for kind in get_args(EventKind):  # starts at 0: rate() ignores the first value of a series
             self._events.labels(kind)
-        for outcome in get_args(Outcome):
+        for outcome in get_args(FlushOutcome):
             self._flushes.labels(outcome)
         self._notifications = counter(
             "gpumond_notifications",

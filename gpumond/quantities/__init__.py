@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.alerts import Scope
+from gpumond.facts.alerts import RuleScope
 from gpumond.facts.frame import Alert
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.quantities.device_quantities import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
 from gpumond.quantities.device_scope import DEVICE_SCOPE
 from gpumond.quantities.engine_scope import ENGINE_SCOPE
@@ -48,7 +48,7 @@ DAEMON_SCOPE = ScopeSpec(
 
 __all__ = ["SCOPES", "RuleContext", "ending_sentence", "subjects", "unreadable_subjects"]
 
-SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
+SCOPES: Mapping[RuleScope, ScopeSpec[Any]] = {
     "device": DEVICE_SCOPE,
     "process": PROCESS_SCOPE,
     "pool": POOL_SCOPE,
@@ -58,7 +58,7 @@ SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
 }
 
 
-def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
+def subjects(scope: RuleScope, context: RuleContext) -> Subjects[Any]:
     return SCOPES[scope].subjects(context)
 
 
@@ -70,7 +70,9 @@ def unreadable_subjects(snapshot: Snapshot, window: RuleWindow) -> UnreadableSub
     silent = window.silent_processes - suspended
     return UnreadableSubjects(
         frozenset(
-            each.uuid for each in snapshot.devices if each.missed_readings >= MISSED_LIMIT or each.uuid in unlisted
+            each.uuid
+            for each in snapshot.devices
+            if each.missed_readings >= MAX_MISSED_READINGS or each.uuid in unlisted
         ),
         silent | (snapshot.suspended - suspended),
         frozenset((str(uid), name) for uid, name in (window.workload_by_process[process] for process in silent)),
@@ -79,7 +81,7 @@ def unreadable_subjects(snapshot: Snapshot, window: RuleWindow) -> UnreadableSub
     )
 
 
-def ending_sentence(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
+def ending_sentence(scope: RuleScope, alert: Alert, snapshot: Snapshot) -> str:
     """Return a sentence that states that the subject has ended or is suspended; empty if it exists, or may exist."""
     labels, process = dict(alert.labels), alert.process
     if scope == "workload":

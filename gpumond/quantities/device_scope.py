@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpumond.facts.frame import Line, Verdict
+from gpumond.facts.frame import LedgerLine, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, listed, plural
+from gpumond.facts.units import MINUTE_SECONDS, list_text, plural
 from gpumond.quantities.device_quantities import (
     DEVICE_COUNTERS,
     DEVICE_IDLE,
@@ -36,7 +36,7 @@ from gpumond.quantities.scope import (
     verdict_values,
 )
 from gpumond.quantities.window import FILL_RATE_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
-from gpumond.tick.claims import complete_lists, is_confirmed
+from gpumond.tick.claims import devices_with_complete_lists, may_hold_memory
 
 LOADED_RATIO = 0.5
 """Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
@@ -49,7 +49,7 @@ class _DeviceRow(NamedTuple):
     """One device. ``lines`` are its part of the ledger, ``short_processes`` those that recently ran short of memory."""
 
     device: DeviceReading
-    lines: Sequence[Line]
+    lines: Sequence[LedgerLine]
     cached_bytes: int | None
     stranded_bytes: int | None
     unattributed_bytes: int | None
@@ -69,7 +69,7 @@ class _DeviceRow(NamedTuple):
 
 def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
     snapshot, window = context.snapshot, context.window
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    lines: defaultdict[str, list[LedgerLine]] = defaultdict(list)
     for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
     verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
@@ -111,12 +111,12 @@ def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mappin
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
-    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
     for (process, _, uuid), track in window.pools.items():
         if not window.is_short(track):
             continue
-        if uuid not in counts or is_confirmed(counts[uuid], process, True):
+        if uuid not in counts or may_hold_memory(counts[uuid], process, True):
             short[uuid].add(process)
     return short
 
@@ -157,7 +157,7 @@ def _shortage(row: _DeviceRow) -> str:
         return f"is {row.used_ratio:.0%} full"
     names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short_processes})
     minutes = WINDOW_SECONDS / MINUTE_SECONDS
-    return f"had too little room for {listed(names or ['a program'])} in the last {minutes:.0f} minutes"
+    return f"had too little room for {list_text(names or ['a program'])} in the last {minutes:.0f} minutes"
 
 
 def _idle_used(row: _DeviceRow) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.facts.units import duration_text
 from gpumond.quantities.program_quantities import ENGINE_QUANTITIES as QUANTITIES, ENGINE_USED
 from gpumond.quantities.quantity import Quantity, value_text
@@ -29,7 +29,7 @@ def _used_bytes(snapshot: Snapshot, engine: EngineReading) -> int | None:
 
     It is 0 if none is listed and the engine states that it holds nothing; otherwise they may be those of a proxy.
     """
-    if any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
+    if any(device.missed_readings >= MAX_MISSED_READINGS for device in snapshot.devices):
         return None
     counts = [used for _, used in snapshot.used_by_engine(engine)]
     if not counts:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import advice_clauses, context_of, torch_setting, whole_blocks
-from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
+from gpumond.diagnosis.detectors import FRAGMENTED_MIN_SIZE_RATIO, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
@@ -65,7 +65,7 @@ def _fragmentation(row: _PoolRow) -> float | None:
     if device is None or not device.size_bytes:
         return None
     unreclaimable = min(track.peak_unreclaimable_bytes, unreclaimable_bytes(row.pool))
-    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_FROM * device.size_bytes
+    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_MIN_SIZE_RATIO * device.size_bytes
     return row.window.fragmentation(track) if is_split else 0.0
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from gpumond.facts.engines import NOT_READ, EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, StepUsage
-from gpumond.facts.shares import HELD as HELD_MEANING, MEANINGS
+from gpumond.facts.shares import HELD_MEANING as HELD_MEANING, SHARE_MEANINGS
 from gpumond.facts.snapshot import AgentReport, ProcessUsage
 from gpumond.quantities.quantity import Quantity, attribute_quantity
 
@@ -40,7 +40,7 @@ def _reported_reclaimable(pool: PoolUsage) -> int | None:
 
 
 LIVE: Quantity[PoolUsage] = attribute_quantity(
-    "live_bytes", MEANINGS["live"], rule_note=" Unknown if nothing counts it."
+    "live_bytes", SHARE_MEANINGS["live"], rule_note=" Unknown if nothing counts it."
 )
 HELD: Quantity[PoolUsage] = attribute_quantity(
     "held_bytes",
@@ -54,9 +54,12 @@ RECLAIMABLE: Quantity[PoolUsage] = attribute_quantity(
     field="reclaimable.likely",
 )
 STRANDED = Quantity[PoolUsage](
-    "stranded_bytes", MEANINGS["stranded"], _stranded, export=lambda pool: _stranded(pool) if pool.held_known else None
+    "stranded_bytes",
+    SHARE_MEANINGS["stranded"],
+    _stranded,
+    export=lambda pool: _stranded(pool) if pool.held_known else None,
 )
-UNMAPPED: Quantity[PoolUsage] = attribute_quantity("unmapped_bytes", MEANINGS["unmapped"])
+UNMAPPED: Quantity[PoolUsage] = attribute_quantity("unmapped_bytes", SHARE_MEANINGS["unmapped"])
 
 
 POOL_QUANTITIES: tuple[Quantity[PoolUsage], ...] = (

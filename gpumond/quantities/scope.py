@@ -13,9 +13,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Ledger, Verdict
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot, owner_of
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, DeviceReading, Snapshot, owner_of
 from gpumond.facts.units import duration_text, size_text
-from gpumond.facts.verdicts import PROBLEMS, REMEDIES
+from gpumond.facts.verdicts import PROBLEM_KINDS, VERDICT_REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
 
@@ -23,7 +23,7 @@ ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
 VALUES_WITHOUT_VERDICT: Mapping[str, float | None] = {
-    **{kind.rule_value: 0.0 for kind in PROBLEMS},
+    **{kind.rule_value: 0.0 for kind in PROBLEM_KINDS},
     "leak_bytes_per_second": 0.0,
     "time_to_full_seconds": inf,
 }
@@ -33,7 +33,7 @@ UNKNOWN_VERDICT_VALUES: Mapping[str, float | None] = dict.fromkeys(VALUES_WITHOU
 def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
     by_subject: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        if verdict.kind in REMEDIES:
+        if verdict.kind in VERDICT_REMEDIES:
             by_subject[verdict.device_uuid, verdict.process].append(verdict)
     return dict(by_subject)
 
@@ -58,7 +58,7 @@ def slope_bytes_per_second(verdict: Verdict) -> float:
 
 
 def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
-    return UNKNOWN_VERDICT_VALUES if device.missed_readings >= MISSED_LIMIT else VALUES_WITHOUT_VERDICT
+    return UNKNOWN_VERDICT_VALUES if device.missed_readings >= MAX_MISSED_READINGS else VALUES_WITHOUT_VERDICT
 
 
 class RuleRow(Protocol):
@@ -78,7 +78,7 @@ def _verdict_value(name: str, meaning: str, is_boolean: bool = False) -> Quantit
 VERDICTS = (
     *(
         _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", is_boolean=True)
-        for kind in PROBLEMS
+        for kind in PROBLEM_KINDS
     ),
     _verdict_value("leak_bytes_per_second", "growth rate of all leaks; 0 without a leak"),
     _verdict_value(

@@ -15,7 +15,7 @@ from gpumond.events import program_line_clause
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import Oom, ProcessKey, Program
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, Sensors, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, AgentReport, Sensors, Snapshot
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS
 
@@ -243,7 +243,7 @@ def _still_on_devices(processes: Set[ProcessKey], snapshot: Snapshot) -> frozens
     """Return those of the processes that are on a device; all of them while a device isn't read completely."""
     if not processes or unlisted_devices(snapshot):
         return frozenset(processes)
-    if any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
+    if any(device.missed_readings >= MAX_MISSED_READINGS for device in snapshot.devices):
         return frozenset(processes)
     return frozenset(
         process

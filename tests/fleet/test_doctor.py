@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import StatedCondition, StatedFault
+from gpumond.facts.frame import ConditionWithRemedy, FaultWithRemedy
 from gpumond.features.fleet.connection import Client, Credentials, Machine, parse_machine
 from gpumond.features.fleet.doctor import FleetFinding, examine, findings_by_subject
 from gpumond.view.frame import MALFORMED
@@ -20,8 +20,8 @@ from tests.helpers.running import free_port
 from tests.helpers.stubs import fleet, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
-HIDDEN = StatedCondition("GPU-a", "unmapped_estimated", "none", "train (pid 10)")
+LOST = FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
+HIDDEN = ConditionWithRemedy("GPU-a", "unmapped_estimated", "none", "train (pid 10)")
 
 
 def frame(agent: bool = True, version: str = "1.0.0", **fields: Any) -> dict[str, Any]:

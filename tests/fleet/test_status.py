@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import StatedFault
+from gpumond.facts.frame import FaultWithRemedy
 from gpumond.features.fleet.status import Deployment, deployment_of, differing_fields, majority_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -19,7 +19,7 @@ from tests.helpers.running import free_port
 from tests.helpers.stubs import Answer, fleet, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", "replace it")
+LOST = FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "", "replace it")
 USED = {"node-1": 10, "node-2": 40, "node-3": 20}
 ZONES = {"node-1": {"zone": "eu-1"}, "node-2": {"zone": "eu-2", "rack": "7"}, "node-3": {"zone": "us-1"}}
 

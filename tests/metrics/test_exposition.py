@@ -15,7 +15,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumond.facts.pools import Expected, PoolBytes, Receipt
+from gpumond.facts.pools import ExpectedRelease, PoolBytes, Receipt
 from gpumond.metrics.catalog import Family, Row
 from gpumond.metrics.exposition import FrameCollector, family_text
 from gpumond.metrics.telemetry import OUTCOMES, Telemetry, WorkloadFlushCounters
@@ -83,7 +83,7 @@ def make_receipt(**fields: object) -> Receipt:
         RECEIPT,
         workload="train",
         outcome="freed",
-        expected=Expected(5 * GIB, 6 * GIB, 7 * GIB),
+        expected=ExpectedRelease(5 * GIB, 6 * GIB, 7 * GIB),
         released_bytes=5 * GIB,
         before=BEFORE,
         after=AFTER,

@@ -14,7 +14,7 @@ from gpumond.facts.snapshot import Owner
 from gpumond.metrics.exposition import Exposition, Group, ScrapeFormat
 from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS, owners_with_series
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -64,7 +64,7 @@ def shared_machine() -> Frame:
     leak = Verdict(
         device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_full_seconds=600.0, summary=""
     )
-    return Frame(snapshot, attribute(snapshot), (idle, leak, replace(leak, device_uuid="GPU-b", kind="steady")))
+    return Frame(snapshot, make_ledger(snapshot), (idle, leak, replace(leak, device_uuid="GPU-b", kind="steady")))
 
 
 def test_memory_is_summed_by_owner_and_model():
@@ -119,10 +119,10 @@ def test_sums_of_the_machine_are_those_of_its_devices_and_owners():
 
 def test_machine_without_a_known_device_has_no_sums():
     snapshot = make_snapshot(make_device(used_bytes=None, free_bytes=None))
-    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    found = values(Frame(snapshot, make_ledger(snapshot)), "device")
     assert not [name for name in found if name.startswith("gpumond_machine_")]
     snapshot = make_snapshot(make_device(used_bytes=0))
-    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    found = values(Frame(snapshot, make_ledger(snapshot)), "device")
     assert found["gpumond_machine_processes"] == found["gpumond_machine_wasted_bytes"] == {frozenset(): 0}
 
 
@@ -132,7 +132,7 @@ def test_memory_of_a_mig_instance_counts_once():
     instance = make_device("MIG-a", name="H100 MIG", parent_uuid="GPU-a", used_bytes=5 * GIB, processes=used)
     report = make_report(10, (make_pool("MIG-a", live=4 * GIB),), uid=1)
     snapshot = make_snapshot(whole, instance, reports=(report,))
-    found = values(Frame(snapshot, attribute(snapshot)))
+    found = values(Frame(snapshot, make_ledger(snapshot)))
     ada = owner(user="ada", workload="train")
     assert (found["used_bytes"], found["live_bytes"]) == ({ada: 5 * GIB}, {ada: 4 * GIB})
 
@@ -140,7 +140,7 @@ def test_memory_of_a_mig_instance_counts_once():
 def test_program_that_the_driver_does_not_list_belongs_to_the_user_of_its_agent():
     device = make_device("GPU-a", name="H100", used_bytes=5 * GIB, processes=None)
     snapshot = make_snapshot(device, reports=(make_report(10, (make_pool("GPU-a", live=4 * GIB),), uid=1000),))
-    found = values(Frame(snapshot, attribute(snapshot)))
+    found = values(Frame(snapshot, make_ledger(snapshot)))
     assert found["live_bytes"] == {owner(user="1000", workload="train"): 4 * GIB}
 
 
@@ -154,7 +154,7 @@ def programs(*workloads: str, at: float, user: str = "ada") -> Frame:
     )
     device = make_device(name="H100", used_bytes=len(workloads) * GIB, processes=listed)
     snapshot = make_snapshot(device, reports=reports, elapsed_seconds=at)
-    return Frame(snapshot, attribute(snapshot))
+    return Frame(snapshot, make_ledger(snapshot))
 
 
 def with_owners(frame: Frame, before: Mapping[Owner, float] | None = None) -> Frame:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import AlertStates, Rule, own_fields, with_overrides
+from gpumond.facts.alerts import AlertStates, Rule, overridable_fields, with_overrides
 from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
@@ -177,7 +177,7 @@ def test_alert_has_its_identity_and_filled_annotations():
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
 def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule):
-    own = own_fields(rule)
+    own = overridable_fields(rule)
     assert OverrideConfig.model_validate(own).fields() == own
     assert with_overrides(rule, own) == rule
     assert with_overrides(rule, {}) == rule

@@ -26,7 +26,7 @@ from gpumond.quantities.window import (
     next_window,
     sum_of_known,
 )
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import (
     Advanced,
@@ -69,7 +69,7 @@ def text_of(snapshots: Sequence[Snapshot], name: str) -> str:
     recent = RuleWindow()
     for snapshot in snapshots:
         recent = next_window(recent, snapshot)
-    found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
+    found = subjects("device", RuleContext(snapshots[-1], make_ledger(snapshots[-1]), recent))
     (row,) = found.rows
     return found.texts[name](row)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
@@ -155,6 +155,7 @@ def values() -> Iterator[str]:
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
+<<<<<<< HEAD
 def is_metric(name: str, unit: str, meaning: str) -> bool:
     """Say whether a metric has the value's name and meaning."""
     metric = f"gpumond_device_{name.split('`')[1]}"
@@ -162,6 +163,9 @@ def is_metric(name: str, unit: str, meaning: str) -> bool:
 
 
 def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
+=======
+def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
+>>>>>>> main
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
     table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
     for name, meaning in table.items():
@@ -184,7 +188,7 @@ def as_item(text: str) -> str:
     return "; ".join(f"{part[0].lower() if part[1:2].islower() else part[0]}{part[1:]}" for part in parts)
 
 
-def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
+def listed(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
     if rows := [f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in ALWAYS]:
         yield f"\n| {title} | meaning |\n|---|---|"
         yield from rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.facts.verdicts import KINDS, VerdictKind
+from gpumond.facts.verdicts import VERDICT_KINDS, VerdictKind
 
 HEADER = """\
 # Verdicts
@@ -28,7 +28,7 @@ or `load-proportional`.
 
 
 def document() -> str:
-    return HEADER + "".join(map(row, KINDS))
+    return HEADER + "".join(map(row, VERDICT_KINDS))
 
 
 def row(kind: VerdictKind) -> str:

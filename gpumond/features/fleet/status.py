@@ -14,7 +14,7 @@ from typing import Any
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.frame import StatedFault
+from gpumond.facts.frame import FaultWithRemedy
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import (
@@ -40,7 +40,7 @@ class _DaemonStatus:
     revision: str | None
     config_hash: str | None
     rules_hash: str | None
-    faults: tuple[StatedFault, ...]
+    faults: tuple[FaultWithRemedy, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
-from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
+from gpumond.facts.alerts import AlertStates, Labels, Rule, RuleScope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import size_text
@@ -272,7 +272,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class InputValues:
-    scope: Scope
+    scope: RuleScope
     value: str
     labels: Labels
     samples: tuple[Sample, ...]
@@ -339,7 +339,7 @@ _Row = tuple[Labels, dict[str, float | None]]
 """The values at one time of the subject with these labels."""
 
 
-def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
     rows: dict[Labels, dict[str, float | None]] = {}
     for entry in series:
         sample = entry.samples[index] if index < len(entry.samples) else GONE
