@@ -155,17 +155,13 @@ def values() -> Iterator[str]:
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
-<<<<<<< HEAD
 def is_metric(name: str, unit: str, meaning: str) -> bool:
     """Say whether a metric has the value's name and meaning."""
     metric = f"gpumond_device_{name.split('`')[1]}"
     return any(as_item(family.help) == meaning for family in FAMILIES if family.name in (metric, f"{metric}_total"))
 
 
-def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
-=======
 def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
->>>>>>> main
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
     table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
     for name, meaning in table.items():
