@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gpumond.cli.arguments import DONE, option
+from gpumond.cli.arguments import DONE, add_option
 from gpumond.config.loading import read
 from gpumond.config.tokens import check_subjects, read_tokens
 
@@ -18,7 +18,7 @@ FIRST_LISTENER = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="configuration file")
-    option(parser, "--json", "print the effective settings as JSON")
+    add_option(parser, "--json", "print the effective settings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import option, option_type
+from gpumond.cli.arguments import add_option, option_type
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
@@ -100,13 +100,13 @@ RULES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--sim-device DIR",
         "use the simulated GPU in DIR/card0, in real time and without the sample programs",
         type=Path,
     )
-    option(
+    add_option(
         parser,
         "--devices N",
         f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",

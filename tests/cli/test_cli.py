@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gpumond.cli.arguments import address
+from gpumond.cli.arguments import parse_address
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.main import commands, main, make_parser, options_last
 from gpumond.commands.serve import add_arguments, choose_source, flags
@@ -312,7 +312,7 @@ def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_address_may_have_no_scheme(text: str, url: str):
-    assert address(text) == url
+    assert parse_address(text) == url
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_address_may_have_no_scheme(text: str, url: str):
 )
 def test_invalid_address_is_named(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="expected HOST:PORT"):
-        address(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize("command", [("status",), ("run", "--need", "1GiB")])

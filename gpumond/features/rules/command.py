@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, add_option, parse_duration, print_result
 from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
@@ -55,22 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
-    option(check, "--json", "print the active rules as JSON")
+    add_option(check, "--json", "print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
-    option(test, "--json", "print the number of expectations and the failures as JSON")
+    add_option(test, "--json", "print the number of expectations and the failures as JSON")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule's name")
-    option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
-    option(
+    add_option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
+    add_option(
         override,
         "--for DURATION",
         "how long the value must be beyond the threshold before the alert fires, such as 5m",
-        type=duration,
+        type=parse_duration,
     )
-    option(override, "--severity WORD", "new severity, such as info, warning or critical")
+    add_option(override, "--severity WORD", "new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
-    option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
-    option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
+    add_option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
+    add_option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
     receiver.add_argument("name", metavar="NAME", help="a receiver's name in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
