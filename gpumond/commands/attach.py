@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gpumond
-from gpumond.agent.settings import POLICIES, workload_name
+from gpumond.agent.settings import FLUSH_POLICIES, workload_name
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, parse_duration, print_error
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import printable_text
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--flush-policy",
         "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
-        choices=POLICIES,
+        choices=FLUSH_POLICIES,
     )
     add_option(
         parser,

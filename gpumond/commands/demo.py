@@ -199,7 +199,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket()), "XDG_STATE_HOME": state}
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
-        options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
+        options = ("--device", str(devices / f"card{index}"), "--parent", str(os.getpid()))
         for name, pattern in programs_on(index).items() | ({NEED: NEED}.items() if index == 1 else ()):
             commands[name] = (*module_command("gpumond.sim.programs"), pattern, "--workload", name, *options)
     if count > 1:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 import gpumond.agent
-from gpumond.agent.settings import POLICIES, workload_name
+from gpumond.agent.settings import FLUSH_POLICIES, workload_name
 from gpumond.cli.arguments import add_option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import program_socket
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--flush-policy",
         "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
-        choices=POLICIES,
+        choices=FLUSH_POLICIES,
     )
     add_option(
         parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again"
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stderr is not None and sys.stderr.isatty():  # elsewhere, the output is the program's alone
             _say_if_unobserved()
         return _replace_process(command, environ)
-    from gpumond.agent.program_report import place_in_job
+    from gpumond.agent.program_report import rank_and_world_size
     from gpumond.cli import client
     from gpumond.cli.arguments import parse_address
     from gpumond.features.quotas import admission_client as admission
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--url {error}") from None
     seconds, workload = admission.parse_wait(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
-        need = admission.auto_need(url, workload, arguments.need_device, place_in_job(environ)[1] or 1)
+        need = admission.auto_need(url, workload, arguments.need_device, rank_and_world_size(environ)[1] or 1)
     else:
         need = admission.parse_size(arguments.need)
     with admission.request_admission(url, need, arguments.need_device, workload, seconds) as granted:

@@ -64,9 +64,9 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             agents=AgentServer(
                 agent_socket.listener,
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
-                reported=telemetry.count_report,
-                rejected=telemetry.count_rejection,
-                restored=restore_agent_socket,
+                on_reports=telemetry.count_report,
+                on_rejection=telemetry.count_rejection,
+                find_new_listener=restore_agent_socket,
             ),
             store=Store(settings.store_file(), StoreLimits(settings.retention)),
             telemetry=telemetry,

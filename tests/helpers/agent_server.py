@@ -35,7 +35,7 @@ class ServerOnSocket:
         listener = bind_agent_socket(path, 0o600)
         self.reported = 0
         self.server = AgentServer(
-            listener, limits=limits, reported=self.count, rejected=lambda reason: self.rejected.update([reason])
+            listener, limits=limits, on_reports=self.count, on_rejection=lambda reason: self.rejected.update([reason])
         )
 
     def count(self, reports: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpumond.agent.allocators.torch import MAX_ENTRIES
-from gpumond.agent.loaded_allocators import FLUSHES, PLANS
+from gpumond.agent.allocators.torch import MAX_HISTORY_ENTRIES
+from gpumond.agent.loaded_allocators import FLUSH_RATE, PLAN_RATE
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
@@ -87,14 +87,15 @@ STATED = {
     "size of an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB",
     "out-of-memory records in a report": number(MAX_OOMS),
     "time to record an out-of-memory error": "50 ms",
-    "snapshots that you request": f"one every {snapshots.REQUEST_SECONDS:g} s per program",
+    "snapshots that you request": f"one every {snapshots.REQUEST_INTERVAL_SECONDS:g} s per program",
     "a program's snapshot files": f"the latest {number(snapshots.MAX_FILES)}, {snapshots.MAX_BYTES // MIB} MiB each",
     "length of a recording of allocations (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
-    "entries of a recording of allocations": f"{MAX_ENTRIES:,}",
+    "entries of a recording of allocations": f"{MAX_HISTORY_ENTRIES:,}",
     "recordings of allocations at a time per program": "one",
     "measured scopes per program": f"{MAX_SCOPES} names",
-    "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
-    "[plans](terms.md#actions) that an agent makes": f"a burst of {PLANS[0]}, then one a second" * (PLANS[1] == 1),
+    "flushes that an agent executes": f"a burst of {FLUSH_RATE[0]}, then one every {FLUSH_RATE[1]:g} s",
+    "[plans](terms.md#actions) that an agent makes": f"a burst of {PLAN_RATE[0]}, then one a second"
+    * (PLAN_RATE[1] == 1),
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",

@@ -114,7 +114,7 @@ def test_idle_program_of_the_demo_gives_way_to_one_that_needs_memory_and_comes_b
     serve: Callable[..., RunningDaemon], device: SimDevice
 ) -> None:
     daemon = ready(serve(*OPTIONS, environ=ALLOWED | {"GPUMOND_SIM_DIR": str(device.directory.parent)}))
-    command = [sys.executable, "-m", "gpumond.sim.programs", "idle", "--card", str(device.directory), "--speed", "40"]
+    command = [sys.executable, "-m", "gpumond.sim.programs", "idle", "--device", str(device.directory), "--speed", "40"]
     with subprocess.Popen(command, env=environment(daemon.socket)) as notebook:
         try:
             until(lambda: any(each["may_suspend"] for each in daemon.get("agents")))
