@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from gpumond.cli.arguments import DONE, add_option
-from gpumond.config.loading import read
+from gpumond.config.loading import read_settings_config
 from gpumond.config.tokens import check_subjects, read_tokens
 
 FIRST_LISTENER = (
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = read(arguments.file, environ={})
+    config = read_settings_config(arguments.file, environ={})
     settings = config.settings()
     web = settings.web()
     if settings.tokens_file is not None:

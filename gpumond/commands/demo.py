@@ -127,12 +127,12 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
 
         def reload() -> Settings:
-            from gpumond.config.loading import load
+            from gpumond.config.loading import load_settings
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS, "log_level": "error"} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
-            return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
+            return load_settings(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
         devices = arguments.sim_device or Path(directory)

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     from gpumond.config.loading import ConfigurationFile
 
     file = ConfigurationFile(arguments.config, flags(arguments))
-    settings, last_valid = file.load_or_keep()
+    settings, last_valid = file.load_or_use_copy()
     return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, without_port=True)
 
 
@@ -121,7 +121,7 @@ def serve(
 
     from gpumond.host import logs
 
-    log_limit = logs.configure(settings.log_format, settings.log_level)
+    log_limit = logs.configure_logging(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
     asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, last_valid, without_port))
