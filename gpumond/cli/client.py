@@ -37,6 +37,7 @@ from gpumond.cli.arguments import (
     with_typed_option,
 )
 from gpumond.facts.errors import (
+    LIST_PROGRAMS_HINT,
     AmbiguousDevice,
     ConfigError,
     DaemonError,
@@ -86,8 +87,6 @@ NO_TOKEN_TEXT = (
     "the daemon requires a token: set GPUMOND_TOKEN to one or, if you may read the daemon's own token, "
     "GPUMOND_RUNTIME_DIR to its directory"
 )
-
-LISTS_PROGRAMS = "`gpumond status` lists the programs"
 
 has_responded = False
 """Whether a daemon, or another server, has sent content to this process."""
@@ -330,7 +329,7 @@ def select_programs(arguments: argparse.Namespace) -> list[TargetProgram]:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
         hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
-        print_error(f"gpumond: no program with an agent matches {target}{hint or f'; {LISTS_PROGRAMS}'}")
+        print_error(f"gpumond: no program with an agent matches {target}{hint or LIST_PROGRAMS_HINT}")
     return sorted(programs)
 
 
