@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from gpumond.commands.serve import SETTINGS as FLAGS
+from gpumond.commands.serve import OPTION_SETTINGS as FLAGS
 from gpumond.config.settings import ONLY_IN_FILE, RELOADABLE, SettingsConfig
 
 HEADER = """\
