@@ -15,9 +15,9 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
-from gpumond.features.flush.alertmanager_hook import REMEMBERED
-from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
+from gpumond.features.flush.alertmanager_hook import MAX_REMEMBERED
+from gpumond.features.flush.flusher import COOLDOWN_SECONDS, MAX_RECEIPTS
+from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL_LENGTH, MAX_LABELS
 from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
 from gpumond.features.quotas.borrow import PER_HOUR
 from gpumond.features.quotas.cgroups import MAX_OWN
@@ -99,9 +99,9 @@ STATED = {
     "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
     "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
-    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL:,} "
+    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL_LENGTH:,} "
     "characters",
-    "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -139,7 +139,7 @@ STATED = {
     "quotas created through the API": f"{MAX_QUOTAS}",
     "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": f"{MAX_OWN:,}",
     "baselines": f"{MAX_BASELINES}",
-    "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
+    "receipts and events in memory": f"{MAX_RECEIPTS:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
         f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days"
     ),

@@ -46,7 +46,7 @@ from gpumond.tick.observe import as_unmapped
 
 log = logging.getLogger(__name__)
 
-RECEIPTS_KEPT = 1000
+MAX_RECEIPTS = 1000
 POLL_SECONDS = 1.0
 """Time between two looks at a request for memory. Its place is lost after 10 s."""
 FRAME_SECONDS = 2.0
@@ -198,7 +198,7 @@ class Suspender:
         self._table = suspension_table(store)
         self.loaded = False
         self.programs: dict[ProcessKey, SuspendedProgram] = {}
-        self.receipts: deque[SuspensionReceipt] = deque(maxlen=RECEIPTS_KEPT)
+        self.receipts: deque[SuspensionReceipt] = deque(maxlen=MAX_RECEIPTS)
         self._suspension_lock = asyncio.Lock()
         """Suspensions follow each other: each must see what the one before has left of the host memory."""
         self._locks: WeakValueDictionary[ProcessKey, asyncio.Lock] = WeakValueDictionary()
