@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.pools import Receipt
-from gpumond.features.engines.flush_step import released_too_little
+from gpumond.features.engines.flush_step import has_released_too_little
 from tests.engines.flushing import ALLOWED, BRIEF, Short, World, allowed, reached
 from tests.helpers.agents import GIB
 from tests.helpers.engines import FakeEngine, device, fake_engine, used_bytes
@@ -185,7 +185,7 @@ def test_useful_release_stays(tmp_path: Path):
         async def scenario() -> None:
             world = World(card, allowed(engine))
             receipt = await world.flush()
-            assert not released_too_little([receipt])
+            assert not has_released_too_little([receipt])
             assert world.engines.readings()[0].out_of_service_seconds is None
 
         asyncio.run(scenario())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.facts.pools import FORCED
-from gpumond.features.flush.routes import FLUSH_OUTCOME, FLUSH_EXAMPLE
+from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_OUTCOME
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.browser import PageSession, needs_chromium, open_page, show_frame, sign_in, signed_in
 from tests.helpers.running import RunningDaemon
