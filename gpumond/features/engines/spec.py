@@ -291,7 +291,7 @@ def check_model_to_unload(engine: EngineConfig, state: EngineState) -> Exchange[
     if models_to_unload(engine, state) or not state.models:
         return ""
     names, any_pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
-    reason = f"{'any_pinned with keep_alive, or ' if any_pinned else ''}not listed under models:"
+    reason = f"{'pinned with keep_alive, or ' if any_pinned else ''}not listed under models:"
     return f"{names}: {reason}; list them under models: to unload them"
 
 
