@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         need = admission.parse_size(arguments.need)
     with admission.request_admission(url, need, arguments.need_device, workload, seconds) as granted:
         if granted is None:
-            return admission.NO_ROOM
+            return admission.NO_MEMORY_EXIT_CODE
         return _replace_process(command, environ | {"GPUMOND_ADMISSION": granted})
 
 

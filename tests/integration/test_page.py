@@ -15,7 +15,7 @@ import pytest
 from gpumond.events import EventKind
 from gpumond.facts.units import size_text
 from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_OUTCOME
-from gpumond.features.quotas.command import KINDS
+from gpumond.features.quotas.command import LIMIT_KEYS
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
@@ -678,7 +678,7 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
 def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
     process = next(each for each in frame["processes"] if each["workload"] == "train-llm")
-    quota = {f"{kind}_{part}": None for kind in KINDS for part in ("bytes", "quota")}
+    quota = {f"{kind}_{part}": None for kind in LIMIT_KEYS for part in ("bytes", "quota")}
     quota |= {"limit_bytes": 8 * GIB, "limit_quota": "research", "reserve_bytes": 6 * GIB, "reserve_quota": "floor"}
     process.update(quota=quota, limit_bytes=8 * GIB, reserve_shortage_bytes=GIB)
     show_frame(session, frame)

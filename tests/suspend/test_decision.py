@@ -157,7 +157,7 @@ def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
     ("state", "reason", "remedy"),
     [
         ("suspending", "the program is being suspended", "wait for its receipt"),
-        ("suspended", "the program is already suspended", "gpumond resume --pid 10 resumes it"),
+        ("suspended", "the program is already suspended", "to resume it: gpumond resume --pid 10"),
         ("waiting", "the program is about to be resumed", "suspend it when it runs again"),
         ("resuming", "the program is about to be resumed", "suspend it when it runs again"),
         ("stuck", "the program is stuck: CUDA_ERROR", "kill it: kill -9 10"),
