@@ -17,14 +17,14 @@ SECTIONS = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", EXTEND.read_text(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.devices import AUTOMATIC
+from gpumond.devices import AUTOMATIC_SOURCES
 from gpumond.config.settings import SettingsConfig
 from gpumond.devices import load_source
 source = load_source(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices
 assert device.unified and device.size_bytes > device.free_bytes > 0
-assert [spec.detect("/nowhere") for spec in AUTOMATIC if spec.name == "tegra"] == [False]
+assert [spec.detect("/nowhere") for spec in AUTOMATIC_SOURCES if spec.name == "tegra"] == [False]
 from tools.docs.plugins import document
 assert "| `tegra` | the GPU of an NVIDIA Jetson |" in document()
 """
@@ -180,7 +180,7 @@ from tests.helpers.values import make_device, make_snapshot
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}
 core = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
-part = feature.resolve(feature.parts[0])(kernel)
+part = feature.resolve(feature.parts[0])(core)
 for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))

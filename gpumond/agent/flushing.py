@@ -17,8 +17,17 @@ from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, ca
 from gpumond.agent.pending_calls import MainThreadBusy, run
 from gpumond.agent.prediction import StrandedEstimate, predict_pools
 from gpumond.agent.settings import Hook
-from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
-from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, printable_text
+from gpumond.facts.pools import (
+    STEPS,
+    SUSPENDED_REASON,
+    ExpectedRelease,
+    FlushOutcome,
+    PoolBytes,
+    PoolUsage,
+    Reclaimable,
+    StepResult,
+)
 from gpumond.facts.units import plural
 
 MAIN_THREAD_SECONDS = 2.0
@@ -114,7 +123,7 @@ def carry_out(
     try:
         adapter.check()
         if _obstacle(deadline) == "deferred":
-            return FlushResult(command.id, "deferred", SUSPENDED)
+            return FlushResult(command.id, "deferred", SUSPENDED_REASON)
         before = stranded.adjusted(adapter.read(exact=True), adapter.bytes_left_by_flush())
         if command.dry_run:
             return FlushResult(command.id, "planned", "", changes(before, before, command.steps, hook_bytes))
@@ -128,26 +137,26 @@ def carry_out(
                 try:
                     done += _run_measured_step(step, adapter, hooks, permissions)
                 except Exception as error:  # of a hook or the library; the steps before it count
-                    failure = clean(f"{step}: {type(error).__name__}: {error}")
+                    failure = printable_text(f"{step}: {type(error).__name__}: {error}")
         compared = changes(before, adapter.read(), command.steps, hook_bytes)
         stranded.add_changes(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
         if obstacle and not done:
-            return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
+            return FlushResult(command.id, obstacle, printable_text(f"{failure}; nothing was done"))
         if failure:
             return FlushResult(command.id, "failed", failure, compared, tuple(done))
         outcome, reason = flush_outcome(done, compared, command.steps, adapter.name)
-        return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
+        return FlushResult(command.id, outcome, printable_text(reason), compared, tuple(done))
     finally:
         adapter.finish()
 
 
-OBSTACLES: Mapping[Outcome, str] = {
+OBSTACLES: Mapping[FlushOutcome, str] = {
     "deferred": "the program was suspended",
     "timeout": "the deadline passed while the driver didn't respond",
 }
 
 
-def _obstacle(deadline: float) -> Outcome | None:
+def _obstacle(deadline: float) -> FlushOutcome | None:
     """Return why no step may begin. The program itself, whose flush has no deadline, is not suspended.
 
     A process is locked before it is suspended. The driver then still answers queries, and anything else waits for the
@@ -201,7 +210,7 @@ def _run_measured_step(
         return done
     last = done[-1]
     detail = f"{last.detail}, " if last.detail else ""
-    return (*done[:-1], replace(last, detail=clean(f"{detail}{freed} bytes no longer live")))
+    return (*done[:-1], replace(last, detail=printable_text(f"{detail}{freed} bytes no longer live")))
 
 
 def _run_step(
@@ -218,7 +227,7 @@ def _run_step(
             return _in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
     except (FlushRefused, MainThreadBusy) as refusal:
-        return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED}{refusal}")),)
+        return (StepResult(step, 0, time.perf_counter() - started, printable_text(f"{REFUSED}{refusal}")),)
 
 
 def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
@@ -262,7 +271,7 @@ def _live_bytes(adapter: AllocatorAdapter) -> int:
     return sum(pool.live_bytes or 0 for pool in adapter.read())
 
 
-def outcome_of(released: int, expected: Expected) -> Outcome:
+def outcome_of(released: int, expected: ExpectedRelease) -> FlushOutcome:
     if released <= 0:
         return "nothing"
     return "freed" if released >= expected.low else "partial"
@@ -298,7 +307,7 @@ def pool_bytes(pool: PoolUsage) -> PoolBytes:
 
 def flush_outcome(
     done: Sequence[StepResult], change: Sequence[PoolChange], requested: Sequence[str], allocator: str
-) -> tuple[Outcome, str]:
+) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a flush that was carried out to its end."""
     refused = [f"{step.step} {step.detail}" for step in done if step.detail.startswith(REFUSED)]
     if not done:
@@ -306,10 +315,10 @@ def flush_outcome(
     if len(refused) == len(done):
         return "refused", "; ".join(refused)
     low = sum(each.expected.low for each in change)
-    return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+    return outcome_of(sum(map(released_bytes, change)), ExpectedRelease(low, low, low)), "; ".join(refused)
 
 
-def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: Expected) -> PoolChange:
+def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: ExpectedRelease) -> PoolChange:
     if after is None:  # the pool no longer exists
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
     return PoolChange(before, after, predicted, has_raced(before, after, steps))

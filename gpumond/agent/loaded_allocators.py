@@ -35,7 +35,7 @@ from gpumond.agent.flushing import (
 from gpumond.agent.prediction import StrandedEstimate
 from gpumond.agent.settings import Hook
 from gpumond.agent.transport import RateLimit
-from gpumond.facts.messages import FlushCommand, FlushResult, clean
+from gpumond.facts.messages import FlushCommand, FlushResult, printable_text
 from gpumond.facts.pools import STEPS, PoolUsage, Receipt
 from gpumond.facts.program import AppliedLimit, PoolLimit
 
@@ -139,7 +139,7 @@ class LoadedAllocators:
                 reason = f"no step is called {unknown[0]!r}"
             else:
                 reason = f"no allocator {command.allocator!r} in this process"
-            return FlushResult(command.id, "refused", clean(f"{reason}; nothing was done"))
+            return FlushResult(command.id, "refused", printable_text(f"{reason}; nothing was done"))
         with self._lock:
             try:
                 if adapter is None:
@@ -149,9 +149,9 @@ class LoadedAllocators:
                 with _between_captures():
                     result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
             except FlushRefused as refusal:
-                return FlushResult(command.id, "refused", clean(refusal))
+                return FlushResult(command.id, "refused", printable_text(refusal))
             except Exception as error:  # any error of the library
-                return FlushResult(command.id, "failed", clean(f"{type(error).__name__}: {error}"))
+                return FlushResult(command.id, "failed", printable_text(f"{type(error).__name__}: {error}"))
             if not command.dry_run:
                 self._refilled_flushes.add_changes(result.pools, time.monotonic())
             return result
@@ -338,8 +338,8 @@ def _limit_allocator(
     try:
         applied = adapter.limit(limit_bytes, device)
     except FlushRefused as refusal:
-        return (AppliedLimit(name, uuid, limit_bytes, False, clean(refusal)),)
+        return (AppliedLimit(name, uuid, limit_bytes, False, printable_text(refusal)),)
     except Exception as error:  # an error of the library
-        return (AppliedLimit(name, uuid, limit_bytes, False, clean(f"{type(error).__name__}: {error}")),)
+        return (AppliedLimit(name, uuid, limit_bytes, False, printable_text(f"{type(error).__name__}: {error}")),)
     unused = f"{name} doesn't use {'a device' if device is None else 'this device'} yet; {LATER}"
     return applied or (AppliedLimit(name, uuid, limit_bytes, False, unused),)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.facts.messages import PoolChange
-from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
+from gpumond.facts.pools import ExpectedRelease, PoolUsage, Reclaimable
 
 RELEASING = frozenset(("spill", "cache", "trim"))
 """Steps that return bytes to the driver; the other steps only make bytes returnable."""
@@ -16,7 +16,7 @@ UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
 """Steps whose effect is unknown beforehand."""
 
 
-def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[ExpectedRelease]:
     """Return the bytes that the steps return of each pool.
 
     ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
@@ -31,7 +31,7 @@ def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: 
     ]
 
 
-def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> ExpectedRelease:
     """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
 
     If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
@@ -43,12 +43,12 @@ def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None =
     if spilled:
         likely, high = likely + spilled, high + spilled
     if cached.exactness == "not_releasable":
-        return Expected(low, likely, high, cached.exactness)
+        return ExpectedRelease(low, likely, high, cached.exactness)
     if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
         high = max(high, pool.held_bytes)
     if hook_bytes and "hooks" in steps:
         likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
-    return Expected(low, likely, high, "exact" if low == high else "interval")
+    return ExpectedRelease(low, likely, high, "exact" if low == high else "interval")
 
 
 class FlushRemainder(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.steps import STEPS, usage_by_device
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
+from gpumond.facts.program import EMPTY_PROGRAM, MAX_RANKS, Program, Retainer
 
 if TYPE_CHECKING:
     from gpumond.agent.measure.scopes import Scopes
@@ -35,7 +35,7 @@ def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retain
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), STEPS.usage()
     if not (scopes or steps or OOMS.has_records or distributed or refusals or retainers):
-        return SILENT
+        return EMPTY_PROGRAM
     return Program(
         scopes=scopes.usage() if scopes else (),
         step=steps,

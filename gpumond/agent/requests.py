@@ -20,8 +20,8 @@ from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import live_classes
 from gpumond.agent.retainers import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import AgentSettings
-from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
-from gpumond.facts.program import Dump, LiveClasses, Retainer, Site
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, encode, printable_text
+from gpumond.facts.program import AllocationSite, Dump, LiveClasses, Retainer
 
 STEP_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
@@ -108,7 +108,7 @@ class RequestHandler:
         try:
             search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
         except Exception as error:  # a version of the library that is not understood
-            return AgentResponse(request.id, clean(f"{type(error).__name__}: {error}"))
+            return AgentResponse(request.id, printable_text(f"{type(error).__name__}: {error}"))
         self._search = search, time.monotonic() + INTERVAL_SECONDS
         return AgentResponse(request.id)
 
@@ -146,7 +146,7 @@ class RequestHandler:
                 except Exception as error:  # a version of the library that is not understood
                     reasons.append(f"{adapter.name}: {type(error).__name__}: {error}")
         reason = "; ".join(reasons) or "no allocator of this program can record its history (PyTorch's can)"
-        return AgentResponse(request.id, clean(reason))
+        return AgentResponse(request.id, printable_text(reason))
 
     def finish_due_recording(self, now: float) -> AgentResponse | None:
         """Turn the history off at the end of its time, and return the result."""
@@ -160,7 +160,7 @@ class RequestHandler:
                 lambda snapshot: save(".pickle", fill=partial(_pickle, snapshot))
             )
         except Exception as error:  # of the library
-            return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
+            return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
         folded = save(".folded", fill=partial(_write_folded, sites, unrecorded))
         wanted = recording.request.kind == "classes"
         classes, paused = _classes() if wanted else ((), 0.0)
@@ -209,7 +209,7 @@ class RequestHandler:
                     break
                 size //= 2
         except (OSError, OverflowError) as error:
-            return AgentResponse(request.id, clean(error))
+            return AgentResponse(request.id, printable_text(error))
         texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
@@ -234,7 +234,7 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
     adapters = LOADED.known()
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
-        return clean(f"only PyTorch's live memory can be classified; this program's allocators: {names}")
+        return printable_text(f"only PyTorch's live memory can be classified; this program's allocators: {names}")
     pools = [pool for pool in LOADED.read() or () if pool.inside is None]
     if any(pool.live_bytes for pool in pools if pool.allocator == "torch"):
         return "live memory can't be classified: this version of PyTorch isn't supported"
@@ -254,7 +254,7 @@ def _pickle(snapshot: object, path: str) -> None:
         pickle.dump(snapshot, file)
 
 
-def _write_folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> None:
+def _write_folded(sites: Sequence[AllocationSite], unrecorded_bytes: int, path: str) -> None:
     """Write the bytes of each stack as one line, outermost call first: the input of flame graphs."""
     with open(path, "w", encoding="utf-8") as file:
         for site in sites:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.measure.stacks import MAX_DEPTH, OWN
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Retainer
 
 INTERVAL_SECONDS = 20.0
@@ -140,10 +140,10 @@ def _holders_of_graphs(graphs: Sequence[TrackedTensor], totals: dict[Place, Reta
 
 def _retainer(place: Place, size: int, tensors: int) -> Retainer:
     return Retainer(
-        file=clean(place.file[-MAX_FILE:]),
+        file=printable_text(place.file[-MAX_FILE:]),
         line=place.line,
-        function=clean(place.function[-MAX_NAME:]),
-        name=clean(place.name[-MAX_NAME:]),
+        function=printable_text(place.function[-MAX_NAME:]),
+        name=printable_text(place.name[-MAX_NAME:]),
         size_bytes=size,
         tensors=tensors,
     )

@@ -1,7 +1,7 @@
 """The agent's communication with the daemon: introduces itself, reports once a second, and flushes on request.
 
-All received messages are read before any is acted on: a program that was stopped finds the daemon's Cancel after its
-FlushCommand, and does not flush.
+All received messages are read before any is acted on: a program that was stopped finds the daemon's CancelFlush after
+its FlushCommand, and does not flush.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gpumond.agent.wakeup import WakeupPipe
 from gpumond.facts.messages import (
     AgentRequest,
     AgentResponse,
-    Borrowed,
-    Cancel,
+    BorrowResponse,
+    CancelFlush,
     FlushCommand,
     FlushResult,
     Goodbye,
     Hello,
     Report,
-    clean,
+    printable_text,
     program_socket,
 )
 from gpumond.facts.program import Ending
@@ -51,7 +51,7 @@ class AllocatorFacts:
         if guards is not None:
             guards.make_thread_capture_safe()
         self.adapters = adapters
-        self.frameworks = tuple(dict.fromkeys(clean(adapter.framework()) for adapter in adapters))
+        self.frameworks = tuple(dict.fromkeys(printable_text(adapter.framework()) for adapter in adapters))
         self.host_pools = tuple(collect(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_rank()
 
@@ -108,11 +108,11 @@ class AgentSession:
         for message in self._transport.receive(now) if arrived else ():
             if isinstance(message, FlushCommand):
                 self._commands[message.id] = (message, now + message.timeout_seconds)
-            elif isinstance(message, Cancel):
+            elif isinstance(message, CancelFlush):
                 self._cancel(message.id)
             elif isinstance(message, AgentRequest):
                 self._requests.append(message)
-            elif isinstance(message, Borrowed):
+            elif isinstance(message, BorrowResponse):
                 BORROWING.deliver(message)
         if not self._transport.is_connected:
             BORROWING.end_all()
@@ -139,7 +139,9 @@ class AgentSession:
                 try:
                     self._step_results.append(self._execute(command, deadline))
                 except BaseException as error:
-                    self._step_results.append(FlushResult(command.id, "failed", clean(f"interrupted: {error!r}")))
+                    self._step_results.append(
+                        FlushResult(command.id, "failed", printable_text(f"interrupted: {error!r}"))
+                    )
                     raise
                 self._report_at = 0.0
             self._wake.set()
@@ -195,7 +197,7 @@ class AgentSession:
         now = time.monotonic()
         if now >= self._transport.retry_at and self._transport.connect(self._settings.socket or program_socket(), now):
             self._introduced = introduced
-            admission = clean(os.environ.get("GPUMOND_ADMISSION", ""))
+            admission = printable_text(os.environ.get("GPUMOND_ADMISSION", ""))
             python = sys.version.split()[0]
             place = (*place_in_job(), job_of(), account_of())
             hello = Hello(self._settings.workload, __version__, python, allowed, admission, *place)
@@ -224,7 +226,7 @@ class AgentSession:
         return bool(events_by_descriptor.get(connection, 0) & ~select.POLLOUT)
 
     def _flush_next(self) -> bool:
-        """Carry out at most one flush, and return whether one was: messages that arrive during it, a Cancel among
+        """Carry out at most one flush, and return whether one was: messages that arrive during it, a CancelFlush among
         them, are read before the next command.
         """
         policy = self._settings.flush_policy

@@ -125,7 +125,7 @@ whole_number = _converted(int, "a whole number")
 number = _converted(float, "a number")
 count = option_type(_count)
 """A number of lines or entries, at least 1."""
-duration = option_type(units.seconds_argument)
+duration = option_type(units.parse_seconds_argument)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 
@@ -135,7 +135,7 @@ def time_argument(text: str, now: float | None = None, ahead: bool = False) -> f
     """
     now = time.time() if now is None else now
     with suppress(ValueError):
-        return now + units.seconds_argument(text) * (1 if ahead else -1)
+        return now + units.parse_seconds_argument(text) * (1 if ahead else -1)
     today = datetime.fromtimestamp(now, timezone.utc)
     is_clock = ":" in text and "-" not in text
     try:

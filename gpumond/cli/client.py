@@ -45,7 +45,7 @@ from gpumond.facts.errors import (
     NoSuchDevice,
     did_you_mean,
 )
-from gpumond.facts.frame import device_uuid
+from gpumond.facts.frame import find_device_uuid
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
 from gpumond.host.files import read_secret
@@ -229,7 +229,7 @@ def resolve_device_uuid(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
     known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
-    return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
+    return find_device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
 def gpu_names(url: str) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, count, option, print_csv
-from gpumond.events import REPEATS
+from gpumond.events import REPEAT_SECONDS
 from gpumond.facts.errors import ConfigError
 from gpumond.view.events import entry, folded, repeat_key
 from gpumond.view.text import output_width, wrapped_text
@@ -60,7 +60,7 @@ class Follower:
         self._waiting: list[Mapping[str, Any]] = []
 
     def due(self, events: Iterable[Mapping[str, Any]], now: float) -> list[list[Mapping[str, Any]]]:
-        """Return the groups to print: of each cause at most one in the seconds of ``REPEATS``."""
+        """Return the groups to print: of each cause at most one in the seconds of ``REPEAT_SECONDS``."""
         groups, waiting = [], []
         for group in folded([*self._waiting, *events]):
             own = repeat_key(group[0])
@@ -68,7 +68,7 @@ class Follower:
                 waiting += group
                 continue
             groups.append(group)
-            if seconds := REPEATS.get(group[0]["kind"]):
+            if seconds := REPEAT_SECONDS.get(group[0]["kind"]):
                 self._due[own] = now + seconds
         self._waiting = waiting
         return sorted(groups, key=lambda group: min(each["id"] for each in group))

@@ -21,7 +21,7 @@ from gpumond.cli.arguments import (
     print_result,
     time_argument,
 )
-from gpumond.events import ENDED
+from gpumond.events import END_EVENT
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload's name or a process's pid (default: all GPUs together; with --at: every program)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
     option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
+    seconds: dict[str, Any] = {"type": positive(units.parse_seconds_argument), "metavar": "DURATION"}
     option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
         f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
@@ -156,7 +156,7 @@ def _subjects(
         yield Subject(uuid)
         return
     running = client.frame(arguments.url)["processes"]
-    ended = [each for each in client.events(arguments.url) if each["kind"] == ENDED and each["at"] >= since]
+    ended = [each for each in client.events(arguments.url) if each["kind"] == END_EVENT and each["at"] >= since]
     known = dict.fromkeys(
         Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
         for each in (*ended, *running)

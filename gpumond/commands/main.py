@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, cast
 from gpumond import __version__, revision
 from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number, with_given_option
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
-from gpumond.facts.units import listed
+from gpumond.facts.units import list_text
 from gpumond.feature import Command, Feature, resolve
 from gpumond.features import features
 from gpumond.view.text import adapt_output
@@ -289,7 +289,7 @@ class Parser(argparse.ArgumentParser):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
         elif required := re.fullmatch("the following arguments are required: (.+)", message):
             names = required[1].split(", ")
-            message = f"{listed(names)} {'is' if len(names) == 1 else 'are'} required"
+            message = f"{list_text(names)} {'is' if len(names) == 1 else 'are'} required"
         for action in self._actions:
             if not action.option_strings and action.metavar is None:  # its name is one of the code
                 message = message.removeprefix(f"argument {action.dest}: ")

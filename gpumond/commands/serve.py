@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumond.cli.arguments import DONE, option, option_type
 from gpumond.devices import SOURCES, detect_sources
-from gpumond.facts.units import seconds_argument
+from gpumond.facts.units import parse_seconds_argument
 
 if TYPE_CHECKING:
     from gpumond.config.loading import LastValidFile
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _duration(text: str) -> str:
     """Return a duration that has a unit as it is written, for the messages about it. Raises ValueError."""
-    seconds_argument(text)
+    parse_seconds_argument(text)
     return text
 
 

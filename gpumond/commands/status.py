@@ -11,7 +11,7 @@ from typing import Any
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_csv, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.frame import view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = "order of the processes (default: used); waste is cached and stranded memory"
     option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
-    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
+    columns = {share: SHARE_MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
         "limit": LIMIT,
         "verdict": VERDICT,
     }

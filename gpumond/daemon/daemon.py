@@ -31,7 +31,7 @@ from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.store import HistoryPersistence, Store, StoreLimits
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if changed else None
 
-    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)
+    devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=wake.set)
     telemetry.add_processes(lambda: devices.pid)
     try:
         yield Dependencies(
@@ -64,7 +64,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             agents=AgentServer(
                 agent_socket.listener,
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
-                reported=telemetry.reported,
+                reported=telemetry.count_report,
                 rejected=telemetry.count_rejection,
                 restored=restore_agent_socket,
             ),
@@ -165,7 +165,7 @@ class Daemon(Operations):
             self._window = next_window(self._window, snapshot)
             before = core.frame.owners if core.frame else None
             owners = owners_with_series(before or {}, snapshot)
-            frame = Frame(snapshot, attribute(snapshot, core.frame), tuple(verdicts), owners=owners)
+            frame = Frame(snapshot, make_ledger(snapshot, core.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
             for part in core.parts:
@@ -175,7 +175,7 @@ class Daemon(Operations):
                 part.act(tick)
             self._publish(tick)
         self._history.advance(core.history, core.diagnosis.earlier_uses, snapshot.elapsed_seconds)
-        core.telemetry.faults(snapshot.faults, complete=reading is not None)
+        core.telemetry.count_faults(snapshot.faults, is_complete=reading is not None)
         return tick
 
     def _observe(self, reading: Reading | None) -> Snapshot:
@@ -262,7 +262,7 @@ class Daemon(Operations):
             raise
         later = core.settings.changes_requiring_restart(settings)
         core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADED})
-        core.exposition.also = settings.compat
+        core.exposition.additional = settings.compat
         core.store.bounds = StoreLimits(settings.retention)
         for part in core.parts:
             await part.configure(settings)

@@ -82,7 +82,7 @@ async def serve(
         dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, last_valid)
         if log_limit is not None:
-            log_limit.dropped = daemon.core.telemetry.log_dropped
+            log_limit.dropped = daemon.core.telemetry.count_dropped_log_line
         own = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
         stack.callback((own / API_SOCKET).unlink, missing_ok=True)

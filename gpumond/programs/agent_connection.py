@@ -18,14 +18,14 @@ from gpumond.facts.messages import (
     Hello,
     Message,
     Report,
-    clean,
     decode,
     encode,
+    printable_text,
 )
 from gpumond.facts.program import MAX_RANKS, MAX_SCOPES, PoolLimit
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import PeerIdentity
-from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
+from gpumond.tick.claims import MAX_REPORTED_POOLS, limit_pools
 
 MAX_COMPONENTS = 8
 JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
@@ -80,7 +80,7 @@ class AgentConnection:
         """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
-            report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
+            report = replace(report, pools=limit_pools(report.pools, most=MAX_REPORTED_POOLS))
         self.report, self.unread, self._read = report, b"", read
 
     def split(self, chunk: bytes, now: float) -> list[bytes]:
@@ -138,7 +138,9 @@ def check_report(report: Report) -> None:
     names = [scope.name for scope in report.program.scopes]
     wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
     if wrong is not None:
-        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}")
+        raise ProtocolError(
+            "value", f"report.program.scopes: {printable_text(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}"
+        )
     if len(names) > MAX_SCOPES + 1:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {MAX_SCOPES + 1}")
 

@@ -27,9 +27,9 @@ from gpumond.facts.messages import (
     VERSION,
     AgentRequest,
     AgentResponse,
-    Borrow,
-    Borrowed,
-    Cancel,
+    BorrowRequest,
+    BorrowResponse,
+    CancelFlush,
     FlushCommand,
     FlushResult,
     Goodbye,
@@ -104,7 +104,7 @@ class AgentServer:
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
         self._suspended: Collection[ProcessKey] = frozenset()
-        self._borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]] | None = None
+        self._borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]] | None = None
         self._borrowers: set[PeerIdentity] = set()
         self._borrow_tasks = Tasks()
         self._accepting = False
@@ -221,7 +221,7 @@ class AgentServer:
         answers: dict[str, asyncio.Future[ResponseT]],
         seconds: float,
     ) -> ResponseT | None:
-        """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
+        """Send a request and await its answer. An agent that wakes up late finds a CancelFlush after the request."""
         if not self._send(peer, request):
             return None
         answer = answers[request.id] = self._loop.create_future()
@@ -230,7 +230,7 @@ class AgentServer:
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
-            self._send(peer, Cancel(request.id))
+            self._send(peer, CancelFlush(request.id))
             return None
         finally:
             self._awaited -= 1
@@ -405,7 +405,7 @@ class AgentServer:
             self._reports_received += 1
         elif isinstance(message, (AgentResponse, FlushResult)):
             peer.resolve(message)
-        elif isinstance(message, Borrow):
+        elif isinstance(message, BorrowRequest):
             self._start_borrow(peer, message)
         elif isinstance(message, Goodbye):
             if message.ending is not None:
@@ -414,20 +414,23 @@ class AgentServer:
         else:
             raise ProtocolError("type", f"an agent can't send {type(message).__name__}")
 
-    def on_borrow(self, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]) -> None:
+    def on_borrow(self, borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]]) -> None:
         """Answer requests for room with this function."""
         self._borrow = borrow
 
-    def _start_borrow(self, peer: AgentConnection, request: Borrow) -> None:
+    def _start_borrow(self, peer: AgentConnection, request: BorrowRequest) -> None:
         """Answer a request for room; a second one of the same program at once."""
         if self._borrow is None or peer.identity in self._borrowers:
-            self._send(peer, Borrowed(request.id, False, reason="another request of this program is in progress"))
+            self._send(peer, BorrowResponse(request.id, False, reason="another request of this program is in progress"))
             return
         self._borrowers.add(peer.identity)
         self._borrow_tasks.start(self._answer_borrow(peer, request, self._borrow))
 
     async def _answer_borrow(
-        self, peer: AgentConnection, request: Borrow, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]
+        self,
+        peer: AgentConnection,
+        request: BorrowRequest,
+        borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]],
     ) -> None:
         try:
             answer = await borrow(peer.identity, request)

@@ -10,7 +10,7 @@ from typing import Any
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import Frame, FullFrame, ProcessHolding, StatedCondition, StatedFault
+from gpumond.facts.frame import ConditionWithRemedy, FaultWithRemedy, Frame, FullFrame, ProcessHolding
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME, started_at
@@ -44,13 +44,14 @@ def full_frame(frame: Frame) -> FullFrame:
     )
 
 
-def faults_with_remedies(snapshot: Snapshot) -> tuple[StatedFault, ...]:
-    return tuple(StatedFault(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
+def faults_with_remedies(snapshot: Snapshot) -> tuple[FaultWithRemedy, ...]:
+    return tuple(FaultWithRemedy(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
 
 
-def stated_conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
+def stated_conditions(snapshot: Snapshot) -> tuple[ConditionWithRemedy, ...]:
     return tuple(
-        StatedCondition(each.device_uuid, each.kind, remedy(each.kind), each.detail) for each in conditions(snapshot)
+        ConditionWithRemedy(each.device_uuid, each.kind, remedy(each.kind), each.detail)
+        for each in conditions(snapshot)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.exceptions import HTTPException
 
 from gpumond.config.tokens import IdentityProxy, network_of
-from gpumond.facts.frame import Alert, Frame, Ledger, Line
+from gpumond.facts.frame import Alert, Frame, Ledger, LedgerLine
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.serve.limits import plain_address
@@ -159,7 +159,7 @@ def _device(device: DeviceReading, own: Collection[ProcessKey]) -> DeviceReading
     return replace(device, processes=tuple(each for each in device.processes if each.key in own))
 
 
-def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[Line]:
+def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[LedgerLine]:
     others: dict[str, int] = {}
     for line in ledger.lines:
         if line.process in own or line.share == "unattributed":
@@ -167,7 +167,7 @@ def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> I
         else:
             others[line.device_uuid] = others.get(line.device_uuid, 0) + line.used_bytes
     for uuid, used in others.items():
-        yield Line(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
+        yield LedgerLine(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
 
 
 def _alerts(alerts: Iterable[Alert], own: Collection[ProcessKey]) -> Iterable[Alert]:

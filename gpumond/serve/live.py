@@ -77,7 +77,7 @@ class EventStream(StreamingResponse):
             except asyncio.CancelledError:
                 if not self._ended:
                     raise
-                await in_time({"type": "http.response.body", "body": b"", "more_body": False})
+                await in_time({"type": "http.response.plain", "body": b"", "more_body": False})
             finally:
                 self._streams.remove(self._user, self)
 

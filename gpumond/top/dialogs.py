@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.client import UNPROCESSABLE, with_commands
-from gpumond.facts.alerts import OVER
+from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
@@ -325,7 +325,7 @@ class SilenceDialog:
         urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
         if urgent:
             self._check_rights()
-        return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(OVER)))
+        return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(ENDED_PREFIX)))
 
     def _check_rights(self) -> None:
         """Raise DaemonError for a user who may not silence. To others, the daemon says that the request is empty."""

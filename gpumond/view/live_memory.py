@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.program import CLASSES
+from gpumond.facts.program import CLASS_NAMES
 from gpumond.facts.units import size_text
 
 REGISTERED = 4
@@ -20,15 +20,15 @@ def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str
     for one in found["classes"]:
         device = gpus.get(one["device_uuid"], one["device_uuid"])
         yield f"{one['allocator']} on {device}: {size_text(one['live_bytes'])} live{_age(found)}"
-        known = {text: size for name, text in CLASSES.items() if (size := one[f"{name}_bytes"]) is not None}
+        known = {text: size for name, text in CLASS_NAMES.items() if (size := one[f"{name}_bytes"]) is not None}
         rest = one["live_bytes"] - sum(known.values())
-        if len(known) < len(CLASSES):
+        if len(known) < len(CLASS_NAMES):
             known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
         for text, size in known.items():
             if not size:
                 continue
             yield f"  {size_text(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
-            if text == CLASSES["tensors"] and found["kv_cache_bytes"] is not None:
+            if text == CLASS_NAMES["tensors"] and found["kv_cache_bytes"] is not None:
                 yield f"  {size_text(found['kv_cache_bytes']):>10}        of this is KV cache"
         if one["excess_bytes"]:
             yield f"  {size_text(one['excess_bytes']):>10}        of the live memory belongs to another allocator"

@@ -62,7 +62,7 @@ pool.chunks = {{0: [5, 30, 7]}}
 (plan,) = gpumond.agent.flush(dry_run=True)
 print(plan.outcome, plan.expected)
 """
-    assert run(code, library, "c") == ["planned Expected(low=0, likely=37, high=37, exactness='interval')"]
+    assert run(code, library, "c") == ["planned ExpectedRelease(low=0, likely=37, high=37, exactness='interval')"]
 
 
 def test_context_is_not_created_on_the_unused_current_device_of_a_thread(library: Path) -> None:

@@ -10,7 +10,7 @@ from gpumond import agent
 from gpumond.agent.flushing import RefilledFlushes
 from gpumond.agent.prediction import StrandedEstimate, predict_pool, predict_pools
 from gpumond.facts.messages import PoolChange
-from gpumond.facts.pools import Exactness, Expected, PoolUsage, Reclaimable
+from gpumond.facts.pools import Exactness, ExpectedRelease, PoolUsage, Reclaimable
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_pool
 
@@ -26,7 +26,7 @@ def test_pool_that_is_not_releasable_promises_nothing_for_any_step() -> None:
         reclaimable=Reclaimable(0, 0, 0, "not_releasable"),
         stranded_bytes=40,
     )
-    assert predict_pools([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
+    assert predict_pools([arena], ("gc", "hooks", "cache"), None) == [ExpectedRelease(0, 0, 0, "not_releasable")]
 
 
 def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
@@ -119,7 +119,7 @@ def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -
 
 def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5) -> RefilledFlushes:
     counter = RefilledFlushes()
-    change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), Expected(0, 0, 0))
+    change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), ExpectedRelease(0, 0, 0))
     counter.add_changes([change], now=100.0)
     return counter
 

@@ -180,7 +180,7 @@ class SimulatedDaemon:
     async def tick(self) -> Tick:
         tick = await self.daemon.tick()
         if self.world.elapsed % SCRAPE_SECONDS == 0:
-            self.page_bytes = len((await self.daemon.core.metrics("")).plain)
+            self.page_bytes = len((await self.daemon.core.metrics("")).body)
         self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
         return tick
 

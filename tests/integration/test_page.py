@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.events import EventKind
 from gpumond.facts.units import size_text
-from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_OUTCOME
+from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_RESPONSE
 from gpumond.features.quotas.command import LIMIT_KEYS
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
@@ -164,7 +164,7 @@ def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
 
 def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: RunningDaemon):
     """The plan is an example: the programs of a demo that has just started have nothing to release at times."""
-    plan = FLUSH_OUTCOME.dump_python(
+    plan = FLUSH_RESPONSE.dump_python(
         replace(FLUSH_EXAMPLE, receipts=(replace(RECEIPT, outcome="planned"),)), mode="json"
     )
 

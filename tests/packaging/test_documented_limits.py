@@ -30,7 +30,7 @@ from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
-from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
+from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.serve.authentication import (
@@ -122,7 +122,7 @@ STATED = {
     "rule previews in progress per user": "1",
     "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
-    f"without; an owner keeps its series for {KEPT_SECONDS / 3600:g} h",
+    f"without; an owner keeps its series for {OWNER_RETENTION_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
     "series in a scrape": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES:,}",

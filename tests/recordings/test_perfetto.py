@@ -14,7 +14,7 @@ from gpumond.commands.main import main
 from gpumond.facts.frame import Frame
 from gpumond.facts.units import GIB
 from gpumond.features.recordings.record import Tracks, base_of, instants, program_names as names
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -22,7 +22,7 @@ SNAPSHOT = make_snapshot(
     make_device(used_bytes=30 * GIB, processes=(make_process(10, 20 * GIB), make_process(11, 5 * GIB))),
     reports=(make_report(10, (make_pool(live=12 * GIB, cached=6 * GIB),)),),
 )
-FRAME = Frame(SNAPSHOT, attribute(SNAPSHOT))
+FRAME = Frame(SNAPSHOT, make_ledger(SNAPSHOT))
 FLUSH = {"id": 5, "kind": "flush", "at": 7.5, "pid": 10, "summary": "flush of\x1b train"}
 
 
@@ -41,7 +41,7 @@ def test_the_tracks_of_a_device_add_up_to_its_used_bytes():
 def test_a_share_or_program_that_is_gone_has_0_once():
     """The agent of 10 has left, and 11 has ended."""
     snapshot = make_snapshot(make_device(used_bytes=20 * GIB, processes=(make_process(10, 20 * GIB),)))
-    later, known = Frame(snapshot, attribute(snapshot)), Tracks(0)
+    later, known = Frame(snapshot, make_ledger(snapshot)), Tracks(0)
     tracks(FRAME, known)
     found = tracks(later, known)
     assert found[10, "GPU 0 memory"] == dict.fromkeys(("live", "cached", "stranded", "overhead"), 0) | {
@@ -57,7 +57,7 @@ def test_a_share_or_program_that_is_gone_has_0_once():
 def test_tracks_of_a_device_that_cannot_be_read_have_no_value():
     unread, known = make_snapshot(), Tracks(0)
     tracks(FRAME, known)
-    assert tracks(Frame(unread, attribute(unread)), known) == {}
+    assert tracks(Frame(unread, make_ledger(unread)), known) == {}
 
 
 def test_each_program_is_named_once():

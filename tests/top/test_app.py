@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import StatedFault, Verdict
+from gpumond.facts.frame import FaultWithRemedy, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import start_ticks
 from gpumond.serve.examples import RECEIPT
@@ -388,7 +388,9 @@ def test_problems_are_shown(fake: FakeDaemon, status: int, answer: Any, text_sho
 
 
 def test_notices_of_one_kind_are_one_line(fake: FakeDaemon):
-    faults = tuple(StatedFault("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9))
+    faults = tuple(
+        FaultWithRemedy("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9)
+    )
     fake.show(busy_frame(faults=faults))
     with top(fake.url, size=(100, 30)) as session:
         screen = session.shows("GPU-0: gpu_is_lost: fell off bus 0", "gpu_is_lost: 8 more", "train")

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gpumond.facts.pools import HostPool, PoolUsage, StepResult
-from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 
 if TYPE_CHECKING:
     from gpumond.agent.allocators import cuda as cuda_module
@@ -188,13 +188,13 @@ class HistoryRecording(Protocol):
     def start_history(self) -> None:
         """Turn the record on. Raises FlushRefused, also if the program records by itself."""
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         """Return live memory by site while a record is on, whoever turned it on, largest first; else nothing.
 
         It is empty if the search would take too long.
         """
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         """Turn the record off. ``write`` pickles the library's snapshot to a file.
 
         Return the file, live memory by site, and the live bytes that were allocated before the record.

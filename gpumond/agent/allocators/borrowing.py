@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 
-from gpumond.facts.messages import Borrow, Borrowed
+from gpumond.facts.messages import BorrowRequest, BorrowResponse
 
 BORROW_SECONDS = 2.0
 """Longest wait of a program for an answer. The daemon answers before."""
@@ -30,11 +30,11 @@ class Borrowing:
 
     def _forget(self) -> None:
         self.wake: Callable[[], None] | None = None
-        self._outgoing: deque[Borrow] = deque()
-        self._waiting: dict[str, tuple[threading.Event, list[Borrowed]]] = {}
+        self._outgoing: deque[BorrowRequest] = deque()
+        self._waiting: dict[str, tuple[threading.Event, list[BorrowResponse]]] = {}
         self._not_before = 0.0
 
-    def request(self, device_uuid: str | None, size_bytes: int | None) -> Borrowed | None:
+    def request(self, device_uuid: str | None, size_bytes: int | None) -> BorrowResponse | None:
         """Ask for room and wait for the answer; None without one. Never raises.
 
         ``device_uuid``: None if it is unknown; the daemon then takes the only device of the program.
@@ -43,8 +43,8 @@ class Borrowing:
         own = threading.current_thread().name == "gpumond-agent"
         if wake is None or not size_bytes or own or time.monotonic() < self._not_before:
             return None
-        request = Borrow(uuid.uuid4().hex, size_bytes, device_uuid or "")
-        answered, answers = self._waiting[request.id] = threading.Event(), list[Borrowed]()
+        request = BorrowRequest(uuid.uuid4().hex, size_bytes, device_uuid or "")
+        answered, answers = self._waiting[request.id] = threading.Event(), list[BorrowResponse]()
         self._outgoing.append(request)
         try:
             wake()
@@ -54,14 +54,14 @@ class Borrowing:
             self._waiting.pop(request.id, None)
         return answers[0] if answers else None
 
-    def outgoing(self) -> list[Borrow]:
+    def outgoing(self) -> list[BorrowRequest]:
         """Return the requests to send, once."""
-        found: list[Borrow] = []
+        found: list[BorrowRequest] = []
         while self._outgoing:
             found.append(self._outgoing.popleft())
         return [each for each in found if each.id in self._waiting]
 
-    def deliver(self, answer: Borrowed) -> None:
+    def deliver(self, answer: BorrowResponse) -> None:
         """Pass an answer to the thread that waits for it."""
         waiting = self._waiting.get(answer.id)
         if waiting is not None:

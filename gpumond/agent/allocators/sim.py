@@ -20,7 +20,7 @@ from gpumond.agent.allocators.adapters import (
 from gpumond.agent.allocators.torch import sites
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 """Kinds of blocks, as `LiveClasses` names them."""
@@ -82,10 +82,10 @@ class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         for each in _allocators():
             each.record(True)
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         return sites(self._segments())[0]
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         segments = self._segments()
         for each in _allocators():
             each.record(False)

@@ -41,9 +41,9 @@ from gpumond.agent.allocators.torch_formulas import (
     pool_usage,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Call, Dump, LiveClasses
 from gpumond.facts.units import plural
 
 SNAPSHOT_BLOCKS = 50_000
@@ -237,13 +237,13 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         # Python stacks only: those of C++ would take longer to unwind.
         self._cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
             return ()
         found, _ = sites(self._segments(OOM_BLOCKS) or ())
         return found
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         memory = self._cuda.memory
         try:
             snapshot = self._annotated_snapshot()
@@ -402,7 +402,7 @@ MAX_FILE, MAX_FUNCTION = 160, 80
 Stack = tuple[tuple[str, int, str], ...]
 
 
-def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
+def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSite], int]:
     """Return live memory by the stack that allocated it, largest first, and the bytes of blocks without a stack."""
     found: dict[Stack, list[int]] = {}
     unrecorded = 0
@@ -418,7 +418,9 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
             total[0] += block["size"]
             total[1] += 1
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
-    return [Site(size, blocks, tuple(_call(*call) for call in stack)) for stack, (size, blocks) in ordered], unrecorded
+    return [
+        AllocationSite(size, blocks, tuple(_call(*call) for call in stack)) for stack, (size, blocks) in ordered
+    ], unrecorded
 
 
 def _stack(frames: Iterable[Mapping[str, Any]]) -> Stack:
@@ -432,4 +434,4 @@ def _is_python(file: str) -> bool:
 
 
 def _call(file: str, line: int, function: str) -> Call:
-    return Call(clean(file[-MAX_FILE:]), max(0, line), clean(function[-MAX_FUNCTION:]))
+    return Call(printable_text(file[-MAX_FILE:]), max(0, line), printable_text(function[-MAX_FUNCTION:]))

@@ -21,15 +21,15 @@ from gpumond.agent.measure.steps import READ_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
+    MAX_OOM_POOLS,
     MAX_OOMS as KEPT,
-    OOM_POOLS,
+    AllocationSite,
     Call,
     LiveClasses,
     Oom,
+    OomDetection,
     OomPool,
     ScopeRetained,
-    Seen,
-    Site,
     ThreadStack,
 )
 
@@ -122,7 +122,7 @@ class Details(NamedTuple):
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
 
 
 NO_DETAILS = Details()
@@ -171,7 +171,7 @@ class OomRecords:
         with self._lock:
             self.rescues += 1
 
-    def record_error(self, error: BaseException, seen: Seen) -> None:
+    def record_error(self, error: BaseException, seen: OomDetection) -> None:
         """Record an error, once, however many scopes and retries it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
@@ -197,7 +197,7 @@ class OomRecords:
         """Record the error that ends the program, if it is one."""
         self._record_newest(getattr(sys, "last_value", None), "unhandled")
 
-    def _record_newest(self, error: BaseException | None, seen: Seen) -> bool:
+    def _record_newest(self, error: BaseException | None, seen: OomDetection) -> bool:
         """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
         oom = next(filter(is_oom, causes(error)), None)
         if oom is None or getattr(oom, "_gpumond_saw", False):
@@ -268,13 +268,13 @@ class OomRecords:
         self,
         pools: Sequence[PoolUsage],
         devices: Sequence[str],
-        seen: Seen,
+        seen: OomDetection,
         request: int | None = None,
         scope: str = "",
         details: Details = NO_DETAILS,
     ) -> Oom:
         """Return a record without its number."""
-        largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:OOM_POOLS]
+        largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:MAX_OOM_POOLS]
         only = {pool.device_uuid for pool in pools} if not devices else set(devices)
         device = only.pop() if len(only) == 1 else None
         return Oom(
@@ -341,7 +341,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
     trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
-    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
+    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:MAX_OOM_POOLS])
 
 
 def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
@@ -363,7 +363,7 @@ def _largest_free() -> dict[tuple[str, str], int]:
     return found
 
 
-def _live_sites() -> tuple[Site, ...]:
+def _live_sites() -> tuple[AllocationSite, ...]:
     """Return the sites that keep most memory, of all allocators whose history is recorded."""
     adapters = [adapter for adapter in LOADED.adapters() if isinstance(adapter, HistoryRecording)]
     found = [site for adapter in adapters for site in adapter.live_sites()]

@@ -17,7 +17,7 @@ from functools import partial
 
 from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.loaded_allocators import LOADED
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Dump
 
 MAX_BYTES = 256 << 20
@@ -52,8 +52,10 @@ def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
-            return Dump(adapter.name, None, 0, clean(f"{type(error).__name__}: {error}"))
-    return Dump(None, None, 0, clean("; ".join(reasons) or "no allocator of this program can write a snapshot"))
+            return Dump(adapter.name, None, 0, printable_text(f"{type(error).__name__}: {error}"))
+    return Dump(
+        None, None, 0, printable_text("; ".join(reasons) or "no allocator of this program can write a snapshot")
+    )
 
 
 class RequestedSnapshots:
@@ -81,7 +83,7 @@ class RequestedSnapshots:
             try:
                 return Dump(allocator, path, _write(fill, path, MAX_BYTES))
             except Exception as error:  # of the file system or the library
-                return Dump(allocator, None, 0, clean(f"{type(error).__name__}: {error}"))
+                return Dump(allocator, None, 0, printable_text(f"{type(error).__name__}: {error}"))
 
         return self._kept(workload, suffix, save)
 
@@ -101,7 +103,7 @@ class RequestedSnapshots:
         try:
             folder = directory()
         except OSError as error:
-            return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
+            return Dump(None, None, 0, printable_text(f"no directory for the snapshot: {error}"))
         name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
         dump = write(os.path.join(folder, name))
         if dump.path is None:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 import gpumond
 from gpumond.agent.allocators.adapters import ADAPTERS
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Call, ThreadStack
 
 ENDS = 16
@@ -56,7 +56,7 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
             found.append((depth, names.get(ident, "unnamed"), frame))
     found.sort(key=lambda one: one[:2])
     return tuple(
-        ThreadStack(clean(name)[:MAX_FUNCTION], tuple(_call(*at) for at in islice(_walk(frame), THREAD_CALLS)))
+        ThreadStack(printable_text(name)[:MAX_FUNCTION], tuple(_call(*at) for at in islice(_walk(frame), THREAD_CALLS)))
         for _, name, frame in found[:MAX_THREADS]
     )
 
@@ -91,4 +91,4 @@ def _shortened(calls: list[tuple[CodeType, int]]) -> tuple[tuple[Call, ...], int
 
 def _call(code: CodeType, line: int) -> Call:
     function = getattr(code, "co_qualname", code.co_name)  # 3.11
-    return Call(clean(code.co_filename[-MAX_FILE:]), line, clean(function[-MAX_FUNCTION:]))
+    return Call(printable_text(code.co_filename[-MAX_FILE:]), line, printable_text(function[-MAX_FUNCTION:]))

@@ -23,7 +23,7 @@ from gpumond.core import Core, EngineStep, Part
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
-from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
+from gpumond.facts.pools import ENGINE_STEP, ExpectedRelease, FlushOutcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
 from gpumond.facts.units import plural, size_text
@@ -130,12 +130,12 @@ def host_obstacle(method: ReleaseMethod, moved_bytes: int, available_bytes: int 
 
 def outcome_of(
     method: ReleaseMethod,
-    expected: Expected,
+    expected: ExpectedRelease,
     before: EngineMemory,
     after: EngineMemory,
     ended: frozenset[ProcessKey],
     error: EngineError | None,
-) -> tuple[Outcome, str]:
+) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a release. The driver's count decides, and never the engine's answer alone."""
     released_bytes, ended_processes = before.total - after.total, ended & before.processes
     if before.listeners <= ended:
@@ -234,7 +234,7 @@ class ReleaseTiming:
 class ReleaseRefused(Exception):
     """A check failed; nothing was sent. ``outcome`` is ``nothing`` if there is nothing to release."""
 
-    def __init__(self, reason: str, outcome: Outcome = "refused") -> None:
+    def __init__(self, reason: str, outcome: FlushOutcome = "refused") -> None:
         super().__init__(reason)
         self.outcome = outcome
 
@@ -252,12 +252,12 @@ class _EngineFlush:
     requested_by: str
     method: ReleaseMethod | None = None
     before: EngineMemory = EngineMemory()
-    expected: Expected | None = None
+    expected: ExpectedRelease | None = None
     models: tuple[str, ...] = ()
     wake_seconds: float | None = None
     started_at: float = field(default_factory=time.time)
 
-    def receipt(self, outcome: Outcome, reason: str) -> Receipt:
+    def receipt(self, outcome: FlushOutcome, reason: str) -> Receipt:
         """Return a receipt without bytes."""
         name, requested_by, method = self.engine.name, self.requested_by, self.method
         return replace(
@@ -270,7 +270,7 @@ class _EngineFlush:
         )
 
     def wake_receipt(
-        self, outcome: Outcome, returned_bytes: int, needed_bytes: int, duration_seconds: float
+        self, outcome: FlushOutcome, returned_bytes: int, needed_bytes: int, duration_seconds: float
     ) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``returned_bytes`` of ``needed_bytes`` again."""
         returned = size_text(max(0, returned_bytes))
@@ -281,7 +281,7 @@ class _EngineFlush:
         return replace(receipt, steps=(step,), duration_seconds=duration_seconds)
 
     def receipts(
-        self, after: EngineMemory | None, outcome: Outcome, reason: str, duration_seconds: float = 0
+        self, after: EngineMemory | None, outcome: FlushOutcome, reason: str, duration_seconds: float = 0
     ) -> list[Receipt]:
         """Return one receipt for each device; ``after`` is None for a plan."""
         base, receipts = self.receipt(outcome, reason), []
@@ -305,12 +305,12 @@ class _EngineFlush:
             receipts.append(receipt)
         return receipts
 
-    def _device_estimate(self, used: int) -> Expected:
+    def _device_estimate(self, used: int) -> ExpectedRelease:
         """Return the estimate for one device, in proportion to its part of the engine's memory."""
         assert self.expected is not None
         whole, expected = max(1, self.before.total), self.expected
         likely = None if expected.likely is None else expected.likely * used // whole
-        return Expected(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
+        return ExpectedRelease(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
 
 
 class EngineFlusher(EngineStep):
@@ -460,7 +460,7 @@ class EngineFlusher(EngineStep):
             ]
         return receipts
 
-    def _expected(self, flush: _EngineFlush, method: ReleaseMethod, state: EngineState) -> Expected:
+    def _expected(self, flush: _EngineFlush, method: ReleaseMethod, state: EngineState) -> ExpectedRelease:
         expected = method.expected(flush.engine, state, flush.before.total)
         if expected.likely is not None:
             return expected
@@ -468,7 +468,7 @@ class EngineFlusher(EngineStep):
         return replace(expected, likely=min(expected.high, last) if last else None)
 
     async def _await_settled(
-        self, flush: _EngineFlush, method: ReleaseMethod, expected: Expected, error: EngineError | None
+        self, flush: _EngineFlush, method: ReleaseMethod, expected: ExpectedRelease, error: EngineError | None
     ) -> EngineMemory:
         """Return the memory once the driver counts the release and two reads are equal, or time is up."""
         name, before = flush.engine.name, flush.before
@@ -519,7 +519,7 @@ class EngineFlusher(EngineStep):
         if await self._server_ended(before, failure):
             return [flush.receipt("failed", "the server exited after the call; see its log")]
         if failure is not None:
-            outcome: Outcome = "timeout" if isinstance(failure, EngineTimeout) else "failed"
+            outcome: FlushOutcome = "timeout" if isinstance(failure, EngineTimeout) else "failed"
             note = "the call may still be in progress" if outcome == "timeout" else ""
             if method.stops_service:
                 self._start_return(engine.name, release_receipts)

@@ -27,9 +27,9 @@ from gpumond.cli.progress import QUIET_SECONDS, Progress
 from gpumond.devices import detect_sources
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
-from gpumond.facts.frame import device_uuid
+from gpumond.facts.frame import find_device_uuid
 from gpumond.facts.messages import to_json
-from gpumond.facts.program import CLASSES as CLASS_NAMES
+from gpumond.facts.program import CLASS_NAMES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, size_text
 from gpumond.features.fit.tracer import ALLOCATE, STEP
@@ -238,7 +238,7 @@ def _largest_batch(
     if arguments.device is not None:
         fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
         known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
-        uuid = device_uuid(arguments.device, known)
+        uuid = find_device_uuid(arguments.device, known)
         devices = [each for each in devices if each["uuid"] == uuid]
     size, assumed = _size(devices)
     for each in assumed:

@@ -75,19 +75,19 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
         return frame, view(frame)
 
     answers = await read_frames(client, machines, convert, arguments.parallel)
-    read_each = [*zip(machines, answers, strict=True)]
-    missing = unread_machines(machines, answers)
+    answered = [*zip(machines, answers, strict=True)]
+    unread = unread_machines(machines, answers)
     if arguments.json:
-        print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
+        print(json.dumps([_json_entry(machine, answer) for machine, answer in answered], indent=2))
     else:
-        views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in read_each if isinstance(answer, tuple)]
-        lines = "\n".join(map(str, missing))
+        views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in answered if isinstance(answer, tuple)]
+        lines = "\n".join(map(str, unread))
         print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", lines))))
-    return FAILED if missing else DONE
+    return FAILED if unread else DONE
 
 
-def _entry(machine: Machine, answer: tuple[Any, View] | DaemonError) -> dict[str, Any]:
-    found = {"machine": machine.name, "url": machine.url}
+def _json_entry(machine: Machine, answer: tuple[Any, View] | DaemonError) -> dict[str, Any]:
+    entry = {"machine": machine.name, "url": machine.url}
     if isinstance(answer, DaemonError):
-        return {**found, "problem": str(answer), "frame": None}
-    return {**found, "problem": "", "frame": answer[0]}
+        return {**entry, "problem": str(answer), "frame": None}
+    return {**entry, "problem": "", "frame": answer[0]}

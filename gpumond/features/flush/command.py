@@ -23,7 +23,7 @@ from gpumond.cli.arguments import (
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, with_option_names
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import caller_text, size_argument
+from gpumond.facts.units import caller_text, parse_size_argument
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.rows import differences
 from gpumond.view.text import moment, narrowed_table, size, table
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         raise ConfigError("--wake requires --step engine, and no other step")
     try:
-        min_reclaimable_bytes = size_argument(arguments.min_reclaimable)
+        min_reclaimable_bytes = parse_size_argument(arguments.min_reclaimable)
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {

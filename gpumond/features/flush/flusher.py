@@ -21,15 +21,22 @@ from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
 from gpumond.core import Core, EngineStep, FlushService, Part
-from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent_error
+from gpumond.facts.errors import (
+    CONDITION_REMEDIES,
+    CooldownActive,
+    FlushError,
+    FlushInProgress,
+    NoSuchTarget,
+    StoreUnavailable,
+)
+from gpumond.facts.flush import FlushRequest, FlushResponse, empty_receipt, no_agent_error
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
+    API_FORCE_HINT,
     ENGINE_STEP,
-    FORCED,
-    SUSPENDED,
-    Expected,
-    Outcome,
+    SUSPENDED_REASON,
+    ExpectedRelease,
+    FlushOutcome,
     PoolBytes,
     PoolUsage,
     Receipt,
@@ -121,7 +128,7 @@ def verified_receipt(
     if outcome == "nothing" and not reason and change.before.live_bytes is not None:
         reason = _no_cache_reason(change.before)
     if change.before.live_bytes is None:
-        reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
+        reason = "; ".join(filter(None, (reason, CONDITION_REMEDIES["live_unknown"])))
     planned = outcome == "planned"
     return replace(
         receipt,
@@ -154,7 +161,7 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
     for device, used_before in sorted(before.used.items()):
         used_after = after.used.get(device)
         released = None if used_after is None else used_before - used_after
-        outcome: Outcome = "freed" if released and released > 0 else "nothing"
+        outcome: FlushOutcome = "freed" if released and released > 0 else "nothing"
         device_receipt = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
         receipts.append(replace(device_receipt, released_bytes=max(0, released or 0)))
     return receipts or [receipt]
@@ -205,7 +212,7 @@ MAX_REQUESTERS = 64
 PoolKey = tuple[ProcessKey, str | None, str | None]
 """Process, allocator and device"""
 
-Predictions = Mapping[PoolKey, Expected]
+Predictions = Mapping[PoolKey, ExpectedRelease]
 
 
 def pool_key_of(receipt: Receipt) -> PoolKey:
@@ -338,7 +345,7 @@ class Flusher:
         if self._store_receipt is not None:
             await self._store_receipt(receipt)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush and return when all is finished. Raises NoSuchTarget, FlushInProgress or CooldownActive if nothing
         can start.
 
@@ -377,7 +384,7 @@ class Flusher:
             replace(each, requested_for=request.requested_for)
             for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engine_receipts))
         )
-        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
+        answer = FlushResponse(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
         if request.dry_run:  # whatever its outcome, it is a plan and no flush
             self._plans.add(requested_by, answer.id, receipts)
             return answer
@@ -441,7 +448,7 @@ class Flusher:
     ) -> list[Receipt]:
         if report.suspended:
             self._end_flush(report, request)
-            return [empty_receipt(report, "deferred", SUSPENDED, requested_by, time.time())]
+            return [empty_receipt(report, "deferred", SUSPENDED_REASON, requested_by, time.time())]
         receipts: list[Receipt] = []
         without_pools = ("",) if "hooks" in request.steps else ()  # only the program's own functions are called
         for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or without_pools:
@@ -460,7 +467,7 @@ class Flusher:
         identity = identity_of(report)
         started_at, began = time.time(), self._clock()
 
-        def receipt(outcome: Outcome, reason: str) -> Receipt:
+        def receipt(outcome: FlushOutcome, reason: str) -> Receipt:
             base = empty_receipt(report, outcome, reason, requested_by, started_at)
             return replace(base, allocator=allocator or None, duration_seconds=self._clock() - began)
 
@@ -484,7 +491,7 @@ class Flusher:
         if result is None:
             latest_report = self._agents.report(identity)
             if latest_report is not None and latest_report.suspended:
-                return [receipt("deferred", SUSPENDED)]
+                return [receipt("deferred", SUSPENDED_REASON)]
             return [
                 receipt("timeout", f"the agent didn't respond within {request.timeout_seconds:g} s, or disconnected")
             ]
@@ -548,7 +555,7 @@ class Flusher:
 
 def _cooldown_message(report: AgentReport, elapsed_seconds: float, wait_seconds: float) -> str:
     name = report.workload or f"pid {report.process.pid}"
-    return f"{name} was flushed {int(elapsed_seconds)} s ago; try again in {math.ceil(wait_seconds)} s, or now {FORCED}"
+    return f"{name} was flushed {int(elapsed_seconds)} s ago; try again in {math.ceil(wait_seconds)} s, or now {API_FORCE_HINT}"
 
 
 log = logging.getLogger(__name__)
@@ -596,7 +603,7 @@ class FlushPart(Part, FlushService):
     def receipts(self) -> Sequence[Receipt]:
         return tuple(self.flusher.receipts)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
@@ -649,7 +656,7 @@ def _request_details(request: FlushRequest) -> dict[str, str]:
     return {name: text for name, text in stated.items() if text}
 
 
-def _receipts_detail(outcome: FlushOutcome) -> dict[str, Any]:
+def _receipts_detail(outcome: FlushResponse) -> dict[str, Any]:
     """Return the audit's detail of a flush: totals, and the SHA-256 of the receipts as the store keeps them, one a
     line."""
     text = "".join(f"{to_text(receipt)}\n" for receipt in outcome.receipts)

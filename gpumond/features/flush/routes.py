@@ -12,8 +12,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from gpumond.config.models import Encodable
 from gpumond.core import FlushService
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushRequest, Operation, Target
-from gpumond.facts.frame import Frame, device_named
+from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushRequest, FlushResponse, Operation, Target
+from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
@@ -31,8 +31,8 @@ SHARED_TIMEOUT_SECONDS = 60.0
 
 router = Router("flush")
 receipts_router = Router("facts")
-FLUSH_OUTCOME = TypeAdapter(FlushOutcome)
-FLUSH_EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+FLUSH_RESPONSE = TypeAdapter(FlushResponse)
+FLUSH_EXAMPLE = FlushResponse("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
 class TargetBody(Encodable):
@@ -106,9 +106,9 @@ class FlushBody(Encodable):
 
 SUCCESS: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": FlushOutcome,
+        "model": FlushResponse,
         "description": "The flush is complete, and every receipt is final.",
-        "content": {"application/json": {"example": FLUSH_OUTCOME.dump_python(FLUSH_EXAMPLE, mode="json")}},
+        "content": {"application/json": {"example": FLUSH_RESPONSE.dump_python(FLUSH_EXAMPLE, mode="json")}},
     }
 }
 
@@ -131,7 +131,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
     core, device = core_of(request), body.target.device
-    uuid = None if device is None else device_named(device, core.frame, caller.uid)
+    uuid = None if device is None else find_device_uuid_in_frame(device, core.frame, caller.uid)
     uid = caller.uid if body.target.user is None else uid_named(body.target.user, core.frame, caller.uid)
     chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
     target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
@@ -145,8 +145,8 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no response in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
-        return problem(504, detail, **FLUSH_OUTCOME.dump_python(answer, mode="json"))
-    return json_response(FlushOutcome, answer)
+        return problem(504, detail, **FLUSH_RESPONSE.dump_python(answer, mode="json"))
+    return json_response(FlushResponse, answer)
 
 
 def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:

@@ -20,7 +20,7 @@ from gpumond import agent
 from gpumond.agent.settings import workload_name
 from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import parse_threshold, plural, size_argument
+from gpumond.facts.units import parse_size_argument, parse_threshold, plural
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find_scenario, plan
 from gpumond.features.loadgen.runner import (
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of a simulated GPU that this command creates)",
         type=option_type(_share),
     )
-    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(size_argument))
+    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(parse_size_argument))
     option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
     option(parser, "--no-agent", "run without the agent")
     option(parser, "--json", "print the result and the expected verdict as JSON")

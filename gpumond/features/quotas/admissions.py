@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Literal
 
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import (
     NO_QUOTA,
@@ -445,7 +445,7 @@ class Admissions:
 
     def __init__(
         self,
-        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         reclaim: Callable[[], ReclaimPolicy],
         find_process: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],

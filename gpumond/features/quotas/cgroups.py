@@ -12,7 +12,6 @@ from typing import Any
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, DeviceReading, Snapshot
-from gpumond.facts.units import backoff
 from gpumond.store.table import Table, Transactions
 
 RETRY_SECONDS = 10.0

@@ -17,7 +17,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Quota, QuotaAttributes, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
-from gpumond.facts.units import HOUR_SECONDS, backoff
+from gpumond.facts.units import HOUR_SECONDS, backoff_seconds
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.cgroups import CgroupQuotas
@@ -185,7 +185,7 @@ def due_limits(snapshot: Snapshot, sent: SentLimits) -> tuple[list[DueLimit], di
         if before is not None and snapshot.elapsed_seconds < before.again_at:
             continue
         failures = before.failures + 1 if before else 0
-        again_at = snapshot.elapsed_seconds + backoff(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
+        again_at = snapshot.elapsed_seconds + backoff_seconds(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
         set_by = next((limit.quota for limit in report.limits if limit.quota), "")
         due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
         after[report.key] = replace(before or required, again_at=again_at, failures=failures)

@@ -17,8 +17,8 @@ from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration_text, plural, seconds_argument, size_argument, size_text
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.units import duration_text, parse_seconds_argument, parse_size_argument, plural, size_text
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.features.recordings.csv_log import amounts_of
 from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=positive(size_argument),
+        type=positive(parse_size_argument),
     )
     option(
         parser,
         "--interval DURATION",
         "time between readings, if your log has no timestamps",
-        type=positive(seconds_argument),
+        type=positive(parse_seconds_argument),
     )
     option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
     option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
@@ -175,7 +175,7 @@ class _Series:
 
     @property
     def found(self) -> bool:
-        return any(change.verdict.kind not in PATTERNS for change, _ in self.changes)
+        return any(change.verdict.kind not in PATTERN_NAMES for change, _ in self.changes)
 
 
 class Findings:
@@ -270,7 +270,9 @@ class Findings:
             f"{plural(self._count, 'reading')} over {duration_text(passed)}: {plural(devices, 'device')}, "
             f"{plural(len(self._series) - devices + len(self._unseen), 'process')}"
         )
-        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
+        findings = [
+            f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERN_NAMES
+        ]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
     def _point(
@@ -308,7 +310,7 @@ def _title(key: Key, series: _Series) -> list[str]:
 
 
 def _is_finding(change: VerdictChange) -> bool:
-    return change.onset and change.verdict.kind not in PATTERNS
+    return change.onset and change.verdict.kind not in PATTERN_NAMES
 
 
 def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from math import isfinite
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.units import GIB, MIB, plural
 from gpumond.host.files import read_error_text
 
@@ -116,7 +116,7 @@ MAX_DIGITS = 16
 """Maximum value that is accepted as an amount of memory."""
 
 
-label = lru_cache(maxsize=4096)(clean)
+label = lru_cache(maxsize=4096)(printable_text)
 """A name from a log, sanitized for output."""
 
 
@@ -154,7 +154,7 @@ class Remarks:
     def skip(self, line: int, why: str) -> None:
         """Count an unusable line. Raises ConfigError if the log does not have the expected format."""
         self.malformed += 1
-        self._first_malformed = self._first_malformed or f"line {line}: {clean(why)}"
+        self._first_malformed = self._first_malformed or f"line {line}: {printable_text(why)}"
         if self.malformed >= 100 and self.rows < self.malformed:
             self.check()
 

@@ -27,7 +27,7 @@ from gpumond.features.recordings.csv_log import HEADER, csv_lines
 from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
 from gpumond.host.files import write_error_text
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.view.text import safe
 
 POLLS_PER_TICK = 4
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for DURATION",
         "how long to record, such as 10m (default: until Ctrl-C)",
         dest="duration",
-        type=positive(units.seconds_argument),
+        type=positive(units.parse_seconds_argument),
         default=float("inf"),
     )
     option(
@@ -187,7 +187,7 @@ def _trace(arguments: argparse.Namespace) -> int:
             try:
                 frame: Frame | None = None
                 for snapshot in snapshots_to_record(arguments):
-                    frame = Frame(snapshot, attribute(snapshot, frame))
+                    frame = Frame(snapshot, make_ledger(snapshot, frame))
                     add(program_names(frame.ledger, known))
                     add(tracks.of(frame))
                     count += 1

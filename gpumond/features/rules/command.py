@@ -27,14 +27,14 @@ from gpumond.config.loading import key_at, load, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
-from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
+from gpumond.facts.alerts import AlertStates, Labels, Rule, RuleScope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import size_text
 from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, VALUES, as_config, check_range
-from gpumond.quantities.quantity import Unit, readable
-from gpumond.quantities.scope import Subjects, Unreadable
+from gpumond.quantities.quantity import Unit, value_text
+from gpumond.quantities.scope import Subjects, UnreadableSubjects
 from gpumond.view.text import MIN_HANGING, narrowed_table
 
 COMMANDS = {
@@ -140,7 +140,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
     unit = UNITS.get(scope, {}).get(value, "count")
     lasting = f" for {units.duration_text(rule['for'])}" if rule.get("for") else ""
-    when = f"{scope} {value} {side} {readable(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
+    when = f"{scope} {value} {side} {value_text(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
     overrides = ", ".join(_overrides(entry["overrides"], unit))
     return (
         entry["name"],
@@ -158,7 +158,7 @@ def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[
 
 def _text(name: str, unit: Unit, value: Any) -> str:
     if name == "threshold":
-        return readable(unit, value)
+        return value_text(unit, value)
     return units.duration_text(value) if name == "for" else str(value).lower()
 
 
@@ -195,7 +195,7 @@ def _sentence(rule: Rule) -> str:
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     held = f" for {units.duration_text(rule.for_seconds)}" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
-    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
+    return f"{rule.scope} {rule.value} {side} {value_text(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
 
 
 def _test(arguments: argparse.Namespace) -> int:
@@ -272,7 +272,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class InputValues:
-    scope: Scope
+    scope: RuleScope
     value: str
     labels: Labels
     samples: tuple[Sample, ...]
@@ -324,7 +324,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
                 activities[rule_name] = evaluate_rule(
-                    rule, _subjects(rule.scope, series, index), before, Unreadable(), at, at
+                    rule, _subjects(rule.scope, series, index), before, UnreadableSubjects(), at, at
                 )
             evaluations += 1
             at = evaluations * every
@@ -339,7 +339,7 @@ _Row = tuple[Labels, dict[str, float | None]]
 """The values at one time of the subject with these labels."""
 
 
-def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
     rows: dict[Labels, dict[str, float | None]] = {}
     for entry in series:
         sample = entry.samples[index] if index < len(entry.samples) else GONE

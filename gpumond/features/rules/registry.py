@@ -15,7 +15,7 @@ from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.core import Core, Part, RuleService, Tick
-from gpumond.facts.alerts import Rule, from_stored, own_fields, with_overrides
+from gpumond.facts.alerts import Rule, from_stored, overridable_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
@@ -166,7 +166,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
 
     def _overridden(self, rule: Rule) -> Registered[Rule, RuleEntry]:
         """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
-        own = own_fields(rule)
+        own = overridable_fields(rule)
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
             ("api", self._stored_overrides.get(rule.name, {})),
             ("file", self._file_overrides.get(rule.name, {})),
