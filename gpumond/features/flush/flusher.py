@@ -555,7 +555,8 @@ class Flusher:
 
 def _cooldown_message(report: AgentReport, elapsed_seconds: float, wait_seconds: float) -> str:
     name = report.workload or f"pid {report.process.pid}"
-    return f"{name} was flushed {int(elapsed_seconds)} s ago; try again in {math.ceil(wait_seconds)} s, or now {API_FORCE_HINT}"
+    when = f"in {math.ceil(wait_seconds)} s, or now {API_FORCE_HINT}"
+    return f"{name} was flushed {int(elapsed_seconds)} s ago; try again {when}"
 
 
 log = logging.getLogger(__name__)
