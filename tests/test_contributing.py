@@ -88,11 +88,11 @@ assert "| `invokeai` | InvokeAI | `empty` | a job that begins" in document()
 IMPORTER = """
 import io
 from gpumond.features.recordings.formats import detect, snapshots
-from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.reader import LogLines, Remarks
 log = b"device,VRAM Total Memory (B),VRAM Total Used Memory (B)\\ncard0,16,5\\ncard1,16,6\\ncard0,16,7\\n"
-lines = Lines("log", io.BytesIO(log))
+lines = LogLines("log", io.BytesIO(log))
 assert detect(lines).name == "rocm-smi"
-first, second = snapshots(lines, "auto", Remarks("log"), interval=2.0)
+first, second = snapshots(lines, "auto", Remarks("log"), interval_seconds=2.0)
 assert [(device.uuid, device.used_bytes) for device in first.devices] == [("card0", 5), ("card1", 6)]
 assert all(device.size_bytes == 16 for device in first.devices)
 assert (second.elapsed_seconds - first.elapsed_seconds, second.devices[0].used_bytes) == (2.0, 7)
