@@ -115,9 +115,9 @@ def words() -> Iterator[tuple[str, list[str]]]:
 def values(kind: str, url: str) -> list[str]:
     """Return the values that the daemon knows; none if it does not answer at once."""
     if kind == "scenarios":
-        from gpumond.features.loadgen.plan import TABLE
+        from gpumond.features.loadgen.plan import SCENARIOS
 
-        return sorted(scenario.name for scenario in TABLE)
+        return sorted(SCENARIOS)
     if kind == "matchers":
         named = (f"{label}={value}" for label, kind in MATCHED.items() for value in values(kind, url))
         return sorted({*named, *values("labels", url)})
