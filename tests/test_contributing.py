@@ -41,8 +41,8 @@ mindspore.runtime = SimpleNamespace(
     memory_reserved=lambda: 3 << 20,
 )
 sys.modules["mindspore"] = mindspore
-from gpumond.agent.loaded_allocators import LOADED
-(adapter,) = [adapter for adapter in LOADED.adapters() if adapter.name == "mindspore"]
+from gpumond.agent.loaded_allocators import ALLOCATORS
+(adapter,) = [adapter for adapter in ALLOCATORS.find_adapters() if adapter.name == "mindspore"]
 assert adapter.framework() == "mindspore 3.0"
 assert adapter._pool("GPU-a").reclaimable.likely == 2 << 20
 assert list(adapter.read()) == [] and adapter.flush(("cache",))[0].step == "cache" and emptied

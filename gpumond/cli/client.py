@@ -31,10 +31,10 @@ from gpumond.cli.arguments import (
     FAILED,
     NOTHING_TO_DO,
     WRONG_USE,
-    address,
-    option,
+    add_option,
+    parse_address,
     print_error,
-    with_given_option,
+    with_typed_option,
 )
 from gpumond.facts.errors import (
     AmbiguousDevice,
@@ -122,17 +122,17 @@ def add_arguments(parser: argparse.ArgumentParser, entries: str = "") -> None:
     """Add the daemon's address and the forms of the output. ``entries``: what CSV has a row for."""
     add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--json", "print JSON")
+    add_option(form, "--json", "print JSON")
     if entries:
-        option(form, "--csv", f"print {entries} as CSV; the columns are the keys of the JSON")
+        add_option(form, "--csv", f"print {entries} as CSV; the columns are the keys of the JSON")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--url URL",
         f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
-        type=address,
+        type=parse_address,
         default=default_url(),
     )
 
@@ -156,7 +156,7 @@ def command_line(words: str, url: str) -> str:
 
 def with_commands(text: str, url: str) -> str:
     """Return a daemon's text with its commands as they reach the daemon from the shell that started this process."""
-    given = f"{_with_address(url, address(default_url()))}{program_command()} "
+    given = f"{_with_address(url, parse_address(default_url()))}{program_command()} "
     return COMMAND_IN_TEXT.sub(lambda found: given, text)
 
 
@@ -196,7 +196,7 @@ def request_address(url: str) -> str:
     except (OSError, GpumondError):
         return url
     connection.close()
-    return f"unix://{connection.path}" if connection.path else url
+    return f"unix://{connection.socket_path}" if connection.socket_path else url
 
 
 def is_local(url: str) -> bool:
@@ -269,7 +269,7 @@ def ask_programs(
         signal.signal(signal.SIGINT, at_interrupt)
     refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
     for program, error in refused:
-        text = with_given_option(error, arguments)
+        text = with_typed_option(error, arguments)
         print_error(f"gpumond: {text}" if len(programs) == 1 else f"gpumond: {program}: {text}")
     codes = {exit_code_of(arguments, error) for _, error in refused if error.status != NOT_FOUND}
     status = max(codes, default=no_match_exit_code(arguments) if len(refused) == len(programs) else DONE)
@@ -505,7 +505,9 @@ def _route(url: str, seconds: float, secret: bool) -> AuthorizedConnection:
 
 
 def _over_socket(path: Path, seconds: float) -> Connection:
-    return Connection("localhost", path=str(path), seconds=seconds, trusted=trusted_uids(str(path.parent)))
+    return Connection(
+        "localhost", socket_path=str(path), timeout_seconds=seconds, trusted_uids=trusted_uids(str(path.parent))
+    )
 
 
 def _trusted() -> frozenset[int]:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gpumond
-from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error
+from gpumond.agent.settings import FLUSH_POLICIES, workload_name
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, parse_duration, print_error
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import printable_text
 
@@ -69,15 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         help="your program's pid; the program must run the same Python version as gpumond",
     )
-    option(parser, "--workload NAME", "workload name under which your program's memory is reported")
-    option(
+    add_option(parser, "--workload NAME", "workload name under which your program's memory is reported")
+    add_option(
         parser,
         "--flush-policy",
         "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
-        choices=POLICIES,
+        choices=FLUSH_POLICIES,
     )
-    option(
-        parser, "--timeout DURATION", "how long to wait for your program (default: 10s)", type=duration, default=10.0
+    add_option(
+        parser,
+        "--timeout DURATION",
+        "how long to wait for your program (default: 10s)",
+        type=parse_duration,
+        default=10.0,
     )
 
 

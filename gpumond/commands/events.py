@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, count, option, print_csv
+from gpumond.cli.arguments import DONE, add_option, parse_count, print_csv
 from gpumond.events import REPEAT_SECONDS
 from gpumond.facts.errors import ConfigError
 from gpumond.view.events import entry, folded, repeat_key
@@ -19,7 +19,7 @@ POLL_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "-f, --follow",
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of past events, most recent last (default: 100); an event and its consequences, which are "
         "indented below it, count as one"
     )
-    option(parser, "--limit N", limit, type=count, default=100)
+    add_option(parser, "--limit N", limit, type=parse_count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--json", "print one JSON object per line")
-    option(form, "--csv", "print past events as CSV")
+    add_option(form, "--json", "print one JSON object per line")
+    add_option(form, "--csv", "print past events as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_result
+from gpumond.cli.arguments import DONE, add_option, print_result
 from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.units import rough_duration_text
 from gpumond.facts.verdicts import AT_PEAK_CONDITION, PATTERN_NAMES, VERDICT_NAMES
@@ -16,7 +16,7 @@ from gpumond.view.text import moment, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--all", "also show healthy patterns, such as steady and periodic")
+    add_option(parser, "--all", "also show healthy patterns, such as steady and periodic")
     client.add_arguments(parser, entries="verdicts")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.loaded_allocators import FLUSHES
+from gpumond.agent.loaded_allocators import FLUSH_RATE
 from gpumond.agent.transport import MESSAGE_RATE, Transport
 from gpumond.facts.messages import CancelFlush, FlushCommand, FlushResult, Report, encode
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host
@@ -41,7 +41,7 @@ def refusals(daemon: FakeDaemon) -> int:
 
 
 def test_flushes_above_the_rate_are_refused(daemon: FakeDaemon) -> None:
-    burst = FLUSHES[0]
+    burst = FLUSH_RATE[0]
     with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         commands = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
@@ -182,7 +182,7 @@ def test_untrusted_daemon_is_counted(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        link = Transport(trusted=())
+        link = Transport(accepted_uids=())
         assert not link.connect(path, 0.0)
         assert link.refusals == 1
         connection, _ = listener.accept()

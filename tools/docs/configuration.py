@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from gpumond.commands.serve import SETTINGS as FLAGS
-from gpumond.config.settings import ONLY_IN_FILE, RELOADED, SettingsConfig
+from gpumond.config.settings import ONLY_IN_FILE, RELOADABLE, SettingsConfig
 
 HEADER = """\
 # Configuration
@@ -113,7 +113,7 @@ def document() -> str:
 def rows() -> Iterator[str]:
     for name, field in SettingsConfig.model_fields.items():
         flag = f"`--{name.replace('_', '-')}`" if name in FLAGS else ""
-        reload = "yes" if name in RELOADED else ""
+        reload = "yes" if name in RELOADABLE else ""
         yield f"| `{name}` | {kind(field)} | {default(field)} | {flag} | {reload} | {field.description} |\n"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, confirm, option, positive
+from gpumond.cli.arguments import add_option, add_target, confirm, positive_type
 from gpumond.facts import units
 from gpumond.facts.alerts import AGAIN_SINCE, ALERT_WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
@@ -28,7 +28,7 @@ from gpumond.view.text import moment, output_width, safe, size, table, wrapped_t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording_option(parser)
-    option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
+    add_option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
     client.add_arguments(parser)
 
 
@@ -128,11 +128,11 @@ RESPONSE_TIMEOUT_SECONDS = 60.0
 
 
 def add_recording_option(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--record DURATION",
         "record allocation stacks for this long first, such as 60s, and save them for flame graphs",
-        type=positive(parse_seconds_argument),
+        type=positive_type(parse_seconds_argument),
         default=0.0,
     )
 
@@ -165,7 +165,7 @@ class SnapshotCommand:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "request a snapshot from")
         add_recording_option(parser)
-        option(parser, "--out FILE", "download one process's snapshot to this file")
+        add_option(parser, "--out FILE", "download one process's snapshot to this file")
         client.add_arguments(parser)
 
     @staticmethod
@@ -201,7 +201,7 @@ class LimitCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "limit", device=False)
-        option(
+        add_option(
             parser,
             "--device GPU",
             "limit on one GPU only (index, UUID or its prefix, or PCI address); if you select no program, for every "
@@ -212,7 +212,7 @@ class LimitCommand:
             metavar="SIZE|none",
             help="the most that each allocator may hold, such as 40GiB; none removes the limit",
         )
-        option(
+        add_option(
             parser,
             "--yes",
             "don't ask for confirmation, and don't warn if a program would still hold more than SIZE after a flush",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_result
+from gpumond.cli.arguments import DONE, add_option, print_result
 from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
@@ -21,7 +21,7 @@ PAIRS = ("labels", "annotations")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--past", "show resolved alerts, most recent last")
+    add_option(parser, "--past", "show resolved alerts, most recent last")
     client.add_arguments(parser, entries="alerts")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import gpumond
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, option, print_error
+from gpumond.cli.arguments import DONE, FAILED, add_option, print_error
 from gpumond.cli.progress import QUIET_SECONDS, Progress
 from gpumond.devices import detect_sources
 from gpumond.devices.child.supervisor import probe
@@ -47,12 +47,12 @@ BATCH_PLACEHOLDER = "{batch}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--batch LOW..HIGH",
         f"find the largest batch that fits; write {BATCH_PLACEHOLDER} in the command where the batch size goes",
     )
-    option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
+    add_option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)
     parser.add_argument(
         "command",

@@ -13,7 +13,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    add_option,
+    option_type,
+    parse_duration,
+    print_error,
+    print_result,
+)
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import (
@@ -205,7 +213,7 @@ def parse_headroom(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus_arguments(parser)
-    option(
+    add_option(
         parser,
         "--by COLUMN[,COLUMN]",
         f"one proposal for all programs with the same values of these columns: {', '.join(COLUMNS)} (default: "
@@ -213,23 +221,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=option_type(columns_parser(COLUMNS)),
         default="workload",
     )
-    option(
+    add_option(
         parser,
         "--for DURATION",
         "length of the period, which ends now (default: 7d)",
         dest="duration",
-        type=duration,
+        type=parse_duration,
         default=7 * DAY_SECONDS,
     )
-    option(
+    add_option(
         parser,
         "--headroom PERCENT",
         "margin of the proposed limit above the memory that the programs needed (default: 10%%)",
         type=option_type(parse_headroom),
         default=DEFAULT_HEADROOM_RATIO,
     )
-    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
-    option(parser, "--json", "print JSON")
+    add_option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    add_option(parser, "--json", "print JSON")
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, print_result
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
@@ -31,8 +31,10 @@ class _AuditEntry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
-    option(parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100)
+    add_option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
+    add_option(
+        parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100
+    )
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import duration, option, option_type
+from gpumond.cli.arguments import add_option, option_type, parse_duration
 from gpumond.config.models import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.features.fleet.connection import (
@@ -387,45 +387,49 @@ DEFAULT_CONCURRENCY = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
-    option(sources, "--targets FILE", "file that lists your daemons, in Prometheus' file_sd format", type=Path)
-    option(
+    add_option(sources, "--targets FILE", "file that lists your daemons, in Prometheus' file_sd format", type=Path)
+    add_option(
         sources,
         "--kubernetes NAMESPACE/SERVICE",
         f"use this service's endpoints, read with kubectl (if you pass no value: {DEFAULT_SERVICE})",
         nargs="?",
         const=DEFAULT_SERVICE,
     )
-    option(sources, "--slurm", "use the nodes that sinfo lists")
+    add_option(sources, "--slurm", "use the nodes that sinfo lists")
     add_prometheus_arguments(parser, "; also used to find them")
-    option(
+    add_option(
         parser,
         "--scheme",
         "scheme for addresses without one (default: http)",
         choices=("http", "https"),
         default="http",
     )
-    option(
+    add_option(
         parser, "--machine PATTERN", "only machines whose name matches, such as 'gpu-*'; repeatable", action="append"
     )
-    option(
+    add_option(
         parser,
         "--label NAME=PATTERN",
         "only machines with a matching label in the list of daemons, such as zone=eu-*; repeatable, all must match",
         action="append",
         type=option_type(_parse_label_pattern),
     )
-    option(
+    add_option(
         parser,
         "--token-file FILE",
         "file with your token for the daemons (default: the token in $GPUMOND_TOKEN)",
         type=Path,
     )
-    option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
-    option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
-    option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
-    option(parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=duration, default=5.0)
-    option(parser, "--parallel N", "maximum concurrent requests (default: 64)", type=int, default=DEFAULT_CONCURRENCY)
-    option(parser, "--json", "print JSON")
+    add_option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
+    add_option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
+    add_option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
+    add_option(
+        parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=parse_duration, default=5.0
+    )
+    add_option(
+        parser, "--parallel N", "maximum concurrent requests (default: 64)", type=int, default=DEFAULT_CONCURRENCY
+    )
+    add_option(parser, "--json", "print JSON")
 
 
 def _parse_label_pattern(text: str) -> tuple[str, str]:
@@ -437,10 +441,10 @@ def _parse_label_pattern(text: str) -> tuple[str, str]:
 
 def add_prometheus_arguments(parser: argparse.ArgumentParser, role: str = "") -> None:
     """Add the options of the connection to Prometheus. ``role``: what else it is used for."""
-    option(parser, "--prometheus URL", f"Prometheus server that scrapes your daemons{role}")
-    option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
-    option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
-    option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")
+    add_option(parser, "--prometheus URL", f"Prometheus server that scrapes your daemons{role}")
+    add_option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
+    add_option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
+    add_option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")
 
 
 LISTING_OPTIONS = (

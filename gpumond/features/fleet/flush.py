@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, confirm, option_type, parse_duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
@@ -308,18 +308,18 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "selection",
         "pass at least one of these, --machine and --label; a process must match all that you pass",
     )
-    option(
+    add_option(
         selection,
         "--query PROMQL",
         "processes in this query's result; its series must have the labels instance and pid",
     )
-    option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
-    option(selection, "--user PATTERN", "processes of matching users")
+    add_option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
+    add_option(selection, "--user PATTERN", "processes of matching users")
     parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=DEFAULT_KEEP, max_unavailable=None, force=False)
     if what in ENGINE_COMMANDS:
-        option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
+        add_option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
-        option(
+        add_option(
             parser,
             "--step STEP",
             f"flush step to run, repeatable: {', '.join(STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
@@ -327,7 +327,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             choices=STEPS,
         )
     if what != "wake":
-        option(
+        add_option(
             parser,
             "--min-reclaimable SIZE",
             "skip engines that use less than SIZE"
@@ -336,13 +336,13 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             type=option_type(parse_size),
         )
     if what == "sleep":
-        option(
+        add_option(
             parser,
             "--keep N",
             f"how many engines of each name stay awake across all listed machines (default: {DEFAULT_KEEP})",
             type=int,
         )
-        option(
+        add_option(
             parser,
             "--max-unavailable N|P%",
             "how many engines of each name may be unavailable at once (default: all but --keep)",
@@ -350,28 +350,32 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         )
     if what != "wake":
         force = "release even if the last release got no response" if what == "sleep" else "ignore the cooldown"
-        option(parser, "--force", force)
-    option(parser, "--dry-run", "print the plan, and change nothing")
-    option(parser, "--yes", "don't ask for confirmation")
-    option(
+        add_option(parser, "--force", force)
+    add_option(parser, "--dry-run", "print the plan, and change nothing")
+    add_option(parser, "--yes", "don't ask for confirmation")
+    add_option(
         parser,
         "--max-parallel N",
         "change at most N processes at the same time (a wave); a job's ranks share a wave (default: 8)",
         type=int,
         default=8,
     )
-    option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
-    option(
+    add_option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
+    add_option(
         parser,
         "--no-canary",
         "start with a full wave instead of one process or job",
         dest="canary",
         action="store_false",
     )
-    option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
-    option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
-    option(
-        parser, "--flush-timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0
+    add_option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
+    add_option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
+    add_option(
+        parser,
+        "--flush-timeout DURATION",
+        "time limit for each process (default: 30s)",
+        type=parse_duration,
+        default=30.0,
     )
     discovery.add_arguments(parser)
 

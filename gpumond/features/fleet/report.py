@@ -14,7 +14,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    add_option,
+    option_type,
+    parse_duration,
+    parse_time_argument,
+    print_error,
+)
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import (
@@ -62,25 +70,29 @@ def parse_price(text: str) -> Price:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prometheus_arguments(parser)
-    option(
+    add_option(
         parser,
         "--by COLUMN[,COLUMN]",
         f"group by these columns: {', '.join(COLUMNS)} (default: user)",
         type=option_type(columns_parser(COLUMNS)),
         default="user",
     )
-    option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
+    add_option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
     begin = "start of the period: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 30d"
-    option(parser, "--from TIME", begin, dest="begin", type=option_type(time_argument))
+    add_option(parser, "--from TIME", begin, dest="begin", type=option_type(parse_time_argument))
     end = "end of the period, written as for --from (default: now)"
-    option(parser, "--to TIME", end, dest="end", type=option_type(time_argument))
-    option(
-        parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
+    add_option(parser, "--to TIME", end, dest="end", type=option_type(parse_time_argument))
+    add_option(
+        parser,
+        "--for DURATION",
+        "the period's length, instead of --from (default: 7d)",
+        dest="duration",
+        type=parse_duration,
     )
-    option(parser, "--compare", "also show the change since the preceding period")
-    option(parser, "--extrapolate", "fill gaps with the mean of the rest of the period (default: leave gaps out)")
-    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
-    option(
+    add_option(parser, "--compare", "also show the change since the preceding period")
+    add_option(parser, "--extrapolate", "fill gaps with the mean of the rest of the period (default: leave gaps out)")
+    add_option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    add_option(
         parser,
         "--price [MODEL=]AMOUNT",
         "your price for a GPU-hour, for models whose name contains MODEL (default: all models); repeatable",
@@ -88,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
     )
-    option(parser, "--format", "output format (default: table)", choices=("table", "csv", "json"), default="table")
-    option(parser, "--html FILE", "also write the report with charts as one HTML file", type=Path)
+    add_option(parser, "--format", "output format (default: table)", choices=("table", "csv", "json"), default="table")
+    add_option(parser, "--html FILE", "also write the report with charts as one HTML file", type=Path)
 
 
 async def run(arguments: argparse.Namespace) -> int:

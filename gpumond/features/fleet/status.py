@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import FaultWithRemedy
 from gpumond.facts.units import plural
@@ -201,15 +201,15 @@ SORT_KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
-    option(
+    add_option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
+    add_option(
         parser,
         "--sort COLUMN",
         f"order of the machines: {', '.join(SORT_KEYS)} (default: as listed)",
         choices=tuple(SORT_KEYS),
     )
-    option(parser, "--limit N", "show at most N machines (default: all)", type=int)
-    option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
+    add_option(parser, "--limit N", "show at most N machines (default: all)", type=int)
+    add_option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, select_machines, unread_machines
@@ -40,7 +40,7 @@ class MachineClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--once", "print the table (or, with --json, JSON) once and exit")
+    add_option(parser, "--once", "print the table (or, with --json, JSON) once and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:

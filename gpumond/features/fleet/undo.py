@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, confirm
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
@@ -167,8 +167,8 @@ async def undo(client: Client, machine: Machine, step: UndoStep) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     discovery.add_arguments(parser)
     parser.add_argument("operation", metavar="OPERATION", help="the ID that the `gpumond fleet` command printed")
-    option(parser, "--dry-run", "print the plan, and change nothing")
-    option(parser, "--yes", "don't ask for confirmation")
+    add_option(parser, "--dry-run", "print the plan, and change nothing")
+    add_option(parser, "--yes", "don't ask for confirmation")
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -428,7 +428,7 @@ class _Pause:
 
 def admission_table(store: Transactions) -> Table[StoredAdmission]:
     """Return the store's table of requests."""
-    return Table(store, "admissions", StoredAdmission, key="id", valid=_is_valid)
+    return Table(store, "admissions", StoredAdmission, key="id", is_valid=_is_valid)
 
 
 def _is_valid(request: StoredAdmission) -> bool:

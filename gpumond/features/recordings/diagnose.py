@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumond.cli.arguments import DONE, option, positive, print_error
+from gpumond.cli.arguments import DONE, add_option, positive_type, print_error
 from gpumond.cli.progress import with_progress
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
@@ -29,27 +29,27 @@ from gpumond.view.text import ChartCurve, draw, safe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
-    option(
+    add_option(
         parser,
         "--format",
         "your log's format (auto: detected from its first line)",
         choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
     )
-    option(
+    add_option(
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=positive(parse_size_argument),
+        type=positive_type(parse_size_argument),
     )
-    option(
+    add_option(
         parser,
         "--interval DURATION",
         "time between readings, if your log has no timestamps",
-        type=positive(parse_seconds_argument),
+        type=positive_type(parse_seconds_argument),
     )
-    option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
-    option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
+    add_option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
+    add_option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, positive, print_error
+from gpumond.cli.arguments import DONE, add_option, positive_type, print_error
 from gpumond.cli.progress import with_progress
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, ProtocolError
@@ -36,27 +36,27 @@ UNAVAILABLE = 503
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--out FILE", "file to append to (default: standard output)", type=Path)
-    option(
+    add_option(parser, "--out FILE", "file to append to (default: standard output)", type=Path)
+    add_option(
         parser,
         "--for DURATION",
         "how long to record, such as 10m (default: until Ctrl-C)",
         dest="duration",
-        type=positive(units.parse_seconds_argument),
+        type=positive_type(units.parse_seconds_argument),
         default=float("inf"),
     )
-    option(
+    add_option(
         parser,
         "--csv",
         "write CSV for `gpumond diagnose`: used, live and held bytes by device and process",
     )
-    option(
+    add_option(
         parser,
         "--perfetto FILE",
         "write a trace for Perfetto, with flushes and out-of-memory errors",
         type=Path,
     )
-    option(parser, "--json", "with --out or --perfetto: at the end, print a summary as JSON")
+    add_option(parser, "--json", "with --out or --perfetto: at the end, print a summary as JSON")
     client.add_url(parser)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_result
-from gpumond.config.loading import key_at, load, read_yaml
+from gpumond.cli.arguments import DONE, FAILED, add_option, parse_duration, print_result
+from gpumond.config.loading import key_text, load_settings, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
@@ -55,22 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
-    option(check, "--json", "print the active rules as JSON")
+    add_option(check, "--json", "print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
-    option(test, "--json", "print the number of expectations and the failures as JSON")
+    add_option(test, "--json", "print the number of expectations and the failures as JSON")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule's name")
-    option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
-    option(
+    add_option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
+    add_option(
         override,
         "--for DURATION",
         "how long the value must be beyond the threshold before the alert fires, such as 5m",
-        type=duration,
+        type=parse_duration,
     )
-    option(override, "--severity WORD", "new severity, such as info, warning or critical")
+    add_option(override, "--severity WORD", "new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
-    option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
-    option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
+    add_option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
+    add_option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
     receiver.add_argument("name", metavar="NAME", help="a receiver's name in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
@@ -163,7 +163,7 @@ def _text(name: str, unit: Unit, value: Any) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.file, environ={})
+    settings = load_settings(arguments.file, environ={})
     rules = settings.active_rules()
     print_result(
         arguments,
@@ -296,7 +296,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
         message = expectation(wrong)
         if wrong["loc"] == ("tests",) and message == MISSING:
             message = "missing; this isn't a file of rule tests (see docs/reference/rules.md#test-a-rule)"
-        raise ConfigError(f"{file}: {key_at(wrong['loc'])}: {message}") from None
+        raise ConfigError(f"{file}: {key_text(wrong['loc'])}: {message}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     return sum(len(test.alert_rule_test) for test in content.tests), failures
@@ -305,7 +305,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
 def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
     """Return the active rules of each configuration file; without a file, the built-in rules."""
     for file in files or (None,):
-        yield from load(directory / file if file else None, environ={}).active_rules()
+        yield from load_settings(directory / file if file else None, environ={}).active_rules()
 
 
 def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
