@@ -192,7 +192,7 @@ class SimBackend(LoadBackend):
             self._attached().free(self._outside.pop(block))
             self._update_pool_limit()
 
-    def busy(self, ratio: float) -> None:
+    def set_busy(self, ratio: float) -> None:
         self._attached().set_utilization(ratio)
 
     def flush(self) -> int:
