@@ -244,11 +244,11 @@ def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
     for each in differences:
         if each.before or each.after:
             values = (each.before, each.after, each.difference)
-            shown = [_value_text(each, number) for number in values]
+            value_texts = [_value_text(each, value) for value in values]
             yield [
                 each.workload,
                 each.name,
-                *shown,
+                *value_texts,
                 _change_text(each),
                 _value_text(each, each.low),
                 _value_text(each, each.high),

@@ -504,9 +504,9 @@ def _bytes_of_all_ranks(gigabytes_per_rank: float | None, ranks: int | None) -> 
 def _sglang_used_ratio(page: MetricsPage) -> float | None:
     """Return the part of the KV cache that requests use; cached prefixes, which can be evicted, do not count."""
     parts = [page.total(f"sglang:kv_{part}_tokens") for part in ("used", "evictable", "available")]
-    known = [part for part in parts if part is not None]
-    if len(known) == len(parts) and sum(known) > 0:
-        return known[0] / sum(known)
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) == len(parts) and sum(known_parts) > 0:
+        return known_parts[0] / sum(known_parts)
     return page.mean("sglang:token_usage")
 
 

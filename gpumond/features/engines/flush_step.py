@@ -85,8 +85,8 @@ class EngineMemory:
 def utilization_of(processes: Iterable[ProcessUsage]) -> float | None:
     """Return the utilization of a device by the busiest of the processes; None if that of an idle one is unknown."""
     ratios = [process.utilization_ratio for process in processes]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return max(known) if known and (any(known) or len(known) == len(ratios)) else None
+    known_ratios = [ratio for ratio in ratios if ratio is not None]
+    return max(known_ratios) if known_ratios and (any(known_ratios) or len(known_ratios) == len(ratios)) else None
 
 
 def obstacle(method: ReleaseMethod, states: Sequence[EngineState], use_ratios: Sequence[float | None]) -> str:
@@ -605,8 +605,9 @@ class EngineFlusher(EngineStep):
         """Return the engine's processes and the driver's counts. The processes of ``earlier`` count in any case."""
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        found = await self.engines.find_processes(name, {key for device in devices for key in device.processes_by_key})
-        processes = found.processes | earlier.processes
+        candidates = {key for device in devices for key in device.processes_by_key}
+        engine_processes = await self.engines.find_processes(name, candidates)
+        processes = engine_processes.processes | earlier.processes
         used: dict[str, int] = {device.uuid: 0 for device in devices if device.uuid in earlier.used}
         usages = []
         for device in devices:
@@ -616,13 +617,13 @@ class EngineFlusher(EngineStep):
                     if process.used_bytes is not None:
                         used[device.uuid] = used.get(device.uuid, 0) + process.used_bytes
         return EngineMemory(
-            listeners=found.listeners,
+            listeners=engine_processes.listeners,
             processes=processes,
             used=used,
             free={device.uuid: device.free_bytes for device in devices if device.free_bytes is not None},
-            uid=found.uid,
+            uid=engine_processes.uid,
             use_ratio=utilization_of(usages),
-            problem=found.problem or ("" if devices else "the driver doesn't respond"),
+            problem=engine_processes.problem or ("" if devices else "the driver doesn't respond"),
         )
 
     def _ended_processes(self, memory: EngineMemory) -> frozenset[ProcessKey]:

@@ -165,10 +165,10 @@ def idle_seconds(state: EngineState, quiet_seconds: float, driver_idle_seconds: 
 
     None if the engine does not state its running requests, and the driver not the use of all its processes.
     """
-    known = [seconds for seconds in driver_idle_seconds if seconds is not None]
-    if state.requests is None and (not known or len(known) < len(driver_idle_seconds)):
+    known_seconds = [seconds for seconds in driver_idle_seconds if seconds is not None]
+    if state.requests is None and (not known_seconds or len(known_seconds) < len(driver_idle_seconds)):
         return None
-    return min([quiet_seconds, *known])
+    return min([quiet_seconds, *known_seconds])
 
 
 class _Engine:

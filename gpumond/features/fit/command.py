@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     need = replay(trace)
     fits = list(_device_fits(devices, need, context_bytes))
     if arguments.json:
-        stated = {"steps": trace["steps"], "assumptions": trace["assumptions"]}
-        print(json.dumps({**asdict(need), "context_bytes": context_bytes, "trace": stated, "devices": fits}))
+        trace_json = {"steps": trace["steps"], "assumptions": trace["assumptions"]}
+        print(json.dumps({**asdict(need), "context_bytes": context_bytes, "trace": trace_json, "devices": fits}))
     else:
         print(_estimate_text(need, trace, context_bytes, fits))
     return DONE

@@ -67,7 +67,6 @@ class PeaksPart(Part):
     table = "run_peaks"
 
     def __init__(self, core: Core) -> None:
-        self._core = core
         self._table = Table(core.store, "run_peaks", RunPeak, key="id")
         self._peaks = RunPeaks()
         self.loaded = False
@@ -76,8 +75,8 @@ class PeaksPart(Part):
         core.provide(RunPeaks, self._peaks)
 
     async def load(self) -> Sequence[str]:
-        self._peaks = RunPeaks([row.value for row in await self._table.rows()])
-        self._core.provide(RunPeaks, self._peaks)
+        for row in await self._table.rows():
+            self._peaks.add(row.value)
         self.loaded = True
         return ()
 

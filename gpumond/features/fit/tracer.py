@@ -70,10 +70,10 @@ class Trace:
         storage = tensor.untyped_storage()
         if not placed or storage in self._numbers:
             return
-        number = self._numbers[storage] = len(self.entries)
+        storage_id = self._numbers[storage] = len(self.entries)
         size = storage.nbytes()
-        self.entries.append((ALLOCATE, number, size))
-        weakref.finalize(storage, self.entries.append, (FREE, number, size))
+        self.entries.append((ALLOCATE, storage_id, size))
+        weakref.finalize(storage, self.entries.append, (FREE, storage_id, size))
 
     def sample(self, tensor: Any) -> Any:
         """Return the value that the program reads from a tensor whose values are unknown."""
@@ -81,14 +81,14 @@ class Trace:
 
     def add_workspace(self, size_bytes: int) -> None:
         """Note memory that a kernel uses for itself."""
-        number = len(self.entries)
-        self.entries += [(ALLOCATE, number, size_bytes), (FREE, number, size_bytes)]
+        storage_id = len(self.entries)
+        self.entries += [(ALLOCATE, storage_id, size_bytes), (FREE, storage_id, size_bytes)]
 
     def mark(self, tensor: Any, name: str) -> None:
         if tensor is not None:
-            number = self._numbers.get(tensor.untyped_storage())
-            if number is not None:
-                self.classes[number] = name
+            storage_id = self._numbers.get(tensor.untyped_storage())
+            if storage_id is not None:
+                self.classes[storage_id] = name
 
     def step(self, optimizer: Any) -> None:
         """Mark parameters, gradients and the optimizer's state, and end the program after the last step.
@@ -562,9 +562,9 @@ def replicate_locally(torch: Any, trace: Trace) -> None:
     def flat_buckets(tensors: Sequence[Any], limit_bytes: float) -> list[Any]:
         """Return flat tensors that hold these, each of at least the limit except the last."""
         buckets, values = [], 0
-        for number, tensor in enumerate(tensors, 1):
+        for count, tensor in enumerate(tensors, 1):
             values += tensor.numel()
-            if number == len(tensors) or values * tensor.element_size() >= limit_bytes:
+            if count == len(tensors) or values * tensor.element_size() >= limit_bytes:
                 buckets.append(tensor.new_empty(values))
                 values = 0
         return buckets

@@ -123,8 +123,8 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     bounds = ["likely"] if exact else [*BOUND_HEADERS]
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(BOUND_HEADERS[bound] for bound in bounds), "REASON")
     low, high = (sum(prediction[bound] for prediction in predictions) for bound in ("low", "high"))
-    known = all(prediction["likely"] is not None for prediction in predictions)
-    parts = [size(sum(prediction["likely"] for prediction in predictions))] if known else []
+    is_known = all(prediction["likely"] is not None for prediction in predictions)
+    parts = [size(sum(prediction["likely"] for prediction in predictions))] if is_known else []
     parts += [f"between {size(low)} and {size(high)}"] if low != high else []
     changes = "; the amount changes while the programs run" if high else ""
     return f"{table(header, _plan_rows(receipts, bounds))}\n\na flush now would release {', '.join(parts)}{changes}"

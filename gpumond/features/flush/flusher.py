@@ -194,8 +194,8 @@ def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentR
 
 
 def _refilled_flushes(receipt: Receipt, report: AgentReport) -> int:
-    own = (receipt.allocator, receipt.device_uuid)
-    return sum(pool.refilled_flushes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
+    pool_key = (receipt.allocator, receipt.device_uuid)
+    return sum(pool.refilled_flushes for pool in report.pools if (pool.allocator, pool.device_uuid) == pool_key)
 
 
 def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
@@ -612,8 +612,7 @@ class FlushPart(Part, FlushService):
         note = self._core.note if not request.dry_run else _ignore_note
         operation_detail = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
-            detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
-            await self._store.audit(requested_by, "flush.request", detail | _request_details(request))
+            await self._store.audit(requested_by, "flush.request", _request_detail(request))
         try:
             outcome = await self.flusher.flush(request, requested_by)
         except FlushError as error:
@@ -645,16 +644,17 @@ async def _ignore_note(actor: str, action: str, detail: Any, receipts: Sequence[
     """Note nothing about a plan, which changes nothing."""
 
 
-def _flags(request: FlushRequest) -> dict[str, bool]:
-    return {name: True for name in ("force", "wake") if getattr(request, name)}
-
-
-def _request_details(request: FlushRequest) -> dict[str, str]:
-    """Return the waiting program, the operation's id, and the reason and the requester that the caller states."""
-    operation, stated = request.operation, {"for": request.requested_for}
+def _request_detail(request: FlushRequest) -> dict[str, Any]:
+    """Return the audit's detail of a request: its flags, and the texts that are not empty."""
+    operation = request.operation
+    optional = {"force": request.force, "wake": request.wake, "for": request.requested_for}
     if operation is not None:
-        stated |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}
-    return {name: text for name, text in stated.items() if text}
+        optional |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}
+    return {
+        "target": str(request.target),
+        "steps": request.steps,
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
 def _receipts_detail(outcome: FlushResponse) -> dict[str, Any]:

@@ -344,8 +344,8 @@ class CupyBackend(LoadBackend):
     def _update_pool_limit(self) -> None:
         """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
-            left = max(1, self._limit_bytes - self._outside_bytes())
-            self._cupy.get_default_memory_pool().set_limit(size=left)
+            pool_limit = max(1, self._limit_bytes - self._outside_bytes())
+            self._cupy.get_default_memory_pool().set_limit(size=pool_limit)
 
     def _outside_bytes(self) -> int:
         return sum(size for _, size in self._outside.values())

@@ -200,11 +200,11 @@ def _simulated_device(arguments: argparse.Namespace, load_plan: LoadPlan) -> Ite
         yield arguments.sim_device
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
-        present = simulated_devices(root)
-        if not 0 <= arguments.device < len(present):
-            found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
-            raise ConfigError(f"--device {arguments.device}: {found}; the first one is 0")
-        yield present[arguments.device].directory
+        devices = simulated_devices(root)
+        if not 0 <= arguments.device < len(devices):
+            problem = f"GPUMOND_SIM_DIR={root} has {plural(len(devices), 'device')}"
+            raise ConfigError(f"--device {arguments.device}: {problem}; the first one is 0")
+        yield devices[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
             uuid = "GPU-10ad0000-0000-4000-8000-000000000001"

@@ -305,11 +305,11 @@ class _Run:
             return True
         while True:
             self.update_progress()
-            left = (at - self._work.elapsed_seconds) / self._limits.speed
-            if not self._limits.pause(max(0.0, min(left, PROGRESS_SECONDS))):
+            remaining = (at - self._work.elapsed_seconds) / self._limits.speed
+            if not self._limits.pause(max(0.0, min(remaining, PROGRESS_SECONDS))):
                 self._work.outcome = "stopped"
                 return False
-            if left <= PROGRESS_SECONDS:
+            if remaining <= PROGRESS_SECONDS:
                 self._at = at
                 return True
 

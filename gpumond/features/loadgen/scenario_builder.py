@@ -200,8 +200,8 @@ class Option:
         try:
             return self._parse(value)
         except ValueError as error:
-            shown = repr(value) if isinstance(value, str) else self._value_text(value)
-            raise ConfigError(f"--{self.name} {shown}: {error}") from None
+            value_text = repr(value) if isinstance(value, str) else self._value_text(value)
+            raise ConfigError(f"--{self.name} {value_text}: {error}") from None
 
     def _parse(self, value: float | str) -> float | str:
         if self.unit == "word":

@@ -331,11 +331,11 @@ def crash(builder: PlanBuilder) -> None:
     end = builder.choose_length(3 * HOUR_SECONDS)
     builder.choose_number("noise", QUIET_NOISE_BYTES)
     at = 0.0
-    for number in range(times):
+    for index in range(times):
         share = builder.rng.uniform(0.1, 0.3)
         killed = at + builder.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
-        last = number + 1 == times
-        if number == 0:
+        last = index + 1 == times
+        if index == 0:
             builder.program("load")
         else:
             builder.start(at)
@@ -346,9 +346,9 @@ def crash(builder: PlanBuilder) -> None:
             room = 0.998 * builder.size_bytes - CONTEXT_BYTES - share * builder.size_bytes - 2.3 * GIB
             builder.fill(filled_at - 30.0, room, 30.0)
             builder.end(killed, "crash")
-            if number == 0:
+            if index == 0:
                 builder.expected_verdict = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
-            if number == 2 and killed < end:
+            if index == 2 and killed < end:
                 builder.expected_verdict = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
         elif not last:
             builder.end(killed)
@@ -444,12 +444,12 @@ def autotune(builder: PlanBuilder) -> None:
     builder.choose_length(3 * HOUR_SECONDS)
     program = builder.program("load")
     ready = builder.fill(1.0, lasting, 15.0)
-    trials, end = VaryingAmount(builder, 256 * MIB), ready + builder.rng.uniform(1.0, 3.0) * MINUTE_SECONDS
-    for at in every(ready, end, 4.0):
+    trials, trials_end = VaryingAmount(builder, 256 * MIB), ready + builder.rng.uniform(1.0, 3.0) * MINUTE_SECONDS
+    for at in every(ready, trials_end, 4.0):
         trials.resize(at, (peak - lasting) * builder.rng.uniform(0.3, 1.0))
-    trials.resize(end, 0)
-    builder.flush(end + 1.0)
-    work(builder, end + 2.0, builder.duration, program, draw_noise(builder))
+    trials.resize(trials_end, 0)
+    builder.flush(trials_end + 1.0)
+    work(builder, trials_end + 2.0, builder.duration, program, draw_noise(builder))
 
 
 @scenario(

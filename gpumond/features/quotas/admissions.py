@@ -340,13 +340,13 @@ def _capacity(
     reserved, reserve_users = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
         quotas = snapshot.quotas_by_process
-        own = quotas[key]
+        quota = quotas[key]
         grants = (
             need
             for (uuid, other), need in granted.items()
-            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == own.reserve_quota
+            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == quota.reserve_quota
         )
-        ungranted = min(unused, (own.reserve_bytes or 0) - sum(grants))
+        ungranted = min(unused, (quota.reserve_bytes or 0) - sum(grants))
         if ungranted > 0:
             reserved += ungranted
             reserve_users |= _user_ids(device, key, snapshot)
@@ -742,9 +742,9 @@ class Admissions:
     ) -> tuple[DeviceCapacity, int | None]:
         """Return a device's memory, and what of it a running process can take: its grant and reserve count for it."""
         grants = self._queue.grants
-        own = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
+        own_grant_ids = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
-        others = [grant for grant in grants if grant.id not in own]
+        others = [grant for grant in grants if grant.id not in own_grant_ids]
         user_of = {grant.id: counted_name(grant.owner) for grant in others}
         available = available_bytes(capacity, others, allocated_bytes(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)

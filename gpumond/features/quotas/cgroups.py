@@ -48,14 +48,14 @@ class DueChange:
 OwnLimits = Mapping[str, OwnLimit]
 
 
-def due_changes(snapshot: Snapshot, own: OwnLimits) -> tuple[list[DueChange], dict[str, OwnLimit]]:
+def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChange], dict[str, OwnLimit]]:
     """Return the changes that are due now, and the daemon's own limits after them."""
     due: list[DueChange] = []
-    after = dict(own)
+    after = dict(own_limits)
     for device in snapshot.devices:
         for reported in device.cgroup_limits if not device.missed_readings else ():
             name = f"{device.uuid} {reported.cgroup}"
-            own_limit = own.get(name)
+            own_limit = own_limits.get(name)
             limit, quota = _required_limit(snapshot, device, reported)
             if (own_limit is None and limit is None) or (reported.is_limited and not _is_own(reported, own_limit)):
                 after.pop(name, None)
@@ -101,8 +101,8 @@ def _required_limit(snapshot: Snapshot, device: DeviceReading, reported: CgroupL
     processes = (each for each in device.processes or () if each.pid in reported.pids and each.container is not None)
     quotas = (snapshot.quotas_by_process.get(each.key) for each in processes)
     sizes = ((each.cgroup_limit_bytes, each.cgroup_limit_quota) for each in quotas if each is not None)
-    known = [(limit, quota) for limit, quota in sizes if limit is not None]
-    return min(known, default=(None, ""))
+    limits = [(limit, quota) for limit, quota in sizes if limit is not None]
+    return min(limits, default=(None, ""))
 
 
 class CgroupQuotas:
@@ -116,30 +116,30 @@ class CgroupQuotas:
     ) -> None:
         self._table = Table(store, "cgroup_limits", OwnLimit, key="id")
         self._audit, self._change = audit, change
-        self._own: OwnLimits = {}
+        self._own_limits: OwnLimits = {}
         self._task: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """Read the limits that earlier daemons have set. Raises StoreUnavailable."""
-        self._own = {row.name: replace(row.value, again_at=0.0, failures=0) for row in await self._table.rows()}
+        self._own_limits = {row.name: replace(row.value, again_at=0.0, failures=0) for row in await self._table.rows()}
 
     def execute(self, snapshot: Snapshot) -> None:
         """Start to make the changes that are due; waits for none of them."""
         if self._task is not None and not self._task.done():
             return
-        due, own = due_changes(snapshot, self._own)
-        self._own = own
+        due, own_limits = due_changes(snapshot, self._own_limits)
+        self._own_limits = own_limits
         if due:
-            self._task = asyncio.create_task(self._carry_out(due, own))
+            self._task = asyncio.create_task(self._carry_out(due, own_limits))
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _carry_out(self, due: Iterable[DueChange], own: OwnLimits) -> None:
+    async def _carry_out(self, due: Iterable[DueChange], own_limits: OwnLimits) -> None:
         try:
-            await self._table.replace(own.values())
+            await self._table.replace(own_limits.values())
             for each in due:
                 change = each.change
                 detail = {

@@ -60,14 +60,14 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     noun, limit = "quota", MAX_QUOTAS
 
-    def __init__(self, file: Iterable[Quota], store: Transactions) -> None:
+    def __init__(self, file_quotas: Iterable[Quota], store: Transactions) -> None:
         super().__init__(quota_table(store))
-        self.configure(file)
+        self.configure(file_quotas)
 
-    def configure(self, file: Iterable[Quota]) -> None:
+    def configure(self, file_quotas: Iterable[Quota]) -> None:
         """Set the configuration's quotas. They take precedence over API quotas of the same name."""
         fixed: dict[str, RegistryItem[Quota, QuotaEntry]] = {}
-        for quota in file:
+        for quota in file_quotas:
             body = self._body(quota)
             fixed[quota.name] = RegistryItem(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
         self._fixed = fixed

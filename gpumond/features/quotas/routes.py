@@ -75,9 +75,9 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     device = _device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
     if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
-        has, need = size_text(device.usable_bytes), size_text(body.need_bytes)
-        kept = f" (the driver reserves {size_text(reserved)})" if reserved else ""
-        raise HTTPException(409, f"{need} requested, but GPU {device.index} can provide at most {has}{kept}")
+        note = f" (the driver reserves {size_text(reserved)})" if reserved else ""
+        limit = f"GPU {device.index} can provide at most {size_text(device.usable_bytes)}{note}"
+        raise HTTPException(409, f"{size_text(body.need_bytes)} requested, but {limit}")
     admission = admissions.request(
         frame.snapshot,
         device,

@@ -137,19 +137,19 @@ class _CheckpointRun:
         self.error = self.driver.init()
         if self.error:
             return self.response("")
-        before, self.error = self.driver.state(self.request.pid)
+        state_before, self.error = self.driver.state(self.request.pid)
         if self.error:
             return self.response("")
-        if self.request.action == "suspend" and before == RUNNING:
+        if self.request.action == "suspend" and state_before == RUNNING:
             self.suspend()
-        elif self.request.action == "resume" and before == CHECKPOINTED:
+        elif self.request.action == "resume" and state_before == CHECKPOINTED:
             if self.step("restore", lambda: self.driver.restore(self.request.pid)):
                 self.step("unlock", lambda: self.driver.unlock(self.request.pid))
-        elif before == LOCKED:
+        elif state_before == LOCKED:
             self.step("unlock", lambda: self.driver.unlock(self.request.pid))
-        after, error = self.driver.state(self.request.pid)
+        state_after, error = self.driver.state(self.request.pid)
         self.error = self.error or error
-        return self.response("" if error else STATES[after] if 0 <= after < len(STATES) else "")
+        return self.response("" if error else STATES[state_after] if 0 <= state_after < len(STATES) else "")
 
     def suspend(self) -> None:
         request, driver, bytes_before = self.request, self.driver, self.driver.moved_bytes(self.request.pid)

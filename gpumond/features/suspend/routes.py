@@ -207,8 +207,8 @@ def nothing_to_resume(
         return NoSuchTarget("no program is suspended")
     if any(target.matches(each.pid, each.workload) for each in reports):
         return NoSuchTarget(f"{name} isn't suspended")
-    known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
-    hint = did_you_mean(target.workload or "", known) or "; `gpumond status` lists the programs"
+    workloads = [*(each.workload for each in reports), *(each.workload for each in suspended)]
+    hint = did_you_mean(target.workload or "", workloads) or "; `gpumond status` lists the programs"
     return NoSuchTarget(f"no program that has an agent or is suspended matches {name}{hint}")
 
 

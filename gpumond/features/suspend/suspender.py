@@ -232,14 +232,14 @@ class Suspender:
         """Add the suspended programs, also those that the driver's lists do not reveal, as after a restart."""
         if not self.programs and not self._allowed():
             return snapshot
-        known = {(each.device_uuid, each.process) for each in snapshot.suspensions}
+        known_suspensions = {(each.device_uuid, each.process) for each in snapshot.suspensions}
         added: list[Suspension] = []
         changed: dict[ProcessKey, AgentReport] = {}
         for program in self.programs.values():
             unlisted = [
                 each
                 for each in _unlisted_suspensions(program, snapshot)
-                if (each.device_uuid, program.key) not in known
+                if (each.device_uuid, program.key) not in known_suspensions
             ]
             report = snapshot.reports_by_process.get(program.key)
             if report is not None and unlisted:
