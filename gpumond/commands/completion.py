@@ -123,7 +123,7 @@ def values(kind: str, url: str) -> list[str]:
         return sorted({*named, *values("labels", url)})
     path, read = READERS[kind]
     try:
-        return sorted({str(value) for value in read(client.get(url, path, seconds=SECONDS)) if value})
+        return sorted({str(value) for value in read(client.get(url, path, timeout_seconds=SECONDS)) if value})
     except GpumondError:
         return []
 

@@ -23,7 +23,7 @@ from gpumond.cli.arguments import (
 )
 from gpumond.events import END_EVENT
 from gpumond.facts import units
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
 from gpumond.view.moments import (
     AMOUNTS,
@@ -144,7 +144,7 @@ def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[st
         for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
     ]
     if not found and arguments.names:
-        raise NothingToShow(f"no history for {' or '.join(arguments.names)}; {client.LISTS_PROGRAMS}")
+        raise NothingToShow(f"no history for {' or '.join(arguments.names)}{LIST_PROGRAMS_HINT}")
     return sorted(found, key=lambda entry: entry["at"])
 
 
@@ -171,7 +171,7 @@ def _subjects(
             hint = did_you_mean(name, (each.name for each in known))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
-            remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
+            remedy = hint or (LIST_PROGRAMS_HINT if started >= since else "; choose a longer --last")
             raise NothingToShow(f"no program named {name} has used GPU memory since {known_since}{remedy}")
 
 

@@ -379,7 +379,7 @@ def _run(argv: Sequence[str]) -> int:
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
-        if client is None or not client.responded:
+        if client is None or not client.has_responded:
             raise
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")

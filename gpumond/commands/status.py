@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, print_csv, print_error
-from gpumond.facts.errors import ConfigError, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, did_you_mean
 from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.frame import view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     content, width = view_of_device(view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
+        hint = did_you_mean(missing[0], known) or LIST_PROGRAMS_HINT
         names = " or ".join(f"with pid {each}" if each.isdecimal() else f"named {each}" for each in missing)
         print_error(f"gpumond: no process {names} uses a GPU{hint}")
         if len(missing) == len(arguments.names):

@@ -128,8 +128,8 @@ VERDICT_KINDS = (
         meaning="the driver attributes memory to no running process: at least 512 MiB and 1% of the device's size, "
         "unchanged for a minute (on a busy device, at least 2%, unchanged for five minutes)",
         evidence="`unattributed_bytes` or `held_bytes`, `unchanged_seconds`",
-        remedy="if it is managed memory (cudaMallocManaged), start its program with gpumond run; otherwise, stop the "
-        "process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
+        remedy="if a program allocates managed memory through RMM, Numba or CuPy's memory pool, start it with gpumond "
+        "run; otherwise, stop the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",

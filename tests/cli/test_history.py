@@ -131,7 +131,7 @@ def test_unknown_name_is_nothing_to_show_with_the_nearest_one(fake: FakeDaemon, 
     assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")
     fake.answers["/api/v1/status"] = (200, {"started_at": time.time()})
     assert shown(fake, "zzz") == 3, "a longer --last would find no more"
-    assert capsys.readouterr().err.endswith("since the daemon's start; `gpumond status` lists the programs\n")
+    assert capsys.readouterr().err.endswith("since the daemon's start; to list the programs: gpumond status\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
     assert shown(fake, "99") == 3
     assert "no history for 99" in capsys.readouterr().err

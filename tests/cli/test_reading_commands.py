@@ -60,7 +60,7 @@ def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
 
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     (nothing,) = shown(daemon, "receipts")
-    assert nothing.startswith("no receipts. ")
+    assert nothing.startswith("no receipts; ")
     assert "; gpumond flush --all --dry-run shows" in nothing
     assert shown(daemon, "silence", "list")[0].startswith("no silence is active; gpumond silence add")
     assert "to add a quota, list it under quotas: in the configuration file" in "".join(shown(daemon, "quota"))

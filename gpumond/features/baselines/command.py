@@ -113,7 +113,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     html_report.check(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
-        client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout=30)
+        client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout_seconds=30)
         answer = _wait(arguments.url, route, arguments.duration)
     else:
         answer = client.get(arguments.url, route)
@@ -135,7 +135,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
-    nothing = "no baseline is recorded. To record one: gpumond baseline record NAME --for 10m"
+    nothing = "no baseline is recorded; to record one: gpumond baseline record NAME --for 10m"
     print_result(
         arguments,
         entries,

@@ -140,9 +140,9 @@ def _unsaved(recording: BaselineRecorder) -> Baseline:
 
 def _no_baseline_error(side: Side, name: str) -> NoSuchEntry:
     if side == "before":
-        return NoSuchEntry(f"there is no baseline {name}. To record it: gpumond baseline record {name} --for 10m")
+        return NoSuchEntry(f"there is no baseline {name}; to record it: gpumond baseline record {name} --for 10m")
     return NoSuchEntry(
-        f"there is no measurement to compare {name} with. To start one: gpumond baseline compare {name} --for 10m"
+        f"there is no measurement to compare {name} with; to start one: gpumond baseline compare {name} --for 10m"
     )
 
 

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         body["plan"] = arguments.plan
     try:
-        answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
+        answer = client.post(arguments.url, "/api/v1/flushes", body, timeout_seconds=20 * arguments.timeout + 30)
     except DaemonError as error:
         print_error(f"gpumond: {with_option_names(with_typed_option(error, arguments))}")
         if "receipts" not in error.problem:
@@ -247,7 +247,7 @@ class ReceiptsCommand:
         flushes = (each for each in receipts if each["outcome"] != "planned")
         entries = sorted((*flushes, *suspensions), key=_finished_at)[-arguments.limit :]
         rows = [_as_flush_receipt(each, arguments.url) if "action" in each else each for each in entries]
-        nothing = "no receipts. To see what a flush would release: gpumond flush --all --dry-run"
+        nothing = "no receipts; to see what a flush would release: gpumond flush --all --dry-run"
         user_name = client.user_names(arguments.url)
         print_result(
             arguments,

@@ -159,7 +159,7 @@ def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:
     uid = int(user) if user.isdecimal() else uids.get(user)
     if uid is None or allowed_uid not in (None, uid):
         hint = did_you_mean(user, filter(None, uids))
-        raise ConfigError(f"no program of user {user} uses a GPU{hint or '; `gpumond status` lists the users'}")
+        raise ConfigError(f"no program of user {user} uses a GPU{hint or '; to list the users: gpumond status'}")
     return uid
 
 

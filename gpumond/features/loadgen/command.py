@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return DONE
     if arguments.scenario is None:
-        raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
+        raise ConfigError("no scenario given; to list all scenarios: gpumond loadgen --list")
     scenario = find_scenario(arguments.scenario)
     load_plan, limits = _plan(scenario, arguments), _limits(scenario, arguments)
     with ExitStack() as stack:

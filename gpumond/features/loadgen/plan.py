@@ -247,7 +247,7 @@ def find_scenario(name: str) -> Scenario:
     for scenario in SCENARIOS.values():
         if name in (scenario.name, scenario.alias) and name:
             return scenario
-    raise ConfigError(f"no scenario is named {name!r}; `gpumond loadgen --list` shows all scenarios")
+    raise ConfigError(f"no scenario is named {name!r}; to list all scenarios: gpumond loadgen --list")
 
 
 def checked_options(scenario: Scenario, given_options: Mapping[str, float | str]) -> dict[str, float | str]:
