@@ -436,8 +436,8 @@ def _is_valid(request: StoredAdmission) -> bool:
 
 
 class Admissions:
-    """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
-    ``suspend`` suspends an idle program for the requester and the program that it names.
+    """Requests of one daemon. ``reclaim`` returns the current setting; ``find_process`` a process by its pid, with its
+    uid. ``suspend`` suspends an idle program for the requester and the program that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `save` before the requester is answered.

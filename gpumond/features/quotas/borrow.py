@@ -108,8 +108,10 @@ CapacityOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[DeviceCapaci
 
 
 class Borrows:
-    """Answers the requests of agents. ``snapshot`` and ``reclaim`` return the current ones; ``room`` that of a device,
-    with the bytes that are available to a process; ``read`` reads the driver.
+    """Answers the requests of agents.
+
+    ``snapshot`` and ``reclaim`` return the current ones, ``capacity_of`` a device's capacity, with the bytes of it that
+    are available to a process.
     """
 
     def __init__(

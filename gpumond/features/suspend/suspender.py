@@ -166,9 +166,10 @@ def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
 
 
 class Suspender:
-    """``snapshot`` returns the current facts, ``read_driver`` new ones. ``host_state`` reads what concerns a process
-    among those that the driver lists, ``is_alive`` whether it exists, and ``is_continued`` whether a SIGCONT waits for
-    it. ``flushing``: an agent executes a flush. ``wake`` makes a new snapshot due.
+    """Suspends programs and resumes them; keeps their receipts.
+
+    ``snapshot`` returns the current facts, ``read_driver`` new ones. ``host_state`` reads what concerns a process among
+    those that the driver lists. ``is_flushing``: its agent executes a flush. ``wake`` makes a new snapshot due.
     """
 
     def __init__(
