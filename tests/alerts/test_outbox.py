@@ -172,7 +172,7 @@ def test_resolved_alert_is_resent_for_a_limited_time():
         await until(lambda: manager.received)
         outbox.put([])
         await until(lambda: RESOLVED in manager.received)
-        await until(lambda: not queues(outbox)[0]._resolved)
+        await until(lambda: not queues(outbox)[0]._resolved_until)
 
     with_outbox(work, manager, keep_resolved_seconds=0.05)
     assert manager.received.count(RESOLVED) > 1
@@ -182,7 +182,7 @@ def test_backoff_is_below_a_minute_while_an_alert_fires():
     async def pauses(outbox: Outbox) -> float:
         (queue,) = queues(outbox)
         outbox.backoff_seconds = (1.0, 300.0)
-        return max(queue._pause(failures=30) for _ in range(1000))
+        return max(queue._pause_seconds(failures=30) for _ in range(1000))
 
     async def firing(outbox: Outbox) -> float:
         outbox.put([make_alert()])

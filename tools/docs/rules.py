@@ -9,7 +9,7 @@ from itertools import groupby
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
+from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, UNITS, match_keys
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
 from tools.docs.figures import wrapped
@@ -135,17 +135,17 @@ def cells(rule: Rule) -> Iterator[str]:
 
 def values() -> Iterator[str]:
     yield f"\n## Values\n\n{wrapped(VALUES_NOTE)}"
-    for scope in VALUES:
+    for scope in MEANINGS:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         for (unit, meaning), group in groupby(names(scope), key=lambda entry: entry[1:]):
             yield f"| {', '.join(name for name, *_ in group)} | {unit} | {meaning} |"
-        yield from listed("label to match", {name: match_keys(name) for name in VALUES}, scope)
+        yield from listed("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
 def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
+    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in MEANINGS[scope].items()}
     for name, meaning in table.items():
         if meaning != INCREASE.format(name.removesuffix("_increase")):
             increase = table.get(f"{name}_increase") == INCREASE.format(name)
