@@ -231,7 +231,7 @@ def test_silenced_alert_is_queued_when_its_silence_ends():
         outbox.put([make_alert(), make_alert("b")])
         await until(lambda: len(receiver.received) == 2)
 
-    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, receiver, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
     assert receiver.received == [("firing", "b"), FIRED]
 
 
@@ -250,7 +250,7 @@ def test_alert_that_is_silenced_while_it_is_queued_is_not_sent():
         outbox.put([make_alert("b"), make_alert(), make_alert("c")])
         await until(lambda: len(receiver.received) == 3)
 
-    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, receiver, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
     assert receiver.received == [("firing", "b"), ("firing", "c"), FIRED]
 
 
@@ -270,7 +270,7 @@ def test_known_alert_is_not_sent_again_while_it_is_silenced_and_sent_when_it_res
         outbox.put([make_alert("b")])
         await until(lambda: RESOLVED in manager.received)
 
-    with_outbox(work, manager, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, manager, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
 
 
 def test_batch_is_as_small_as_its_receiver_requires():
