@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.quotas.admission_client import NO_ROOM
+from gpumond.features.quotas.admission_client import NO_MEMORY_EXIT_CODE
 from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until
@@ -115,7 +115,7 @@ def used(daemon: RunningDaemon, process: subprocess.Popen[str]) -> float | None:
 
 def refused(process: subprocess.Popen[str]) -> str:
     out, error = process.communicate(timeout=30)
-    assert (process.returncode, out) == (NO_ROOM, "")
+    assert (process.returncode, out) == (NO_MEMORY_EXIT_CODE, "")
     return error
 
 
@@ -159,7 +159,7 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     )
     assert receipt["requested_for"] == f"pid {waiting.pid}"
     by = f"{pwd.getpwuid(os.geteuid()).pw_name} (token)"
-    caller = f"gpumond for pid {waiting.pid} of {by}"
+    caller = f"gpumond for pid {waiting.pid}, requested by {by}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
     assert f"{by}  automatically requested a flush of pid {neighbor.pid}" in audit
