@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from gpumond.commands.main import commands
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import SettingsConfig
 from tools.docs import wording
 
@@ -108,7 +108,7 @@ def test_configuration_example_is_valid(tmp_path: Path):
     page = (ROOT / "docs/reference/configuration.md").read_text()
     file = tmp_path / "gpumond.yaml"
     file.write_text(page.split("```yaml\n")[1].split("```")[0])
-    assert load(file, environ={}).rules
+    assert load_settings(file, environ={}).rules
 
 
 def definitions(path: Path) -> set[str]:
@@ -133,5 +133,5 @@ def test_code_tour_names_functions_that_exist():
 
 def test_words_are_counted_in_running_text_only():
     text = "# Use of it\n\nYou'll see `a of b` of [yours](of.md).\n\n```\nof\n```\n\n| of |\n|---|\n"
-    assert wording.words(text) == ["you'll", "see", "x", "of", "yours"]
+    assert wording.running_words(text) == ["you'll", "see", "x", "of", "yours"]
     assert wording.row("page", text).split() == ["page", "5", "200.0", "400.0"]

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import replace
 
 from gpumond.config.loading import LastValidFile
-from gpumond.config.settings import RELOADED, Settings
+from gpumond.config.settings import RELOADABLE, Settings
 from gpumond.core import Core, Dependencies, Operations, Part, Tick
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
@@ -24,7 +24,7 @@ from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
-from gpumond.host.tasks import Tasks, background, cancel_all, serve_pending_requests
+from gpumond.host.tasks import Tasks, background_task, cancel_all, serve_pending_requests
 from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
@@ -121,7 +121,7 @@ class Daemon(Operations):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run all parts, and tick once per interval."""
-        async with self.started(), background(self._run_forever()):
+        async with self.started(), background_task(self._run_forever()):
             yield
 
     @asynccontextmanager
@@ -244,7 +244,7 @@ class Daemon(Operations):
         except StoreUnavailable:
             return  # the store has logged it
         if part.table:
-            self.core.store.note_skipped(part.table, len(skipped))
+            self.core.store.add_skipped_rows(part.table, len(skipped))
         for problem in skipped:
             log.error("a row of the table %s is skipped: %s", part.table, problem)
 
@@ -261,9 +261,9 @@ class Daemon(Operations):
             core.telemetry.set_configuration_failed()
             raise
         later = core.settings.changes_requiring_restart(settings)
-        core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADED})
+        core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADABLE})
         core.exposition.additional = settings.compat
-        core.store.bounds = StoreLimits(settings.retention)
+        core.store.limits = StoreLimits(settings.retention)
         for part in core.parts:
             await part.configure(settings)
         effect = f"reloaded; {plural(len(core.settings.active_rules()), 'rule')}" + (

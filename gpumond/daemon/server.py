@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 import uvicorn
 
 from gpumond.config.loading import LastValidFile
-from gpumond.config.settings import LOOPBACK, Settings
+from gpumond.config.settings import LOOPBACK_HOSTS, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import ReloadingFile, WebSettings, alternative_names
 from gpumond.daemon.daemon import Daemon, LoadSettings, system_dependencies
@@ -30,7 +30,7 @@ from gpumond.host.machine import (
     reduce_garbage_collection,
 )
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
-from gpumond.host.tasks import background
+from gpumond.host.tasks import background_task
 from gpumond.serve.authentication import Tokens, make_token_reviews
 from gpumond.serve.deferred_app import Api
 from gpumond.serve.guard import Guard, Policy
@@ -114,9 +114,9 @@ async def serve(
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
         server = _Server(config, web, daemon.core.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
-        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.core.frame)))
+        await stack.enter_async_context(background_task(systemd.keep_alive(lambda: daemon.core.frame)))
         if listener is None:
-            await stack.enter_async_context(background(_await_port(settings, url, server, daemon)))
+            await stack.enter_async_context(background_task(_await_port(settings, url, server, daemon)))
         reduce_garbage_collection()
         await server.serve(sockets=[api] if listener is None else [listener, api])
 
@@ -251,7 +251,7 @@ def _policy(
     identities: IdentityHeaders | None,
     rejected: Callable[[str], None],
 ) -> Policy:
-    names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
+    names = {*LOOPBACK_HOSTS, *(host.lower() for host in settings.hosts)}
     if not settings.is_loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
     return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, rejected)

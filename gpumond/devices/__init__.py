@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 from gpumond.facts.errors import SourceUnavailable, remedy
 from gpumond.facts.snapshot import NO_DEVICE, CgroupLimitChange, DeviceReading, Fault, Reading
-from gpumond.host.machine import ProcessStart
+from gpumond.host.machine import ProcessStat
 
 NO_INDEX = -1
 
@@ -31,7 +31,7 @@ class ReadProgress:
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()
         """Changes to make in this reading."""
-        self.process_starts: Mapping[int, ProcessStart] = {}
+        self.process_starts: Mapping[int, ProcessStat] = {}
         """Start data of processes in the reading, if the source has read it."""
 
 

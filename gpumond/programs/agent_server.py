@@ -40,7 +40,15 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
-from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, identify, peer_pidfd, peer_uid, person_uid, sender_pid
+from gpumond.host.peer import (
+    CREDENTIALS_SPACE,
+    PeerIdentity,
+    identify_peer,
+    peer_pidfd,
+    peer_uid,
+    person_uid,
+    sender_pid,
+)
 from gpumond.host.tasks import Tasks
 from gpumond.programs.agent_connection import (
     AgentConnection,
@@ -297,7 +305,7 @@ class AgentServer:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
-        identity = identify(connection, pidfd)
+        identity = identify_peer(connection, pidfd)
         if identity is None:
             self._reject(connection, "identity")
             if pidfd is not None:

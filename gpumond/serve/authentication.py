@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from gpumond.agent.transport import OVERFLOW_UID
 from gpumond.config.settings import Settings
-from gpumond.config.tokens import PREFIX, Token, digest
+from gpumond.config.tokens import TOKEN_PREFIX, Token, token_digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
 from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
@@ -150,12 +150,12 @@ class SignIns:
 
     def code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
         """Return a new code for the caller, which ends after ``seconds``."""
-        origin = None if token is None else digest(token)
+        origin = None if token is None else token_digest(token)
         return _add(self._codes, SignIn(caller, origin, now + seconds), now)
 
     def exchange(self, code: str, now: float) -> str | None:
         """Return the token of a new session. None if the code does not exist, has ended, or was used before."""
-        found = self._codes.pop(digest(code), None)
+        found = self._codes.pop(token_digest(code), None)
         if found is None or found.ends_at < now:
             return None
         return _add(self._sessions, SignIn(found.caller, found.origin, now + SESSION_SECONDS), now)
@@ -166,7 +166,7 @@ class SignIns:
 
     def end(self, token: str) -> bool:
         """End a session. Returns False if it does not exist."""
-        return self._sessions.pop(digest(token), None) is not None
+        return self._sessions.pop(token_digest(token), None) is not None
 
 
 def _add(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
@@ -177,8 +177,8 @@ def _add(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
         del entries[own[0]]
     elif len(entries) >= IN_TOTAL:
         del entries[next(iter(entries))]
-    secret = PREFIX + secrets.token_urlsafe(32)
-    entries[digest(secret)] = added
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    entries[token_digest(secret)] = added
     return secret
 
 
@@ -195,7 +195,7 @@ class Tokens:
         clock: Callable[[], float] = time.monotonic,
         reviews: KubernetesTokenReviews | None = None,
     ) -> None:
-        self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
+        self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
         self._others, self.clock, self.reviews = others, clock, reviews
         self.sign_ins = SignIns()
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
@@ -205,7 +205,7 @@ class Tokens:
 
     def caller(self, token: str) -> Caller | None:
         """Return the caller with a token; None for a wrong one. An empty token is wrong, whatever the file contains."""
-        return self._caller(digest(token)) if token else None
+        return self._caller(token_digest(token)) if token else None
 
     def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so the duration reveals nothing.
@@ -344,7 +344,7 @@ class KubernetesTokenReviews:
 
     def known(self, token: str) -> str | None:
         """Return the account of a token that was verified less than ``KNOWN_SECONDS`` ago."""
-        account, until = self._accounts.get(digest(token), ("", 0.0))
+        account, until = self._accounts.get(token_digest(token), ("", 0.0))
         return account if account and self._clock() < until else None
 
     async def account(self, token: str) -> str | None:
@@ -359,7 +359,7 @@ class KubernetesTokenReviews:
         if account is not None:
             if len(self._accounts) >= MAX_KNOWN_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
-            self._accounts[digest(token)] = account, self._clock() + KNOWN_SECONDS
+            self._accounts[token_digest(token)] = account, self._clock() + KNOWN_SECONDS
         return account
 
     async def _review(self, token: str) -> Any:

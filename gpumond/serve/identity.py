@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from gpumond.config.tokens import IdentityProxy, network_of
+from gpumond.config.tokens import IdentityProxy, parse_network
 from gpumond.facts.frame import Alert, Frame, Ledger, LedgerLine
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
@@ -70,7 +70,7 @@ class IdentityHeaders:
 
     def __init__(self, proxy: IdentityProxy, uid: int | None) -> None:
         self._uid, self._namespaces = uid, proxy.namespaces
-        self._networks = [network_of(text) for text in proxy.addresses]
+        self._networks = [parse_network(text) for text in proxy.addresses]
 
     def _is_proxy(self, scope: Mapping[str, Any]) -> bool:
         state, client = scope.get("state") or {}, scope.get("client")

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from gpumond.config.loading import keys_of, model_at
+from gpumond.config.loading import keys_in, model_at
 from gpumond.config.models import expectation
 from gpumond.core import Core
 from gpumond.facts.errors import (
@@ -172,7 +172,7 @@ def _known_keys(request: Request, error: Mapping[str, Any]) -> str:
     root = getattr(getattr(field, "field_info", None), "annotation", None)
     if error["type"] != "extra_forbidden" or not (isinstance(root, type) and issubclass(root, BaseModel)):
         return ""
-    known = keys_of(model_at(root, error["loc"][1:]))
+    known = keys_in(model_at(root, error["loc"][1:]))
     return did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
 
 

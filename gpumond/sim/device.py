@@ -28,7 +28,7 @@ from gpumond.facts.errors import GpumondError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors
 from gpumond.facts.units import MIB
-from gpumond.host.machine import ENDED_STATES, process_start, read_head
+from gpumond.host.machine import ENDED_STATES, read_head, read_process_stat
 
 RECORD_BYTES = 128
 BUSY_CELSIUS, BUSY_WATTS = 40.0, 300.0
@@ -367,7 +367,7 @@ class SimDriver:
 
     def restore(self, pid: int) -> str:
         """Wait until all memory is free, or the process has ended. With CUDA, the program would be lost."""
-        while process_start("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
+        while read_process_stat("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
             for each in self.devices:
                 if each.is_marked("suspended", pid):
                     with suppress(OutOfMemory):
@@ -387,7 +387,7 @@ class SimDriver:
 
 def start_if_running(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
-    start = process_start("/proc", pid)
+    start = read_process_stat("/proc", pid)
     return None if start is None or start.state in ENDED_STATES else start.start_ticks
 
 

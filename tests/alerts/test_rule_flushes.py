@@ -46,10 +46,10 @@ class MemoryStore:
     async def past_alerts(self) -> list[Alert]:
         return []
 
-    async def kept_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
+    async def stored_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         return [], None
 
-    def keep_alerts(
+    def store_alerts(
         self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], over: Sequence[Alert]
     ) -> Awaitable[None]:
         return asyncio.sleep(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.tokens import digest
+from gpumond.config.tokens import token_digest
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.serving import start_daemon
 
@@ -81,7 +81,7 @@ for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
         command = [sys.executable, "-c", program, str(daemon.directory / "api.sock"), json.dumps(asked)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == [
-            "404 no program with an agent matches pid 1 (uid 4242); `gpumond status` lists the programs",
+            "404 no program with an agent matches pid 1 (uid 4242); to list the programs: gpumond status",
             "403 uid:4242 lacks the `admin` scope; ask an administrator, or use a token that has it",
             "403 uid:4242 lacks the `admin` scope; ask an administrator, or use a token that has it",
         ], done.stderr
@@ -97,7 +97,7 @@ def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
             return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
 
         assert flush("gpm_nightly") == 401
-        tokens.write_text(f"nightly flush {digest('gpm_nightly').hex()}\n")
+        tokens.write_text(f"nightly flush {token_digest('gpm_nightly').hex()}\n")
         until(lambda: flush("gpm_nightly") == 404)
         assert daemon.get("audit")[-1]["actor"] == f"token:nightly@uid:{os.geteuid()}"
         tokens.write_text("nightly everything\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
 from gpumond.facts.units import parse_seconds
@@ -186,7 +186,7 @@ def test_built_in_rules_can_be_written_in_a_configuration(rule: Rule):
 
 
 def test_example_configuration_is_valid_and_its_tests_pass():
-    settings = load(DEPLOY / "gpumond.example.yaml", environ={})
+    settings = load_settings(DEPLOY / "gpumond.example.yaml", environ={})
     assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
     count, failures = run_file(DEPLOY / "gpumond.example.test.yaml")
     assert (count > 0, failures) == (True, [])

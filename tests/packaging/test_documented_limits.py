@@ -26,7 +26,7 @@ from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
 from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
-from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
+from gpumond.host.logs import MAX_CHARACTERS, MAX_PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
@@ -142,7 +142,7 @@ STATED = {
     "baselines": f"{MAX_BASELINES}",
     "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
-        f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days"
+        f"{BOUNDS.max_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
     ),
     "audit entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
@@ -150,7 +150,7 @@ STATED = {
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
     "alerts queued for one receiver": f"{QUEUE_LIMIT:,}",
     "a log line": f"{MAX_CHARACTERS:,} characters",
-    "log lines of one kind": f"{PER_SECOND} a second",
+    "log lines of one kind": f"{MAX_PER_SECOND} a second",
     "time for a driver call": f"{DEADLINE_SECONDS:g} s",
     "the service's memory": "512 MiB",
     "the service's tasks": "64",

@@ -48,7 +48,9 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class AuditedStore(MemoryStore):
-    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
+    async def audit_entries(
+        self, limit: int = 0, include_users: bool = True, operation: str | None = None
+    ) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
 

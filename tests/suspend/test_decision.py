@@ -26,7 +26,7 @@ from gpumond.features.suspend.checkpoint_process import (
 )
 from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from tests.helpers.values import make_pool, make_report
 
 KEY = ProcessKey(10, 100)
@@ -200,7 +200,7 @@ def test_grant_that_is_not_used_yet_counts_as_held():
         ({"workload": "trian"}, "no program that has an agent or is suspended matches trian; did you mean train?"),
         (
             {"pid": 11},
-            "no program that has an agent or is suspended matches pid 11; `gpumond status` lists the programs",
+            "no program that has an agent or is suspended matches pid 11; to list the programs: gpumond status",
         ),
         ({"all": True}, "no program is suspended"),
     ],
@@ -292,7 +292,7 @@ class Driver:
 )
 def test_checkpoint_process_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
     request = CheckpointRequest(
-        action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid()
+        action=action, pid=os.getpid(), start_ticks=read_start_ticks(os.getpid()) or 0, uid=os.geteuid()
     )
     driver = Driver(state, failing)
     answer = carry_out(request, driver)

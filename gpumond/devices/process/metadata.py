@@ -31,7 +31,13 @@ from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, read_or_empty
+from gpumond.host.machine import (
+    TICKS_PER_SECOND,
+    ProcessStat,
+    in_private_pid_namespace,
+    read_or_empty,
+    read_process_stat,
+)
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
@@ -400,14 +406,16 @@ class ProcessMetadata:
         """Orphan states by process and parent."""
         self._forget_at = float("-inf")
 
-    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
+    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStat] = MappingProxyType({})) -> Reading:
         """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
         self._process_starts = process_starts
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
-            self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key.pid)}
+            self._waiting = {
+                key: since for key, since in self._waiting.items() if read_process_stat(self._proc, key.pid)
+            }
             self._forget_at = self._clock() + LOOKUP_SECONDS
         return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
 
@@ -434,7 +442,7 @@ class ProcessMetadata:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _complete(self, process: ProcessUsage, in_doubt: bool) -> _CompletedProcess:
-        now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
+        now = self._process_starts.get(process.pid) or read_process_stat(self._proc, process.pid)
         if now is None:
             return _CompletedProcess(process if self._is_private else replace(process, state="gone"))
         key = ProcessKey(process.pid, now.start_ticks)
@@ -446,7 +454,7 @@ class ProcessMetadata:
         state, orphaned = self._state(key, now), self._is_orphan(key, now, owner.place)
         return _CompletedProcess(_with_context(process, owner, state, orphaned), owner.place)
 
-    def _is_orphan(self, process: ProcessKey, now: ProcessStart, place: ProcessPlacement) -> bool | None:
+    def _is_orphan(self, process: ProcessKey, now: ProcessStat, place: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
 
         A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
@@ -458,13 +466,13 @@ class ProcessMetadata:
             return False
         key = (process, now.parent)
         if key not in self._orphans:
-            parent = process_start(self._proc, now.parent) if now.parent else None
+            parent = read_process_stat(self._proc, now.parent) if now.parent else None
             if parent is None or not now.session:
                 return None  # in another PID namespace, or exited just now
             self._orphans[key] = parent.session != now.session
         return self._orphans[key]
 
-    def _state(self, process: ProcessKey, now: ProcessStart) -> str:
+    def _state(self, process: ProcessKey, now: ProcessStat) -> str:
         if now.state != "D":
             self._waiting.pop(process, None)
             return _STATES.get(now.state, "alive")
@@ -477,7 +485,7 @@ class ProcessMetadata:
             return known
         where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
         owner = _ProcessContext(where, self._containers.names(where))
-        again = process_start(self._proc, process.pid)
+        again = read_process_stat(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:
             return _ProcessContext(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
         self._known[process] = owner

@@ -21,7 +21,14 @@ from typing import NamedTuple
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.host.machine import KERNEL_THREAD, ProcessStart, parse_start, process_start, read_head, read_or_empty
+from gpumond.host.machine import (
+    KERNEL_THREAD_FLAG,
+    ProcessStat,
+    parse_process_stat,
+    read_head,
+    read_or_empty,
+    read_process_stat,
+)
 
 
 class ProcessIdentity(NamedTuple):
@@ -42,7 +49,7 @@ class _CachedIdentity(NamedTuple):
 
     key: bytes
     owner: ProcessIdentity
-    start: ProcessStart | None
+    start: ProcessStat | None
 
 
 class ProcessTable:
@@ -53,7 +60,7 @@ class ProcessTable:
         self._known: dict[int, _CachedIdentity] = {}
 
     @property
-    def process_starts(self) -> Mapping[int, ProcessStart]:
+    def process_starts(self) -> Mapping[int, ProcessStat]:
         """Data of the processes of the last ``read``, from their stat files."""
         return {pid: known.start for pid, known in self._known.items() if known.start}
 
@@ -88,7 +95,7 @@ class ProcessTable:
             else _CachedIdentity(b"", UNKNOWN_IDENTITY, start)
         )
 
-    def _key(self, pid: int) -> tuple[bytes, ProcessStart | None]:
+    def _key(self, pid: int) -> tuple[bytes, ProcessStat | None]:
         """Return ``comm)start_ticks`` and the start data, or nothing if the process has exited.
 
         The name may contain parentheses.
@@ -101,7 +108,7 @@ class ProcessTable:
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b"", None
-        return before.partition(b"(")[2] + b")" + fields[19], parse_start(fields)
+        return before.partition(b"(")[2] + b")" + fields[19], parse_process_stat(fields)
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
@@ -203,8 +210,8 @@ class OpenDeviceNodes:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in islice(entries, MAX_DESCRIPTORS)]
         except PermissionError:
-            now = process_start(self._root, pid)
-            if now is not None and not now.flags & KERNEL_THREAD:
+            now = read_process_stat(self._root, pid)
+            if now is not None and not now.flags & KERNEL_THREAD_FLAG:
                 self._hidden.add(pid)
             return ()
         except OSError:

@@ -9,7 +9,7 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.diagnosis.advice import advice_texts, context_of
 from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import AgentResponse, RequestKind
@@ -27,7 +27,7 @@ SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
 MAX_RECORD_SECONDS = 600.0
 
 
-class LimitBody(Encodable):
+class LimitBody(EncodableModel):
     """Limit of a program.
 
     ``limit_bytes``: null removes the limit. ``device``: an index, a UUID or a prefix of one, or a PCI address; null for
@@ -42,7 +42,7 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class RecordingBody(Encodable):
+class RecordingBody(EncodableModel):
     """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})

@@ -120,8 +120,8 @@ class AlertDispatcher:
     async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
-            alerts, alive = await self._store.kept_alerts()
-            entries = await self._store.audit_entries(users=False)
+            alerts, alive = await self._store.stored_alerts()
+            entries = await self._store.audit_entries(include_users=False)
             self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
@@ -183,7 +183,7 @@ class AlertDispatcher:
             over = tuple(self._unkept)
             self._unkept.clear()
             self._kept = state
-            keeping = self._store.keep_alerts(to_stored(dispatch.activities, self._began), notices, over)
+            keeping = self._store.store_alerts(to_stored(dispatch.activities, self._began), notices, over)
             self._writes.start(self._keep(keeping, over))
 
     async def close(self) -> None:

@@ -76,7 +76,7 @@ class Outbox:
             del self._queues[name]
             self._workers.pop(name).cancel()
         try:
-            notices, known = await self.journal.undelivered(given)
+            notices, known = await self.journal.undelivered_notifications(given)
         except StoreUnavailable:
             notices, known = [], []
         for name in self._queues:

@@ -70,7 +70,7 @@ def _rows(entries: Sequence[dict[str, Any]], user_name: Callable[[int], str | No
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gpumond.config.loading import load
+    from gpumond.config.loading import load_settings
     from gpumond.store.audit import verify
 
     if arguments.log is None and sys.stdin.isatty():
@@ -78,7 +78,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             "--log: expected a file with the daemon's log, or: journalctl -u gpumond | gpumond audit verify"
         )
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
-    file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    file = named or load_settings(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     try:
         with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
             entries, problems = verify(file, lines)

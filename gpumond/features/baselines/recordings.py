@@ -33,7 +33,9 @@ MAX_BYTES = 8 * 1024**2
 
 def baseline_table(store: Store, side: Side) -> Table[Baseline]:
     """Return the store's table of baselines, or of the last measurement that was compared with each."""
-    return Table(store, "baselines", Baseline, part=("side", side), actions=AuditActions(delete="baseline.delete"))
+    return Table(
+        store, "baselines", Baseline, second_key=("side", side), actions=AuditActions(delete="baseline.delete")
+    )
 
 
 class BaselineService:

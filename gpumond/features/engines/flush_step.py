@@ -30,7 +30,7 @@ from gpumond.facts.units import plural, size_text
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
-from gpumond.host.machine import process_start
+from gpumond.host.machine import read_process_stat
 from gpumond.host.tasks import cancel_all
 
 log = logging.getLogger(__name__)
@@ -622,7 +622,7 @@ class EngineFlusher(EngineStep):
         return frozenset(key for key in memory.listeners | memory.processes if not self._is_alive(key))
 
     def _is_alive(self, key: ProcessKey) -> bool:
-        start = process_start("/proc", key.pid)
+        start = read_process_stat("/proc", key.pid)
         return start is not None and start.start_ticks == key.start_ticks and start.state not in ENDED_STATES
 
 

@@ -114,7 +114,7 @@ class AlertmanagerHook:
     async def restore(self) -> None:
         """Load the starts that the previous daemon recorded in the audit."""
         try:
-            entries = await self._store.audit_entries(users=False)
+            entries = await self._store.audit_entries(include_users=False)
         except StoreUnavailable:
             return
         for entry in entries:

@@ -9,7 +9,7 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.core import FlushService
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushRequest, FlushResponse, Operation, Target
@@ -35,7 +35,7 @@ ANSWER = TypeAdapter(FlushResponse)
 EXAMPLE = FlushResponse("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
-class TargetBody(Encodable):
+class TargetBody(EncodableModel):
     """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, user (a name or
     uid), all.
 
@@ -62,7 +62,7 @@ class TargetBody(Encodable):
         return self
 
 
-class OperationBody(Encodable):
+class OperationBody(EncodableModel):
     """The operation on several machines to which this request belongs. The audit log records it unverified."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -72,7 +72,7 @@ class OperationBody(Encodable):
     by: str = Field(default="", max_length=MAX_REASON, description="Who requests it.")
 
 
-class FlushBody(Encodable):
+class FlushBody(EncodableModel):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"target": {"pid": 4242}, "steps": ["ipc", "cache"], "dry_run": True}]},
@@ -218,7 +218,7 @@ def _time(text: str) -> str:
     return text
 
 
-class AlertBody(Encodable):
+class AlertBody(EncodableModel):
     """One alert. Further keys are ignored."""
 
     model_config = ConfigDict(strict=True)
@@ -237,7 +237,7 @@ class AlertBody(Encodable):
         )
 
 
-class NotificationBody(Encodable):
+class NotificationBody(EncodableModel):
     """A notification of Alertmanager's webhook, version 4. Further keys are ignored."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})

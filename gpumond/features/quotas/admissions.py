@@ -424,7 +424,7 @@ class _Pause:
 
 def admission_table(store: Transactions) -> Table[StoredAdmission]:
     """Return the store's table of requests."""
-    return Table(store, "admissions", StoredAdmission, key="id", valid=_is_request)
+    return Table(store, "admissions", StoredAdmission, key="id", is_valid=_is_request)
 
 
 def _is_request(kept: StoredAdmission) -> bool:

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, add_option, parse_duration, print_result
-from gpumond.config.loading import key_at, load, read_yaml
+from gpumond.config.loading import key_text, load_settings, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _test_receiver(arguments: argparse.Namespace) -> int:
     name = urllib.parse.quote(arguments.name, safe="")
-    result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout=30)
+    result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout_seconds=30)
 
     def text() -> str:
         status = "" if result["status"] is None else f" with status {result['status']}"
@@ -163,7 +163,7 @@ def _text(name: str, unit: Unit, value: Any) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.file, environ={})
+    settings = load_settings(arguments.file, environ={})
     rules = settings.active_rules()
     print_result(
         arguments,
@@ -296,7 +296,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
         message = expectation(wrong)
         if wrong["loc"] == ("tests",) and message == MISSING:
             message = "missing; this isn't a file of rule tests (see docs/reference/rules.md#test-a-rule)"
-        raise ConfigError(f"{file}: {key_at(wrong['loc'])}: {message}") from None
+        raise ConfigError(f"{file}: {key_text(wrong['loc'])}: {message}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     return sum(len(test.alert_rule_test) for test in content.tests), failures
@@ -305,7 +305,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
 def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
     """Return the active rules of each configuration file; without a file, the built-in rules."""
     for file in files or (None,):
-        yield from load(directory / file if file else None, environ={}).active_rules()
+        yield from load_settings(directory / file if file else None, environ={}).active_rules()
 
 
 def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:

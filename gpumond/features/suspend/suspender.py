@@ -162,7 +162,7 @@ async def _content(descriptor: int, seconds: float) -> bytes | None:
 
 def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
     """Return the store's table of programs that are suspended."""
-    return Table(store, "suspensions", SuspendedProgram, key="id", valid=lambda each: bool(each.memory))
+    return Table(store, "suspensions", SuspendedProgram, key="id", is_valid=lambda each: bool(each.memory))
 
 
 class Suspender:
@@ -331,7 +331,7 @@ class Suspender:
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
             return replace(
-                receipt, reason="no program with an agent has this pid", remedy="gpumond status lists the programs"
+                receipt, reason="no program with an agent has this pid", remedy="to list the programs: gpumond status"
             )
         async with self._suspension_lock, self._lock(key):
             refused = await self._refusal(snapshot, report, request)

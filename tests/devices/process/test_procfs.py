@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.devices.process.procfs import UNKNOWN_IDENTITY, ProcessIdentity, ProcessTable, command_of, user_name
-from gpumond.host.machine import process_start
+from gpumond.host.machine import read_process_stat
 from tests.helpers.running import until
 
 
@@ -129,7 +129,7 @@ def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
     program = subprocess.Popen(["sleep", "3600"])
     assert table.read([program.pid])[program.pid].comm == "sleep"
     program.kill()
-    until(lambda: process_start("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
+    until(lambda: read_process_stat("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
     table.read([program.pid])
     assert table.process_starts[program.pid].state == "Z"
     program.wait()
@@ -142,11 +142,11 @@ def test_state_of_a_process_is_read_at_each_reading() -> None:
     program = subprocess.Popen(["sleep", "3600"])
     try:
         program.send_signal(signal.SIGSTOP)
-        until(lambda: process_start("/proc", program.pid).state == "T")  # type: ignore[union-attr]
+        until(lambda: read_process_stat("/proc", program.pid).state == "T")  # type: ignore[union-attr]
         table.read([program.pid])
         assert table.process_starts[program.pid].state == "T"
         program.send_signal(signal.SIGCONT)
-        until(lambda: process_start("/proc", program.pid).state == "S")  # type: ignore[union-attr]
+        until(lambda: read_process_stat("/proc", program.pid).state == "S")  # type: ignore[union-attr]
         table.read([program.pid])
         assert table.process_starts[program.pid].state == "S"
     finally:
