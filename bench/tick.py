@@ -20,7 +20,7 @@ from tests.helpers.values import TickState, advance, make_device, make_pool, mak
 DEVICES, PROCESSES, OWN_RULES, TICKS = 8, 64, 4, 300
 CALM, STORM = 60 * GIB, 0
 COLLECT_EVERY = 10
-UP = SourceState(name="bench", up=True, responsive=True)
+SOURCE_STATE = SourceState(name="bench", up=True, responsive=True)
 
 
 def rules(level: float) -> tuple[Rule, ...]:
@@ -60,7 +60,7 @@ def measure(active: tuple[Rule, ...]) -> dict[str, object]:
     for tick in range(TICKS):
         reading, reports = facts(tick)
         began = time.perf_counter()
-        snapshot = observe(snapshot, UP, reading, reports, float(tick), float(tick))
+        snapshot = observe(snapshot, SOURCE_STATE, reading, reports, float(tick), float(tick))
         result = advance(memory, active, snapshot)
         seconds.append(time.perf_counter() - began)
         memory = result.memory

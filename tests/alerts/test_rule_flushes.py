@@ -84,7 +84,7 @@ def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
         others = [train(pid, uid=7, workload=f"w{pid}", cached=1) for pid in (1, 2, 3)]
         scripted = ScriptedPrograms(*others, train(10), train(11))
         scripted.silent = {report.pid for report in others}
-        flusher = scripted.flusher(neighbor_seconds=0.05)
+        flusher = scripted.flusher(max_neighbor_wait_seconds=0.05)
         own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)

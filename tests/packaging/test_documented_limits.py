@@ -15,13 +15,13 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
-from gpumond.features.flush.alertmanager_hook import REMEMBERED
-from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
-from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
-from gpumond.features.quotas.borrow import PER_HOUR
-from gpumond.features.quotas.cgroups import MAX_OWN
-from gpumond.features.quotas.quotas import MAX_QUOTAS, SENT_PER_HOUR
+from gpumond.features.flush.alertmanager_hook import MAX_REMEMBERED
+from gpumond.features.flush.flusher import COOLDOWN_SECONDS, MAX_RECEIPTS
+from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL_LENGTH, MAX_LABELS
+from gpumond.features.quotas.admissions import MAX_IN_TOTAL, MAX_PER_USER
+from gpumond.features.quotas.borrow import MAX_REQUESTS_PER_HOUR
+from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS
+from gpumond.features.quotas.quotas import MAX_LIMITS_PER_HOUR, MAX_QUOTAS
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
 from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
@@ -97,12 +97,12 @@ STATED = {
     "[plans](terms.md#actions) that an agent makes": f"a burst of {PLAN_RATE[0]}, then one a second"
     * (PLAN_RATE[1] == 1),
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
-    "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
+    "limits that quotas set, per user": f"{MAX_LIMITS_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
-    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL:,} "
+    "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{MAX_REQUESTS_PER_HOUR} an hour",
+    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL_LENGTH:,} "
     "characters",
-    "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -118,7 +118,7 @@ STATED = {
     "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",
     "a request's body": f"{MAX_BODY_BYTES // KIB} KiB",
     "event streams": f"{MAX_STREAMS}",
-    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
+    "requests for memory (`gpumond run --need`)": f"{MAX_PER_USER} per user, {MAX_IN_TOTAL} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
     "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
@@ -138,9 +138,11 @@ STATED = {
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
     "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
     "quotas created through the API": f"{MAX_QUOTAS}",
-    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": f"{MAX_OWN:,}",
+    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": (
+        f"{MAX_OWN_LIMITS:,}"
+    ),
     "baselines": f"{MAX_BASELINES}",
-    "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
+    "receipts and events in memory": f"{MAX_RECEIPTS:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
         f"{BOUNDS.max_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
     ),
