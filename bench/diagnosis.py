@@ -75,7 +75,7 @@ def episode(scenario: str, seed: int, without_fault: bool = False, every: float 
         if other is None:
             return None
         planned = other
-    truth = original.truth
+    truth = original.expected_verdict
     half_at = None
     if truth.injected_at is not None and truth.oom_at is not None:
         half_at = (truth.injected_at + truth.oom_at) / 2

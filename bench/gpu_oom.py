@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from gpumond.features.fit.command import MARGIN, needed_bytes, replay, trace_program
+from gpumond.features.fit.command import MARGIN_FACTOR, needed_bytes, replay, trace_program
 from tests.helpers.running import RunningDaemon, until
 
 FIRST_PROGRAM = """
@@ -408,10 +408,10 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         )
         if predicted
         else None,
-        "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, *_ in predicted),
+        "too_low_with_margin": sum(live * MARGIN_FACTOR < allocated for _, allocated, live, *_ in predicted),
         "enough": sum(row[-1] for row in predicted),
         "not_enough": [row[0] for row in predicted if not row[-1]],
-        "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held, _ in predicted),
+        "held_too_low_with_margin": sum(held * MARGIN_FACTOR < reserved for *_, reserved, held, _ in predicted),
     }
 
 

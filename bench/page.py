@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bench.live import SIZES
 from bench.result import publish
-from gpumond.features.flush.flusher import PERSON_COOLDOWN_SECONDS
+from gpumond.features.flush.flusher import MANUAL_COOLDOWN_SECONDS
 from gpumond.page.files import PAGE
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, put_rule, ready, signed_in
@@ -185,7 +185,7 @@ def is_cooled_down(demo: RunningDaemon, workload: str) -> bool:
     """Return True if the cooldown after the last flush of a program is over."""
     flushes = [each for each in demo.get("receipts") if each["workload"] == workload and each["outcome"] != "planned"]
     ends = [each["started_at"] + each["duration_seconds"] for each in flushes]
-    return time.time() - max(ends, default=0.0) > PERSON_COOLDOWN_SECONDS + 1
+    return time.time() - max(ends, default=0.0) > MANUAL_COOLDOWN_SECONDS + 1
 
 
 def task_seconds(task: Task, session: PageSession, by: Input) -> float:
