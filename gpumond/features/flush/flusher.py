@@ -40,7 +40,6 @@ from gpumond.facts.pools import (
     PoolBytes,
     PoolUsage,
     Receipt,
-    ordered_steps as ordered_steps,
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
