@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from gpumond.metrics import dcgm
@@ -45,13 +46,21 @@ sum by (label_team) (
 )
 ```
 
-## Metrics about GPUs and programs
-
-| name | type | labels | meaning |
-|---|---|---|---|
 """
 
-OWN = """
+SECTIONS: Mapping[str, str] = {
+    "Memory": "memory|machine",
+    "Devices": "device",
+    "Owners": "owner",
+    "Allocators' pools": "pool",
+    "Processes": "process|agent|cgroup|host_pool|oom",
+    "Steps and measured scopes": "steps?|scope",
+    "Serving engines": "engine",
+    "Verdicts, alerts and the driver": ".*",
+}
+"""Titles, and the beginnings of the metrics' names, after ``gpumond_``; a metric is in the first section that fits."""
+
+DAEMON_HEADER = """
 ## Metrics about the daemon
 
 `python_info` and `process_*` describe the daemon's process, as in other Python exporters. `gpumond_collector_*`
@@ -61,7 +70,7 @@ describe the [driver process](terms.md#programs).
 |---|---|---|---|
 """
 
-DCGM = """
+DCGM_HEADER = """
 ## DCGM's names
 
 `/metrics?compat=VERSION` returns NVIDIA devices' metrics with dcgm-exporter's names, labels and units. To add these
@@ -82,14 +91,14 @@ or later. `DCGM_FI_DEV_XID_ERROR` is the code of the last Xid error, or 0; to co
 |---|---|
 """
 
-NOT_AVAILABLE = """
+UNAVAILABLE_HEADER = """
 These metrics aren't available:
 
 | name | reason or replacement |
 |---|---|
 """
 
-LEFT_OUT: Mapping[str, str] = {
+UNAVAILABLE_METRICS: Mapping[str, str] = {
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": (
         "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
     ),
@@ -101,25 +110,43 @@ LEFT_OUT: Mapping[str, str] = {
 
 
 def document() -> str:
-    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
-    theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
+    ours = HEADER + "".join(sections()) + DAEMON_HEADER + "\n".join(sorted(daemon_rows())) + "\n"
+    theirs = DCGM_HEADER + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
-    return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
+    return (
+        ours
+        + theirs
+        + UNAVAILABLE_HEADER
+        + "".join(f"| {name} | {why} |\n" for name, why in UNAVAILABLE_METRICS.items())
+    )
 
 
 def dcgm_row(family: dcgm.DcgmFamily) -> str:
-    former, unit = family.name(True), family.unit.former
+    earlier_name, unit = family.name(True), family.unit.former
     if unit != family.unit.name:
-        former += f" ({unit})"
-    return f"| {family.name(False)} | {former} |\n"
+        earlier_name += f" ({unit})"
+    return f"| {family.name(False)} | {earlier_name} |\n"
 
 
-def frame_rows() -> Iterator[str]:
-    for family in FAMILIES:
-        yield row(family.name, family.kind, family.labels, family.help)
+def sections() -> Iterator[str]:
+    """Yield a table for each section; above it, the labels that all of its metrics have."""
+    left = list(FAMILIES)
+    for title, names in SECTIONS.items():
+        own = [family for family in left if re.match(rf"gpumond_({names})(_|$)", family.name)]
+        left = [family for family in left if family not in own]
+        common = [label for label in own[0].labels if all(label in family.labels for family in own)]
+        yield f"\n## {title}\n"
+        if common:
+            *others, last = (f"`{label}`" for label in common)
+            labels = f"{', '.join(others)} and {last}" if others else last
+            yield f"\nAll of these metrics have the label{'s' * bool(others)} {labels}.\n"
+        yield f"\n| name | type | {'other ' * bool(common)}labels | meaning |\n|---|---|---|---|\n"
+        for family in sorted(own, key=lambda family: family.name):
+            labels_left = tuple(label for label in family.labels if label not in common)
+            yield row(family.name, family.kind, labels_left, family.help) + "\n"
 
 
-def own_rows() -> Iterator[str]:
+def daemon_rows() -> Iterator[str]:
     registry = Telemetry().registry
     for metric in registry.collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
