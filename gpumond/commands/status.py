@@ -12,10 +12,10 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_csv, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
-from gpumond.view.frame import view, view_of_device, view_of_programs
+from gpumond.view.frame import frame_view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
-from gpumond.view.text import output_width, wrapped_text
+from gpumond.view.text import output_width, wrap_text
 
 VERDICT = "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
 LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}
         print(json.dumps(_combined(frame, answers), indent=2))
         return DONE
-    content, width = view_of_device(view(frame), device), output_width()
+    content, width = view_of_device(frame_view(frame), device), output_width()
     known = {each for row in content.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
         hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(content, arguments.verbose, limit, bars=width is not None),
         process_table(content, limit, waste=arguments.sort == "waste"),
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
-        "" if arguments.names else wrapped_text(suspended_programs(frame, device), limit),
+        "" if arguments.names else wrap_text(suspended_programs(frame, device), limit),
     )
-    paragraphs = (wrapped_text(client.with_commands(note, arguments.url), limit) for note in notes(content))
+    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in notes(content))
     sections = (*tables, overhead_text(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

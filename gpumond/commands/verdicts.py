@@ -11,8 +11,8 @@ from gpumond.cli.arguments import DONE, option, print_result
 from gpumond.facts.alerts import OVER
 from gpumond.facts.units import rough_duration_text
 from gpumond.facts.verdicts import AT_PEAK, PATTERNS, VERDICTS
-from gpumond.view.rows import by_urgency, plain, process_of
-from gpumond.view.text import moment, table
+from gpumond.view.rows import process_of, sort_by_urgency
+from gpumond.view.text import printable_excerpt, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def _alerts(frame: Mapping[str, Any]) -> str:
     """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
     programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
     shown = [
-        f"{alert['rule']} ({plain(programs[process_of(alert)], 64)}, pid {alert['pid']})"
-        for alert, _ in by_urgency(frame["alerts"], ())
+        f"{alert['rule']} ({printable_excerpt(programs[process_of(alert)], 64)}, pid {alert['pid']})"
+        for alert, _ in sort_by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(OVER)
     ]
@@ -55,7 +55,7 @@ def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterat
             gpus.get(verdict["device_uuid"], "-"),
             "-" if pid is None else str(pid),
             verdict["kind"],
-            moment(verdict["since"]),
+            time_text(verdict["since"]),
             "-"
             if left is None
             else rough_duration_text(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),

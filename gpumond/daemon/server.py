@@ -32,7 +32,7 @@ from gpumond.host.machine import (
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background
 from gpumond.serve.authentication import Tokens, make_token_reviews
-from gpumond.serve.deferred_app import Api
+from gpumond.serve.deferred_app import DeferredApp
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.identity import IdentityHeaders
@@ -90,7 +90,7 @@ async def serve(
         stack.callback((own / TOKEN_FILE).unlink, missing_ok=True)
         config = uvicorn.Config(
             Guard(
-                Api(daemon.core, tokens, daemon.running, routers),
+                DeferredApp(daemon.core, tokens, daemon.running, routers),
                 tokens,
                 _policy(settings, web, identities, daemon.core.telemetry.count_http_rejection),
             ),

@@ -42,8 +42,8 @@ from gpumond.serve.limits import (
 
 UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
 """Hash that is checked for unknown users, so the duration does not reveal which users exist."""
-MAX_REMEMBERED = 100
-MAX_WAITING = 16
+MAX_ACCEPTED_PASSWORDS = 100
+MAX_PENDING_PASSWORDS = 16
 
 
 class Passwords:
@@ -63,8 +63,8 @@ class Passwords:
         key = _digest(user.encode(), hashed, password)
         if key in self._accepted:
             return True
-        admit(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
-        if self._waiting >= MAX_WAITING:
+        check_rate(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
+        if self._waiting >= MAX_PENDING_PASSWORDS:
             raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
         self._waiting += 1
         try:
@@ -74,7 +74,7 @@ class Passwords:
             self._waiting -= 1
         if not matches or user not in users:
             return False
-        if len(self._accepted) >= MAX_REMEMBERED:
+        if len(self._accepted) >= MAX_ACCEPTED_PASSWORDS:
             self._accepted.pop(next(iter(self._accepted)))
         self._accepted[key] = None
         return True
@@ -266,7 +266,7 @@ async def _caller_of_account(tokens: Tokens, reviews: KubernetesTokenReviews, to
     """
     account = reviews.known(token)
     if account is None:
-        admit(tokens.failures, who, tokens.clock(), "too many wrong tokens or passwords")
+        check_rate(tokens.failures, who, tokens.clock(), "too many wrong tokens or passwords")
         try:
             account = await reviews.account(token)
         except GpumondError as error:
@@ -312,11 +312,11 @@ def count_failure(tokens: Tokens, key: str) -> None:
 def count_request(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> None:
     """Count a request at this rate. Raises 429 after too many."""
     now = tokens.clock()
-    admit(rate, key, now, refusal)
+    check_rate(rate, key, now, refusal)
     rate.count(key, now)
 
 
-def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
+def check_rate(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
     if (wait := rate.wait(key, now)) > 0:
         seconds = math.ceil(wait)
         raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})

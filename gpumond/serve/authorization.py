@@ -37,7 +37,7 @@ TOKEN_REQUIRED = (
 )
 
 
-class Readers:
+class ReadAccess:
     """Who may read. ``open_reads``: reading requires no token, unless the web configuration defines users."""
 
     def __init__(self, tokens: Tokens, open_reads: bool) -> None:
@@ -126,6 +126,6 @@ async def require_own(request: Request) -> Caller:
     return caller if caller.uid is not None else await caller_with("admin")(request)
 
 
-require_token = name_with("admin")
+require_admin = name_with("admin")
 require_rules = name_with("rules")
 require_flush = caller_with("flush")

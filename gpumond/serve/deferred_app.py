@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
 
-class Api:
+class DeferredApp:
     """``lifespan`` starts and stops the daemon. ``routers`` imports those of the features."""
 
     def __init__(
@@ -63,9 +63,9 @@ class Api:
     async def _application(self) -> ASGIApp:
         """Return the application of FastAPI. Its first import blocks the event loop for about half a second."""
         if self._app is None:
-            from gpumond.serve.app import create_app, state_of
+            from gpumond.serve.app import app_state, create_app
 
-            state = state_of(self._core, self._tokens)
+            state = app_state(self._core, self._tokens)
             self._app = create_app(state, self._routers())
             await self._tasks.enter_async_context(background(state.live.run()))
         return self._app

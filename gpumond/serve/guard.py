@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.authentication import Tokens, authenticate, counted_user, header
-from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
+from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, ReadAccess, check_tenant
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
 from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.limits import (
@@ -29,9 +29,9 @@ from gpumond.serve.limits import (
     MAX_BODY_BYTES,
     RequestSlots,
     TokenBucket,
+    body_too_large,
     limited_body,
-    plain_address,
-    too_large,
+    parse_address,
 )
 from gpumond.serve.responses import problem
 from gpumond.store.audit import OPERATION
@@ -71,7 +71,7 @@ class Guard:
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy
         self._hosts = frozenset(map(_normal, policy.hosts))
-        self._readers = Readers(tokens, policy.open_reads)
+        self._readers = ReadAccess(tokens, policy.open_reads)
         self._slots, self._unsent = RequestSlots(), SendBuffers()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
@@ -163,7 +163,7 @@ class Guard:
             _check_body(scope)
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
-            raise too_large()
+            raise body_too_large()
         await self._readers.check(scope, web)
 
     def _with_headers(self, send: Send) -> Send:
@@ -215,7 +215,7 @@ def _local(scope: Mapping[str, Any]) -> str | None:
 
 
 def _normal(host: str) -> str:
-    return str(plain_address(host) or host)
+    return str(parse_address(host) or host)
 
 
 def _check_origin(scope: Mapping[str, Any]) -> None:

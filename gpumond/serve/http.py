@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.authentication import counted_user
-from gpumond.serve.limits import UserAmounts
+from gpumond.serve.limits import UserLimits
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
 
@@ -228,7 +228,7 @@ class SendBuffers:
 
     def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
         self._total = total
-        self._amounts: UserAmounts[int] = UserAmounts(total, each)
+        self._amounts: UserLimits[int] = UserLimits(total, each)
         self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
         self._bodies: dict[int, int] = {}
         self.bytes = self.answers = 0

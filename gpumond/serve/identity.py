@@ -13,7 +13,7 @@ from gpumond.config.tokens import IdentityProxy, network_of
 from gpumond.facts.frame import Alert, Frame, Ledger, Line
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.serve.limits import plain_address
+from gpumond.serve.limits import parse_address
 
 USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
 MAX_TEXT, MAX_GROUPS = 256, 256
@@ -76,7 +76,7 @@ class IdentityHeaders:
         state, client = scope.get("state") or {}, scope.get("client")
         if state.get("uid") is not None:
             return False  # a Unix socket, whose peer the kernel identifies
-        address = plain_address(str(client[0])) if client else None
+        address = parse_address(str(client[0])) if client else None
         if address is None or address.is_loopback:
             return self._uid is not None and state.get("user") == f"uid:{self._uid}"
         return any(address in network for network in self._networks)
@@ -118,7 +118,7 @@ def _single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
 Each = TypeVar("Each")
 
 
-def own_part(frame: Frame, tenant: Tenant) -> Frame:
+def tenant_frame(frame: Frame, tenant: Tenant) -> Frame:
     """Return the frame with a tenant's programs only.
 
     Devices and totals are complete: on each device, the memory of all other programs is one line, ``OTHERS``. Alerts on

@@ -23,7 +23,7 @@ MAX_KEYS = 4096
 CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
 """Limits on a user's requests other than reads. Further requests wait."""
-MAX_WAITING = 512
+MAX_WAITING_REQUESTS = 512
 MAX_PREVIEWS = 2
 """Limit of previews of rules in progress; one per user."""
 
@@ -51,7 +51,7 @@ class TokenBucket:
         return min(self._count, released + (now - at) * self._per_second)
 
 
-def too_large() -> HTTPException:
+def body_too_large() -> HTTPException:
     return HTTPException(413, f"the body exceeds {MAX_BODY_BYTES} bytes", {"Connection": "close"})
 
 
@@ -64,7 +64,7 @@ def limited_body(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > MAX_BODY_BYTES:
-            raise too_large()
+            raise body_too_large()
         if b"\0" in message.get("body", b""):  # present in UTF-16 and UTF-32, never in JSON as UTF-8
             raise HTTPException(400, "the body isn't JSON in UTF-8")
         return message
@@ -77,7 +77,7 @@ class _Slots(asyncio.Semaphore):
 
 
 class RequestSlots:
-    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``MAX_WAITING`` more.
+    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``MAX_WAITING_REQUESTS`` more.
 
     A user with a thousand requests therefore delays other users no more than a user with a few.
     """
@@ -89,8 +89,8 @@ class RequestSlots:
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
         slots = self._of.get(key) or self._of.setdefault(key, _Slots(CONCURRENT_REQUESTS))
-        if slots.waiting >= MAX_WAITING:
-            detail = f"too many requests by this user: {MAX_WAITING} are already waiting"
+        if slots.waiting >= MAX_WAITING_REQUESTS:
+            detail = f"too many requests by this user: {MAX_WAITING_REQUESTS} are already waiting"
             raise HTTPException(503, detail, {"Retry-After": "1"})
         waits = slots.locked()
         slots.waiting += waits
@@ -112,7 +112,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 LOOPBACK = "loopback"
 
 
-def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the IP address, that of IPv4 where it is mapped into IPv6; None for a name."""
     try:
         ip = ipaddress.ip_address(text.partition("%")[0])
@@ -125,11 +125,11 @@ def user_of(uid: int | None, address: str = "") -> str:
     """Return the user that a connection is counted for."""
     if uid is not None:
         return f"uid:{person_uid(uid)}"
-    ip = plain_address(address)
+    ip = parse_address(address)
     return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 
 
-class UserAmounts(Generic[Holder]):
+class UserLimits(Generic[Holder]):
     """Amounts held by users, at most ``total`` altogether and at most ``each`` per user."""
 
     def __init__(self, total: int, each: int | None = None) -> None:

@@ -23,7 +23,7 @@ from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG_CONNECTIONS
 from gpumond.host.tasks import Tasks
-from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
+from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ class HttpListener:
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
         self._rejected, self._owner = rejected, owner
-        self._connections: UserAmounts[HttpPeer] = UserAmounts(connections, per_user)
-        self._reserved: UserAmounts[HttpPeer] = UserAmounts(reserved)
+        self._connections: UserLimits[HttpPeer] = UserLimits(connections, per_user)
+        self._reserved: UserLimits[HttpPeer] = UserLimits(reserved)
         self._starting = Tasks()
         self._closed = False
 
@@ -141,7 +141,7 @@ class HttpListener:
     def remove(self, peer: HttpPeer) -> None:
         self._amounts(peer).remove(peer.user, peer)
 
-    def _amounts(self, peer: HttpPeer) -> UserAmounts[HttpPeer]:
+    def _amounts(self, peer: HttpPeer) -> UserLimits[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -177,7 +177,7 @@ class HttpListener:
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
-    def _close_one(self, amounts: UserAmounts[HttpPeer], users: Sequence[str]) -> bool:
+    def _close_one(self, amounts: UserLimits[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
         longest = next((found for user in users if (found := first_to_close(amounts.holders(user)))), None)
         if longest is None:

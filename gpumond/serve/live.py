@@ -27,10 +27,10 @@ from gpumond.host.tasks import Signal
 from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.limits import UserAmounts
+from gpumond.serve.identity import Tenant, tenant_frame
+from gpumond.serve.limits import UserLimits
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, core_of, existing_frame, json_response, problem_responses
+from gpumond.serve.routes import BODY_TYPE, core_of, json_response, problem_responses, require_frame
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
         self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        self._streams: UserAmounts[EventStream] = state.event_streams
+        self._streams: UserLimits[EventStream] = state.event_streams
         self._user, self._slow_seconds = counted_user(scope), state.slow_seconds
         self._ended = False
 
@@ -172,7 +172,7 @@ class FrameStream:
             if before is None or self._whole is None:
                 return
             events: list[Event] = [e for e in self._core.events.after(last_event) if e.id <= self._last_event]
-            found = changes(before, self._whole)
+            found = frame_changes(before, self._whole)
             body = to_json(found, inf_nan_mode="null")
             work = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
             self._publish(work)
@@ -251,7 +251,7 @@ def live_frame(whole: FullFrame) -> FullFrame:
     return replace(whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=lines))
 
 
-def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
+def frame_changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
     for part in ("", *PARTS):
@@ -350,14 +350,14 @@ async def live(request: Request) -> Response:
     If you read too slowly, you get a `frame` again.
     """
     state, tenant = request.app.state, tenant_of(request)
-    existing_frame(state.core.frame)
+    require_frame(state.core.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    whole = None if tenant is None else own_frames(state.core, tenant, compressed)
+    whole = None if tenant is None else tenant_messages(state.core, tenant, compressed)
     return EventStream(request.scope, state, whole or state.live.messages(compressed), headers)
 
 
-async def own_frames(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
+async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
     yield GZIP_HEADER + START.packed if compressed else START.plain
     shown, name = None, f"live {tenant} {compressed}"
@@ -365,7 +365,7 @@ async def own_frames(core: Core, tenant: Tenant, compressed: bool) -> AsyncGener
         if core.frame is not None and core.frame is not shown:
             shown = core.frame
             if name not in core.answers:
-                whole = live_frame(full_frame(own_part(shown, tenant)))
+                whole = live_frame(full_frame(tenant_frame(shown, tenant)))
                 message = encode_message(0, "frame", WHOLE.dump_json(whole), b"[]")
                 core.answers[name] = message.packed if compressed else message.plain
             yield core.answers[name]
@@ -380,7 +380,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        KIND: list[Event],
+        BODY_TYPE: list[Event],
         "content": {
             "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {

@@ -34,9 +34,9 @@ from gpumond.facts.units import accepts
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
-from gpumond.serve.identity import Tenant, own_part
+from gpumond.serve.identity import Tenant, tenant_frame
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, core_of, existing_frame, json_response
+from gpumond.serve.routes import Router, core_of, json_response, require_frame
 from gpumond.store.table import type_adapter
 from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
 
@@ -163,8 +163,8 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 def current_frame(request: Request) -> Frame:
     """Return the current frame, of a tenant its own part. Raises 503 before the first one."""
-    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
-    return frame if tenant is None else own_part(frame, tenant)
+    frame, tenant = require_frame(core_of(request).frame), tenant_of(request)
+    return frame if tenant is None else tenant_frame(frame, tenant)
 
 
 def tenant_of(request: Request) -> Tenant | None:
@@ -176,7 +176,7 @@ def tenant_of(request: Request) -> Tenant | None:
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
-    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
+    frame, tenant = require_frame(core_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
     etag = f'"{core_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
@@ -450,7 +450,7 @@ async def history(
     uuid = device_named(uuid, core_of(request).frame, others=known.devices)
     key = (uuid, _process(known, uuid, pid, start_ticks))
     fitting = _fitting(known, [known.age(key)], since, resolution)
-    points = sampled(known.series(key, signal, since or 0.0, fitting, _end(until)))
+    points = downsample(known.series(key, signal, since or 0.0, fitting, _end(until)))
     if not points and not any(known.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history for {uuid if pid is None else f'pid {pid} on {uuid}'}")
     seconds, length = _lengths(known, fitting)
@@ -498,7 +498,7 @@ async def share_history(
         key = (uuid, _process(known, uuid, pid, start_ticks))
         fitting = _fitting(known, [known.age(key)], since, resolution)
         points = known.shares(key, since or 0.0, _end(until), fitting)
-    return compressed_json(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
+    return compressed_json(request, ShareHistory, _columns(uuid, pid, downsample(points), *_lengths(known, fitting)))
 
 
 @router.read(
@@ -541,7 +541,7 @@ async def past_moment(
 Each = TypeVar("Each")
 
 
-def sampled(points: Sequence[Each]) -> Sequence[Each]:
+def downsample(points: Sequence[Each]) -> Sequence[Each]:
     """Return every n-th point, at most 901 of them: accelerated time has more samples in 15 minutes."""
     return points[:: max(1, ceil((len(points) - 1) / MAX_SAMPLES))]
 

@@ -16,13 +16,13 @@ from gpumond.serve.authentication import (
     SESSIONS,
     Caller,
     Tokens,
-    admit,
     bearer_token,
+    check_rate,
     count_failure,
     counted_user,
 )
 from gpumond.serve.authorization import caller_with
-from gpumond.serve.routes import Router, described, json_response
+from gpumond.serve.routes import Router, json_response, route_arguments
 
 router = Router("sessions", prefix="")
 
@@ -85,7 +85,7 @@ async def request_code(
 @router.post(
     SESSIONS,
     summary="Exchange a one-time code for a session token",
-    **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
+    **route_arguments(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:
     """The token has the rights of the caller who requested the code. It ends after 12 h, when the daemon stops, or when
@@ -95,7 +95,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     """
     tokens: Tokens = request.app.state.tokens
     who, now = counted_user(request.scope), tokens.clock()
-    admit(tokens.failures, who, now, "too many wrong codes")
+    check_rate(tokens.failures, who, now, "too many wrong codes")
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:
         count_failure(tokens, who)

@@ -41,7 +41,7 @@ from gpumond.top.screen import (
 )
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import (
-    View,
+    FrameView,
     device_at_index,
     device_of,
     history_key_of,
@@ -51,8 +51,8 @@ from gpumond.view.frame import (
     view_of_device,
 )
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
-from gpumond.view.text import BLOCKS, GAP_SECONDS, Line, Span, ansi, colors_of
+from gpumond.view.rows import ProcessOnDevice, ProcessRow, SubjectKey
+from gpumond.view.text import BLOCKS, GAP_SECONDS, Span, StyledLine, ansi, colors_of
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
@@ -81,11 +81,11 @@ class Top:
         self.lineages = AncestorCache()
         self.vitals = ProcessStats()
         self.panel: Panel | None = None
-        self.shown: View | None = None
-        self.paused: View | None = None
+        self.shown: FrameView | None = None
+        self.paused: FrameView | None = None
         self.silent = False
-        self._latest: View | None = None
-        self._views: list[View | None] = [None] * len(self.connections)
+        self._latest: FrameView | None = None
+        self._views: list[FrameView | None] = [None] * len(self.connections)
         self.past: HistoryChart | None = None
         self.message = ""
         self._asking_past = False
@@ -177,7 +177,7 @@ class Top:
             missed = shown.taken_at - self.past.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
             self.past = None if missed else extended(self.past, shown)
 
-    def _subject(self) -> tuple[Key, str] | None:
+    def _subject(self) -> tuple[SubjectKey, str] | None:
         """Return the selected device, else the process under the cursor; in its details always the process."""
         shown = self.shown
         device, row = device_of(shown, self.device), self.table.chosen
@@ -215,7 +215,7 @@ class Top:
 
             self.requests.ask(partial(read_utilization, connection.daemon, own, shown.taken_at), receive)
 
-    def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
+    def _chart(self, width: int, rows: int, named: bool = True) -> list[StyledLine]:
         subject = self._subject()
         if subject is None or self.past is None or self.past.of != subject[0]:
             return []
@@ -249,7 +249,7 @@ class Top:
         lines = screen.framed(head, body, self.message, hints, width, height)
         self.terminal.draw([ansi(line, self.colors) for line in lines])
 
-    def _remarks_in_full(self, width: int) -> list[Line]:
+    def _remarks_in_full(self, width: int) -> list[StyledLine]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
         concerned = self.shown and view_of_device(self.shown, self.device)
@@ -386,7 +386,7 @@ class Top:
         """Return the process, nothing if it no longer uses a GPU."""
         return [row for row in self.shown.processes if row.key == key] if self.shown else []
 
-    def _described(self, key: ProcessOnDevice, width: int) -> list[Line]:
+    def _described(self, key: ProcessOnDevice, width: int) -> list[StyledLine]:
         rows = self._process(key)
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a GPU")]]

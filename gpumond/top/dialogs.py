@@ -19,8 +19,8 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, save_columns, s
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
-from gpumond.view.text import Line, Span, cut, fitting_columns, table_lines as table, wrapped_line
+from gpumond.view.rows import ProcessRow, differences, sort_by_urgency
+from gpumond.view.text import Span, StyledLine, cut, fitting_columns, printable_excerpt, table_lines as table, wrap_line
 
 TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
@@ -120,8 +120,8 @@ class FlushDialog:
             return f"not flushed: {problems[0]}"
         return f"released {size_text(sum(answer.released_bytes for answer in self.answers))}"
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = [[Span(f"{self.name}: {self.state}", "bold")], []]
         receipts = [*_receipts(self.answers)]
         planned = self.state != "receipts"
         if planned:
@@ -134,12 +134,12 @@ class FlushDialog:
             lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
-                lines += wrapped_line([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
+                lines += wrap_line([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
         for receipt in receipts:
-            lines += wrapped_line([Span(receipt.remark)], width) if receipt.remark else []
+            lines += wrap_line([Span(receipt.remark)], width) if receipt.remark else []
         return [*lines, [], *self._question()]
 
-    def _question(self) -> Iterator[Line]:
+    def _question(self) -> Iterator[StyledLine]:
         if self.confirmable:
             sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
             known = [each for each in sizes if each is not None]
@@ -160,7 +160,7 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
         answer = target.daemon.post("/api/v1/flushes", body, RESPONSE_SECONDS)
     except DaemonError as error:
         if "receipts" not in error.problem:
-            return FlushResponse(target, problem=plain(error, 600))
+            return FlushResponse(target, problem=printable_excerpt(error, 600))
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
@@ -173,8 +173,10 @@ def _receipts(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
 
 def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     expected, driver = receipt["expected"], receipt["driver_released_bytes"]
-    program = f"{plain(receipt['workload'] or '?', 64)} {plain(receipt['allocator'] or '', 20)}".rstrip()
-    subject, outcome = (str(receipt["pid"]), program), plain(receipt["outcome"], 20)
+    program = printable_excerpt(receipt["workload"] or "?", 64)
+    if receipt["allocator"]:
+        program += f" {printable_excerpt(receipt['allocator'], 20)}"
+    subject, outcome = (str(receipt["pid"]), program), printable_excerpt(receipt["outcome"], 20)
     releases = bool(receipt["outcome"] == "planned" and expected and expected["high"])
     numbers = (
         _size(receipt.get("planned"), "likely"),
@@ -183,7 +185,7 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
         "-" if driver is None else size_text(driver),
         f"{receipt['duration_seconds']:.2f} s",
     )
-    remark = "; ".join(filter(None, (plain(receipt["reason"]), *differences(receipt))))
+    remark = "; ".join(filter(None, (printable_excerpt(receipt["reason"]), *differences(receipt))))
     return ReceiptRow(
         planned=(*subject, outcome, *(_size(expected, name) for name in ("likely", "low", "high"))),
         ended=(*subject, *numbers, outcome),
@@ -231,7 +233,7 @@ class SuspensionDialog:
 
         def receive(pids: set[int] | DaemonError) -> None:
             if isinstance(pids, DaemonError):
-                self.results = [plain(str(pids), 600)]
+                self.results = [printable_excerpt(str(pids), 600)]
                 return
             self.confirmable = self.pid in pids
             self.results = [] if self.confirmable else [f"{self.name} isn't suspended"]
@@ -249,17 +251,17 @@ class SuspensionDialog:
 
         def receive(receipts: Any) -> None:
             if isinstance(receipts, DaemonError):
-                self.results = [plain(str(receipts), 600)]
+                self.results = [printable_excerpt(str(receipts), 600)]
                 return
             self.results = [_result(each) for each in receipts]
             self.confirmable = dry_run and any(each["outcome"] == "planned" for each in receipts)
 
         self.requests.ask(question, receive)
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = [[Span(f"{self.action} {self.name}", "bold")], []]
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = [[Span(f"{self.action} {self.name}", "bold")], []]
         for result in self.results:
-            lines += wrapped_line([Span(result)], width)
+            lines += wrap_line([Span(result)], width)
         if self.confirmable:
             lines += [[], [Span(f"{self.action.capitalize()} it? y: yes  esc: no", "bold")]]
         return lines
@@ -267,8 +269,11 @@ class SuspensionDialog:
 
 def _result(receipt: Mapping[str, Any]) -> str:
     size = receipt["released_bytes"] if receipt["released_bytes"] is not None else receipt["expected_bytes"]
-    words = [plain(receipt["outcome"], 20), "" if size is None or receipt["outcome"] == "refused" else size_text(size)]
-    reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
+    words = [
+        printable_excerpt(receipt["outcome"], 20),
+        "" if size is None or receipt["outcome"] == "refused" else size_text(size),
+    ]
+    reasons = [printable_excerpt(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
 
 
@@ -284,10 +289,10 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
     def receive(found: list[str] | DaemonError) -> None:
         answer[:] = [str(found)] if isinstance(found, DaemonError) else found
 
-    def lines(width: int) -> list[Line]:
+    def lines(width: int) -> list[StyledLine]:
         texts = [*row.verdicts, *answer]
         title = [Span(f"memory of {row.program} (pid {row.pid})", "bold")]
-        return [title, *(line for text in texts for line in wrapped_line([Span(plain(text, 600))], width))]
+        return [title, *(line for text in texts for line in wrap_line([Span(printable_excerpt(text, 600))], width))]
 
     requests.ask(question, receive)
     return Panel(lines, ("w",))
@@ -322,7 +327,7 @@ class SilenceDialog:
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
-        urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
+        urgent = [each for each, _ in sort_by_urgency(found, ()) if not each["silenced_by"]]
         if urgent:
             self._check_rights()
         return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(OVER)))
@@ -337,7 +342,7 @@ class SilenceDialog:
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
         if isinstance(found, DaemonError):
-            self.result = plain(f"you can't silence alerts: {found}", 600)
+            self.result = printable_excerpt(f"you can't silence alerts: {found}", 600)
             return
         self.alerts, self.result = found, "" if found else "no alert to silence"
         self.panel.entry = "" if len(found) == 1 else None
@@ -354,7 +359,7 @@ class SilenceDialog:
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
 
     def _subject(self) -> str:
-        return " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
+        return " ".join(f"{name}={printable_excerpt(value, 80)}" for name, value in self._matchers())
 
     def _enter(self) -> None:
         if not self.alerts:
@@ -374,31 +379,38 @@ class SilenceDialog:
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
                 self.alerts, self.panel.entry = alerts, typed
-                self.refused = typed, plain(f"not silenced: {answer}", 600)
+                self.refused = typed, printable_excerpt(f"not silenced: {answer}", 600)
                 return
-            id = plain(answer["silence"]["id"], 40)
+            id = printable_excerpt(answer["silence"]["id"], 40)
             ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
             self.result = f"silence {id} of {subject} for {duration_text(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post(SILENCES, body, TIMEOUT_SECONDS), receive)
 
-    def _lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[StyledLine]:
         if not self.alerts:
-            return wrapped_line([Span(self.result)], width)
-        names = [f"{plain(each['rule'], 60)} {plain(each['phase'], 20)}: " for each in self.alerts]
-        texts = [plain(_summary(each), 400) for each in self.alerts]
+            return wrap_line([Span(self.result)], width)
         if self.panel.entry is None:
-            listed = enumerate(map(str.__add__, names, texts))
+            listed = enumerate("".join(_name_and_summary(each)) for each in self.alerts)
             rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
             return [[Span("choose the alert to silence", "bold")], *rows]
+        name, summary = _name_and_summary(self.alerts[self.chosen])
         return [
-            *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
+            *wrap_line([Span(name, "bold"), Span(summary)], width),
             [],
-            *wrapped_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
+            *wrap_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "required"),
-            *wrapped_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
+            *wrap_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
         ]
+
+
+def _name_and_summary(alert: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the rule with the phase of an alert, and its summary, which itself says that the cause has ended."""
+    rule, summary = printable_excerpt(alert["rule"], 60), printable_excerpt(_summary(alert), 400)
+    if summary.startswith(OVER):
+        return f"{rule} ", summary
+    return f"{rule} {printable_excerpt(alert['phase'], 20)}: ", summary
 
 
 def _summary(alert: Mapping[str, Any]) -> str:
@@ -426,18 +438,18 @@ class SignalDialog:
             self.confirmable = False
             self.results = [send_signal(row, local, SIGNALS[self.signal_index]) for row, local in self.rows]
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = []
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = []
         if self.confirmable:
             names = [Span(f" {name} ", "chosen" if at == self.signal_index else "") for at, name in enumerate(SIGNALS)]
-            lines += [*wrapped_line(names, width), []]
+            lines += [*wrap_line(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.confirmable else ''}{result}" if result else ""
-            lines += wrapped_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
+            lines += wrap_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.confirmable:
             programs = plural(self.results.count(""), "program")
             question = f"Send {SIGNALS[self.signal_index]} to {programs}? y: yes  esc: no"
-            lines += [[], *wrapped_line([Span(question, "bold")], width)]
+            lines += [[], *wrap_line([Span(question, "bold")], width)]
         return lines
 
 
@@ -472,7 +484,7 @@ class ColumnDialog:
         self.table.columns = columns
         self.problem = save_columns(columns)
 
-    def _lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[StyledLine]:
         shown = self.table.columns or self.automatic
         return [
             [Span("columns of the table" if self.table.columns else "columns of the table: those with values", "bold")],
@@ -485,5 +497,5 @@ class ColumnDialog:
                 ]
                 for at, column in enumerate(COLUMNS)
             ),
-            *wrapped_line([Span(self.problem, "bold")], width),
+            *wrap_line([Span(self.problem, "bold")], width),
         ]

@@ -15,9 +15,9 @@ from typing import TypeVar
 from gpumond.facts.program import ProcessKey
 from gpumond.host.files import replace_file
 from gpumond.host.machine import TICKS_PER_SECOND, find_process, parse_start, process_start, read_head, stat_fields
-from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
+from gpumond.view.rows import PROCESS_SHARES, HostStats, ProcessOnDevice, ProcessRow, pod_of
 from gpumond.view.tables import share_cells
-from gpumond.view.text import Line, Span, bar, cut, padded, size, width_of
+from gpumond.view.text import Span, StyledLine, bar, cut, pad, printable_excerpt, size_or_dash, width_of
 
 FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "gpu": lambda row: row.gpu,
@@ -85,7 +85,7 @@ class TableColumn:
 
 
 def _share(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, SIZE, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
+    return TableColumn(name, SIZE, rank, lambda row: size_or_dash(row.shares[name]), lambda row: row.shares[name])
 
 
 def _ratio(value: float | None) -> str:
@@ -130,10 +130,10 @@ COLUMNS = (
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
     TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
     TableColumn("user", 10, 7, lambda row: row.user),
-    TableColumn("used", SIZE, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
-    TableColumn("waste", SIZE, 4, lambda row: size(row.waste_bytes), lambda row: row.waste_bytes),
+    TableColumn("used", SIZE, 0, lambda row: size_or_dash(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("waste", SIZE, 4, lambda row: size_or_dash(row.waste_bytes), lambda row: row.waste_bytes),
     TableColumn(SHARES, 12, 11, lambda row: ""),
-    *(_share(name, RANKS[name]) for name in HOLDINGS),
+    *(_share(name, RANKS[name]) for name in PROCESS_SHARES),
     TableColumn("busy", 5, 10, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
     TableColumn(
@@ -141,12 +141,16 @@ COLUMNS = (
     ),
     TableColumn("cpu", 5, 14, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", SIZE, 15, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "host",
+        SIZE,
+        15,
+        lambda row: size_or_dash(row.host and row.host.resident_bytes),
+        lambda row: _of(row, "resident_bytes"),
     ),
     TableColumn("command", 16, 13, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
 SPARE = sum(column.spare for column in COLUMNS)
-HIDEABLE = ("waste", *HOLDINGS, "user", "busy", "age", "cpu", "host", "command")
+HIDEABLE = ("waste", *PROCESS_SHARES, "user", "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0; that of the user while there is only one."""
 
 
@@ -284,7 +288,7 @@ def table_rows(
         yield from map(TableRow, listed)
 
 
-def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> Line:
+def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> StyledLine:
     """Return the line of the column names, with an arrow for the order.
 
     ``count``: rows that are visible, of all. ``by``: the property by which the rows are grouped.
@@ -296,25 +300,25 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = ""
         name = f"by {by}" if by and first else column.name
         name = f"{name.upper()}{arrow if column.name == order.column else ''}"
         end = f" {count}" if count and first else ""
-        cells.append(padded(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
+        cells.append(pad(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
     return [Span(" " + " ".join(cells), "head")]
 
 
 def table_line(
-    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: Line
-) -> Line:
+    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: StyledLine
+) -> StyledLine:
     """Return the line of one row: a mark, then the columns. ``shares``: the bar."""
     style = "chosen" if chosen else row.process.level or ("bold" if row.members else "")
-    line, text = Line(), "*" if marked else " "
+    line, text = StyledLine(), "*" if marked else " "
     for column in columns:
         if column.name == SHARES:
             line, text = [*line, Span(text, style), *shares], " "
         else:
-            text += f"{padded(_text(column, row), column.width, bool(column.number))} "
-    return [*line, Span(padded(text.removesuffix(" "), width - width_of(line)), style)]
+            text += f"{pad(_text(column, row), column.width, bool(column.number))} "
+    return [*line, Span(pad(text.removesuffix(" "), width - width_of(line)), style)]
 
 
-def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> Line:
+def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> StyledLine:
     """Return the shares of a process as a bar. ``largest``: bytes of a bar of full length."""
     cells = bar({share: size for share, size in row.shares.items() if size}, largest, width)
     return [Span(" " * count) if part == "free" else share_cells(part, count, monochrome) for part, count in cells]
@@ -401,7 +405,7 @@ class ProcessList:
         keys = {process.key for process in row.processes}
         self.marks = self.marks - keys if keys <= self.marks else self.marks | keys
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def lines(self, width: int, height: int) -> list[StyledLine]:
         """Return the head and the rows that fit below it, among them the one under the cursor."""
         count = max(1, height - 1)
         self.first = max(0, min(self.first, len(self.rows) - count))
@@ -488,7 +492,7 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         container=_common_value((row.container for row in members), ""),
         busy_ratio=_total(row.busy_ratio for row in members),
         used_bytes=_total(row.used_bytes for row in members),
-        shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
+        shares={share: _total(row.shares[share] for row in members) for share in PROCESS_SHARES},
         host=None,
         verdict=verdict,
         status=verdict,
@@ -589,10 +593,10 @@ class ProcessStats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[ProcessKey, tuple[float, int, HostFacts]] = {}
+        self._known: dict[ProcessKey, tuple[float, int, HostStats]] = {}
         """By process: the time of the reading, its processor time in ticks, and what is shown."""
 
-    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostFacts]:
+    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostStats]:
         """Return what is known of each process; nothing of one of another machine."""
         now, fresh = self._clock(), {}
         for key in processes:
@@ -605,8 +609,8 @@ class ProcessStats:
 
 
 def _vitals(
-    key: ProcessKey, before: tuple[float, int, HostFacts] | None, now: float
-) -> tuple[float, int, HostFacts] | None:
+    key: ProcessKey, before: tuple[float, int, HostStats] | None, now: float
+) -> tuple[float, int, HostStats] | None:
     try:
         fields = stat_fields(read_head(f"{PROC}/{key.pid}/stat"))
         if parse_start(fields).start_ticks != key.start_ticks:
@@ -619,11 +623,11 @@ def _vitals(
         return None
     cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
     age = uptime - parse_start(fields).start_ticks / TICKS_PER_SECOND
-    return now, spent, HostFacts(command, max(0.0, age), resident, cpu)
+    return now, spent, HostStats(command, max(0.0, age), resident, cpu)
 
 
 def _command(pid: int) -> str:
-    return plain(
+    return printable_excerpt(
         read_head(f"{PROC}/{pid}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").decode(errors="replace").strip(), 200
     )
 
@@ -641,7 +645,7 @@ def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:
 
 def _name(pid: int) -> str:
     try:
-        return plain(read_head(f"{PROC}/{pid}/comm").decode(errors="replace").strip(), 40)
+        return printable_excerpt(read_head(f"{PROC}/{pid}/comm").decode(errors="replace").strip(), 40)
     except OSError:
         return "?"
 

@@ -14,21 +14,22 @@ from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
 from gpumond.facts.units import clock_text, duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
-from gpumond.view.frame import View, view_of_device
-from gpumond.view.notices import FrameNotice, grouped
-from gpumond.view.rows import Key, ProcessRow, plain
+from gpumond.view.frame import FrameView, view_of_device
+from gpumond.view.notices import FrameNotice, group_by_kind
+from gpumond.view.rows import ProcessRow, SubjectKey
 from gpumond.view.tables import device_block, flush_estimate
 from gpumond.view.text import (
     BLOCKS,
-    Line,
     Span,
     StackCell,
+    StyledLine,
     block_character,
-    clipped,
+    clip_line,
     display_width,
+    printable_excerpt,
     stacked_chart,
     width_of,
-    wrapped_line,
+    wrap_line,
 )
 
 CHART_SECONDS = 600
@@ -42,12 +43,12 @@ Bands = Mapping[str, int]
 class HistoryChart:
     """History of ``CHART_SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
 
-    of: Key
+    of: SubjectKey
     until: float
     points: tuple[tuple[float, Bands], ...]
 
 
-def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> HistoryChart:
+def read_history(daemon: DaemonClient, uuid: str, of: SubjectKey, until: float) -> HistoryChart:
     """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
     process = of[1]
     known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
@@ -68,7 +69,7 @@ def _bands(values: Iterable[float | None]) -> Bands:
     return {share: int(value or 0) for share, value in zip(SHARES, values, strict=True)}
 
 
-def extended(past: HistoryChart, view: View) -> HistoryChart:
+def extended(past: HistoryChart, view: FrameView) -> HistoryChart:
     """Return the history with the values of a newer view."""
     uuid, process = past.of
     found: tuple[int | None, Mapping[str, int | None]] | None
@@ -83,13 +84,13 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
     return replace(past, until=view.taken_at, points=(*kept, point))
 
 
-def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
+def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[StyledLine]:
     """Return a line of text and ``rows`` lines of a chart with the largest value, and with its times if it is large.
 
     The chart begins at the first point.
     """
     if not past.points:
-        return [clipped([Span(f"{name}no history yet")], width)]
+        return [clip_line([Span(f"{name}no history yet")], width)]
     start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((size_text(min(sums)), size_text(max(sums)))))
@@ -108,7 +109,7 @@ def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome
         [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
         for label, row in zip(labels, chart, strict=False)
     )
-    return [clipped(head, width), *scaled, *times]
+    return [clip_line(head, width), *scaled, *times]
 
 
 LABEL = 11
@@ -117,13 +118,13 @@ TIMED_ROWS = 4
 """Rows from which on the last one has the times."""
 
 
-def _times(start: float, until: float, width: int) -> Line:
+def _times(start: float, until: float, width: int) -> StyledLine:
     begin, end = clock_text(start), clock_text(until)
     gap = " " * max(1, width - LABEL - display_width(begin + end))
-    return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
+    return clip_line([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
 
 
-def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
+def _row(row: Sequence[StackCell], monochrome: bool) -> StyledLine:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
         return [Span("".join(map(block_character, row)))]
@@ -154,7 +155,7 @@ class SensorHistory:
         self._shown: set[str] = set()
         self.unread: list[str] = []
 
-    def add(self, view: View) -> None:
+    def add(self, view: FrameView) -> None:
         self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
         for device in view.devices:
             own = self._points[device.uuid]
@@ -169,7 +170,7 @@ class SensorHistory:
             first = own[0][0]
             own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
 
-    def lines(self, uuid: str, width: int) -> list[Line]:
+    def lines(self, uuid: str, width: int) -> list[StyledLine]:
         """Return a line with a curve of each value that is known, over the same time; none before the second value."""
         if uuid not in self._shown:
             self._shown.add(uuid)
@@ -211,7 +212,7 @@ class Panel:
 
     def __init__(
         self,
-        lines: Callable[[int], list[Line]],
+        lines: Callable[[int], list[StyledLine]],
         closing: Sequence[str] = (),
         keys: Mapping[str, Callable[[], None]] = {},
         hints: Callable[[], Hints] = tuple,
@@ -273,14 +274,14 @@ KEY = 15
 """Columns of the keys."""
 
 
-def help_lines(width: int) -> list[Line]:
-    lines: list[Line] = []
+def help_lines(width: int) -> list[StyledLine]:
+    lines: list[StyledLine] = []
     for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH}".splitlines():
         key, is_key, effect = entry.partition(" | ")
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]
             continue
-        first, *rest = wrapped_line([Span(effect)], max(KEY, width - KEY - 2))
+        first, *rest = wrap_line([Span(effect)], max(KEY, width - KEY - 2))
         lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
         lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
     return lines
@@ -292,11 +293,11 @@ WITHOUT_AGENT = (
 TERM = 11
 
 
-def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
+def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> list[StyledLine]:
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
-    lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    lines: list[StyledLine] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped_line([Span(sentence, row.level)], width)
+        lines += wrap_line([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f" ({kv_cache})"} if kv_cache else {}
@@ -309,9 +310,9 @@ def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[L
         terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", size_text(row.host.resident_bytes)))
     for term, value in (*terms, *row.facts):
-        lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
+        lines += wrap_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
-        lines += wrapped_line([Span(WITHOUT_AGENT)], width)
+        lines += wrap_line([Span(WITHOUT_AGENT)], width)
     return lines
 
 
@@ -357,20 +358,20 @@ class Screen:
         self.sensors = SensorHistory()
         self.parts: dict[str, tuple[int, int]] = {}
         self._devices_first = 0
-        self._device_lines: Sequence[Line] = ()
+        self._device_lines: Sequence[StyledLine] = ()
 
     def lines(
         self,
-        shown: View | None,
+        shown: FrameView | None,
         notices: Sequence[FrameNotice],
         table: ProcessList,
         device: str | None,
         filtering: bool,
-        chart_lines: Callable[[int, int], list[Line]],
+        chart_lines: Callable[[int, int], list[StyledLine]],
         width: int,
         height: int,
         silent: bool = False,
-    ) -> list[Line]:
+    ) -> list[StyledLine]:
         """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows.
 
         ``silent``: the daemon doesn't answer, so all lines but those about that are dimmed.
@@ -409,12 +410,12 @@ class Screen:
         above = [*shown_devices, *estimate[: room["estimate"]]]
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
-        blank: list[Line] = [[]] * (room["table"] - len(rows))
+        blank: list[StyledLine] = [[]] * (room["table"] - len(rows))
         lowest = notice_lines(about, width, room["remarks"])
-        none: list[Line] = [[]] * (room["remarks"] - len(lowest))
+        none: list[StyledLine] = [[]] * (room["remarks"] - len(lowest))
         facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
         facts = [*map(dimmed, facts)] if silent else facts
-        return [clipped(line, width) for line in (*facts, *lowest, *none)]
+        return [clip_line(line, width) for line in (*facts, *lowest, *none)]
 
     @property
     def page(self) -> int:
@@ -427,25 +428,27 @@ class Screen:
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
 
 
-def dimmed(line: Line) -> Line:
+def dimmed(line: StyledLine) -> StyledLine:
     """Return the line without emphasis, except that of what is selected."""
     return [piece._replace(style=piece.style if piece.style == "chosen" else "dim") for piece in line]
 
 
-def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
+def framed(
+    head: StyledLine, body: Sequence[StyledLine], message: str, hints: Hints, width: int, height: int
+) -> list[StyledLine]:
     """Return the whole screen: head, body, and the message or else the keys."""
     last = [Span(message, "bold")] if message else hint_line(hints, width)
-    return [padded_line(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)][:height]
+    return [padded_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(last, width)][:height]
 
 
-def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
+def panel_lines(panel: Panel, width: int, height: int) -> list[StyledLine]:
     content = panel.lines(width - 2)
     if panel.revealed:
         first, last = panel.revealed
         panel.first, panel.revealed = min(max(panel.first, last - height + 1), first), None
     lines, panel.first = text_window(content, height, panel.first)
-    blank: list[Line] = [[]] * (height - len(lines))
-    return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
+    blank: list[StyledLine] = [[]] * (height - len(lines))
+    return [*([Span(" "), *clip_line(line, width - 2)] for line in lines), *blank]
 
 
 def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, int]:
@@ -481,12 +484,12 @@ MIN_ADDRESS = 20
 def head_line(
     connections: Sequence[DaemonConnection],
     notices: Sequence[FrameNotice],
-    view: View | None,
+    view: FrameView | None,
     paused: bool,
     width: int,
-) -> Line:
+) -> StyledLine:
     """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
-    url, several = plain(connections[0].daemon.reached, 60), len(connections) > 1
+    url, several = printable_excerpt(connections[0].daemon.reached, 60), len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else url
     line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
@@ -494,46 +497,46 @@ def head_line(
     source = [Span(f"  {view.source}")] if view else []
     begin = Span("gpumond")
     room = max(MIN_ADDRESS, width - width_of([begin, *line, *at]) - 1)
-    short = Span(f" {plain(address.removeprefix('http://'), room)}")
+    short = Span(f" {printable_excerpt(address.removeprefix('http://'), room)}")
     versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
     return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
 
 def device_lines(
-    view: View | None,
+    view: FrameView | None,
     width: int,
     rows: int,
     monochrome: bool,
     chosen: str | None,
-    past: Callable[[str], Iterable[Line]],
-) -> tuple[list[Line], list[Line]]:
+    past: Callable[[str], Iterable[StyledLine]],
+) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of the devices and of their legend, each as long as ``width``."""
     if view is None:
         return [], []
     lines, legend = device_block(view, width, rows, monochrome, chosen, past)
-    return [clipped(line, width) for line in lines], [clipped(line, width) for line in legend]
+    return [clip_line(line, width) for line in lines], [clip_line(line, width) for line in legend]
 
 
-def scrolled(lines: Sequence[Line], height: int, first: int, chosen: str | None) -> int:
+def scrolled(lines: Sequence[StyledLine], height: int, first: int, chosen: str | None) -> int:
     """Return the first line to show, so that the selected device is visible."""
     marked = next((at for at, line in enumerate(lines) if chosen and line and line[0].style == "chosen"), first)
     first = min(max(first, marked - height + 1), marked)
     return max(0, min(first, len(lines) - height))
 
 
-def pages_line(lines: Sequence[Line], first: int, height: int, count: int) -> Line:
+def pages_line(lines: Sequence[StyledLine], first: int, height: int, count: int) -> StyledLine:
     """Return the line that states which of the devices are shown, and how to reach the others."""
     begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
     return [Span(f"GPUs {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
 
 
-def device_at(lines: Sequence[Line], place: int) -> int:
+def device_at(lines: Sequence[StyledLine], place: int) -> int:
     """Return the position of the device to which a line belongs."""
     heads = [at for at, line in enumerate(lines) if line and line[0].style in ("bold", "chosen")]
     return sum(head <= place for head in heads) - 1
 
 
-def estimate_line(view: View | None, width: int) -> list[Line]:
+def estimate_line(view: FrameView | None, width: int) -> list[StyledLine]:
     """Return the line about what a flush would release. The amount is kept on a narrow screen."""
     if view is None:
         return []
@@ -543,13 +546,13 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
     return [[Span(next((each for each in versions if display_width(each) <= width), versions[-1]))]]
 
 
-def filter_line(words: str, active: bool) -> list[Line]:
+def filter_line(words: str, active: bool) -> list[StyledLine]:
     if not active:
         return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
     return [entry_line("filter", words, FILTER_HINT)]
 
 
-def entry_line(name: str, entry: str, hint: str) -> Line:
+def entry_line(name: str, entry: str, hint: str) -> StyledLine:
     """Return the line in which a text is edited. ``hint`` stands in it while it is empty."""
     return [Span(f"{name}: ", "bold"), Span(entry), Span(" ", "chosen"), *([] if entry else [Span(hint, "dim")])]
 
@@ -563,9 +566,9 @@ def edited(entry: str, key: str) -> str:
     return entry + key if len(key) == 1 and key.isprintable() else entry
 
 
-def hint_line(hints: Hints, width: int) -> Line:
+def hint_line(hints: Hints, width: int) -> StyledLine:
     """Return the keys that fit in one line."""
-    line: Line = []
+    line: StyledLine = []
     for key, effect in hints:
         pieces = [Span(" " if line else ""), Span(key, "bold"), Span(f" {effect}")]
         if width_of(line) + width_of(pieces) > width:
@@ -574,13 +577,13 @@ def hint_line(hints: Hints, width: int) -> Line:
     return line
 
 
-def text_window(lines: Sequence[Line], height: int, first: int) -> tuple[list[Line], int]:
+def text_window(lines: Sequence[StyledLine], height: int, first: int) -> tuple[list[StyledLine], int]:
     """Return the lines that are shown, and the first of them, which is at most the last page."""
     first = max(0, min(first, len(lines) - height))
     return [*lines[first : first + height]], first
 
 
-def padded_line(line: Line, width: int, style: str) -> Line:
+def padded_line(line: StyledLine, width: int, style: str) -> StyledLine:
     """Return the line in one style over the whole width."""
     rest = width - sum(display_width(piece.text) for piece in line)
     return [
@@ -592,7 +595,7 @@ def padded_line(line: Line, width: int, style: str) -> Line:
 STYLES = {"bad": "bad", "warn": "warn", "note": ""}
 
 
-def all_notices(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
+def all_notices(view: FrameView | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
     """Yield all notices, those about the connections first."""
     yield from connections
     if view is None:
@@ -611,21 +614,21 @@ def all_notices(view: View | None, connections: Iterable[FrameNotice]) -> Iterat
         yield FrameNotice("note", f"{plural(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
 
 
-def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
+def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[StyledLine]:
     """Return the notices in at most ``rows`` lines, the most severe first, then that of the GPU that is full soonest.
 
     Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
     Lines that are left continue the first texts that do not fit in one.
     """
     every = sorted(notices, key=_rank)
-    groups = [[each] for each in every] if len(every) <= rows else grouped(every)
+    groups = [[each] for each in every] if len(every) <= rows else group_by_kind(every)
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
-    spare, lines = rows - len(shown), list[Line]()
+    spare, lines = rows - len(shown), list[StyledLine]()
     for group in shown:
         first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
         subject, text = first.split_subject
         rest = "; ".join(filter(None, (text, *first.steps)))
-        full = [] if more else wrapped_line(_styled(first, subject, rest if text else f": {rest}"), width)
+        full = [] if more else wrap_line(_styled(first, subject, rest if text else f": {rest}"), width)
         if 1 < len(full) <= 1 + spare:
             spare -= len(full) - 1
             lines += full
@@ -643,7 +646,7 @@ def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     return more if 2 * display_width(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
 
 
-def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
+def _styled(notice: FrameNotice, subject: str, text: str) -> StyledLine:
     return [Span(subject, STYLES[notice.level]), *([Span(text)] if text else [])]
 
 
@@ -706,13 +709,15 @@ def _words_of(text: str, width: int) -> str:
     return f"{' '.join(words).rstrip(',')}…" if words else ""
 
 
-def notices_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
+def notices_in_full(
+    notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str
+) -> list[StyledLine]:
     """Return all notices by kind, the worst first, with their texts. ``completed`` completes the commands of a text."""
-    lines: list[Line] = []
-    for group in grouped(sorted(notices, key=_rank)):
+    lines: list[StyledLine] = []
+    for group in group_by_kind(sorted(notices, key=_rank)):
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))
-            lines += wrapped_line([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
-            lines += [line for step in notice.steps for line in wrapped_line([Span(f"  -> {completed(step)}")], width)]
+            lines += wrap_line([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
+            lines += [line for step in notice.steps for line in wrap_line([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.units import duration_text, listed, plural, size_text
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 
 PAIRS_LENGTH, QUOTE = 100, '"'
 MAX_PIDS = 8
@@ -15,7 +15,7 @@ MAX_PIDS = 8
 Detail = Mapping[str, Any]
 
 
-def sentence(action: str, detail: Any) -> str:
+def audit_sentence(action: str, detail: Any) -> str:
     """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
         made = SENTENCES[action]
@@ -23,10 +23,10 @@ def sentence(action: str, detail: Any) -> str:
         operation = "" if action.startswith("flush.") else detail.get("operation")
         return f"{text} (operation {operation})" if operation else text
     except (KeyError, TypeError, ValueError, AttributeError):
-        return f"{action}: {described(detail)}"
+        return f"{action}: {detail_text(detail)}"
 
 
-def described(detail: Any) -> str:
+def detail_text(detail: Any) -> str:
     """Return the detail as pairs of key and value, as many as fit."""
     pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
     text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
@@ -120,7 +120,7 @@ def _matchers(detail: Detail) -> str:
 
 
 def _silence(detail: Detail) -> str:
-    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
+    return f"silenced {_matchers(detail)} until {time_text(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
 
 
 def _baseline(detail: Detail) -> str:

@@ -12,36 +12,40 @@ from dataclasses import MISSING, Field, dataclass, replace
 from math import isfinite
 from typing import Any, get_args
 
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import UNKNOWN_PATH, DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
 from gpumond.facts.units import duration_text, size_text
-from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck_processes, verdicts
+from gpumond.view.notices import (
+    FrameNotice,
+    alert_notices,
+    blank_repeated_texts,
+    frame_notices,
+    stuck_processes,
+    verdict_notices,
+)
 from gpumond.view.rows import (
     DeviceRow,
-    Key,
     ProcessRow,
+    SubjectKey,
     cached_lines,
-    devices,
+    device_rows,
     earlier_requests,
     grant_sentences,
     held_by_sentence,
-    plain,
     process_of,
-    processes,
+    process_rows,
     reclaimable_bytes,
     request_advice,
     requester,
     requests_ahead,
 )
-from gpumond.view.text import safe
+from gpumond.view.text import printable, printable_excerpt
 
 FRAME = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
-NO_ROUTE = "Not Found"
-"""Detail of the answer to a path that a daemon does not serve; other answers with 404 name what does not exist."""
 OLDER = "the daemon doesn't know this request: its version is older than this command's, or it isn't gpumond"
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
@@ -71,7 +75,7 @@ def decode_response(status: int, body: bytes) -> Any:
         return content
     problem = content if isinstance(content, dict) else {}
     detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
-    if (status, detail) == (404, NO_ROUTE):
+    if status == 404 and detail.startswith((UNKNOWN_PATH, "Not Found")):  # others name what does not exist
         detail = OLDER
     raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
 
@@ -165,7 +169,7 @@ PLACE_END = "|"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FrameView:
     """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
     down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
     None without agents. ``only``: the device, as in ``--device``, if the view is that of one device; ``elsewhere``: the
@@ -198,25 +202,25 @@ class View:
 SHOWN_NAMES = 3
 
 
-def view(answer: object) -> View:
+def frame_view(answer: object) -> FrameView:
     """Convert a response to a view. Raises DaemonError if the response is not a frame."""
     frame = frame_of(answer)
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
-    about_itself = tuple(notices(frame))
+    about_itself = tuple(frame_notices(frame))
     refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}
-    return View(
+    return FrameView(
         seq=int(snapshot["seq"]),
         taken_at=float(snapshot["taken_at"]),
         interval_seconds=snapshot["elapsed_seconds"] / max(1, snapshot["seq"]),
-        source=plain(snapshot["source"]["name"], 20),
+        source=printable_excerpt(snapshot["source"]["name"], 20),
         up=bool(snapshot["source"]["up"]),
-        devices=tuple(devices(frame, refusing)),
-        processes=tuple(processes(frame)),
+        devices=tuple(device_rows(frame, refusing)),
+        processes=tuple(process_rows(frame)),
         notices=(*about_itself, *_queue(frame), *_grants(frame), *_without_memory(frame)),
-        alerts=tuple(blank_repeated_texts(alerts(frame), about_itself)),
-        verdicts=tuple(verdicts(frame)),
+        alerts=tuple(blank_repeated_texts(alert_notices(frame), about_itself)),
+        verdicts=tuple(verdict_notices(frame)),
         stuck=tuple(
-            FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400), e.device_uuid)
+            FrameNotice("warn", printable_excerpt(e.what), "", e.kind, printable_excerpt(e.remedy, 400), e.device_uuid)
             for e in stuck_processes(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
@@ -232,7 +236,7 @@ def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
     suspended = {program["workload"] for program in frame["snapshot"].get("suspended_programs") or ()}
     reported = {report["workload"] for report in frame["snapshot"]["reports"]}
     others = reported - on_device - waiting - suspended - {""}
-    names = [plain(name, 40) for name in sorted(others)]
+    names = [printable_excerpt(name, 40) for name in sorted(others)]
     if names:
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         text = f"connected, without GPU memory: {', '.join(names[:SHOWN_NAMES])}{more}"
@@ -247,7 +251,7 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
-        sentence = safe(
+        sentence = printable(
             f"{who} has been waiting {lasted} for {size_text(request['need_bytes'])} on "
             f"{device}{before}{_missing(request)}"
         ) + (f"; {holders}" if (holders := held_by_sentence(request, device)) else "")
@@ -275,24 +279,24 @@ def _missing(request: Mapping[str, Any]) -> str:
     return f"; {room}{size_text(missing)} {'would still be' if after else 'is'} missing"
 
 
-def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
+def device_of(view: FrameView | None, uuid: str | None) -> DeviceRow | None:
     """Return the device, None if it no longer exists."""
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def neighbor(view: View, uuid: str | None, step: int) -> str | None:
+def neighbor(view: FrameView, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
     return places[(at + step) % len(places)]
 
 
-def device_at_index(view: View, index: int) -> str | None:
+def device_at_index(view: FrameView, index: int) -> str | None:
     """Return the first device with that index. Instances (MIG) have the index of their device."""
     return next((device.uuid for device in view.devices if device.index == index), None)
 
 
-def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
+def processes_on(view: FrameView, uuid: str | None) -> tuple[ProcessRow, ...]:
     """Return the processes on a device and its instances; all processes without a device."""
     if uuid is None:
         return view.processes
@@ -300,7 +304,7 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
     return tuple(row for row in view.processes if row.key[0] in uuids)
 
 
-def view_of_device(view: View, uuid: str | None) -> View:
+def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
     """Return the view of one device and its instances; of all devices without a device.
 
     Its notices are those about these devices, about the one that an instance is a part of, and about no single device.
@@ -327,7 +331,7 @@ def view_of_device(view: View, uuid: str | None) -> View:
     )
 
 
-def view_of_programs(view: View, names: Iterable[str]) -> View:
+def view_of_programs(view: FrameView, names: Iterable[str]) -> FrameView:
     """Return the view of the processes with these names or pids, of their devices, and what concerns them."""
     processes = tuple(row for row in view.processes if {row.program, str(row.pid)} & {*names})
     uuids = {row.key[0] for row in processes}
@@ -339,12 +343,12 @@ def view_of_programs(view: View, names: Iterable[str]) -> View:
     return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, elsewhere=0)
 
 
-def history_key_of(device: DeviceRow) -> Key:
+def history_key_of(device: DeviceRow) -> SubjectKey:
     """Return the key of the history of a whole device."""
     return device.uuid, None
 
 
-def merged(views: Sequence[tuple[str, View | None]]) -> View:
+def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     """Return one view of several daemons, each with its name. Those without a view are absent.
 
     Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
@@ -352,7 +356,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
     """
     all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
     known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
-    return View(
+    return FrameView(
         seq=max((each.seq for each in all_views), default=0),
         taken_at=max((each.taken_at for each in all_views), default=0.0),
         interval_seconds=max((each.interval_seconds for each in all_views), default=0.0),
@@ -370,7 +374,7 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
     )
 
 
-def _named(place: int, name: str, view: View) -> View:
+def _named(place: int, name: str, view: FrameView) -> FrameView:
     def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(

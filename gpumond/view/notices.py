@@ -13,7 +13,8 @@ from gpumond.facts.alerts import AGAIN, OVER
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration_text, listed, size_text
 from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
+from gpumond.view.rows import INFO, process_of, severity, sort_by_urgency, time_to_full
+from gpumond.view.text import printable_excerpt
 
 Level = Literal["bad", "warn", "note"]
 
@@ -69,14 +70,14 @@ def steps_of(advice: str) -> list[str]:
     return [*filter(None, advice.split("; "))]
 
 
-def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def frame_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     source, index = frame["snapshot"]["source"], {}
     for device in frame["snapshot"]["devices"]:
         index[device["uuid"]] = f"GPU {device['index']}"
     if not source["up"]:
         own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
-        reason = plain(source["reason"], 40)
+        reason = printable_excerpt(source["reason"], 40)
         title = "detached from the driver for maintenance" if released else f"no GPU can be read ({reason})"
         yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *own[:1]))
     elif not index:
@@ -86,36 +87,36 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
             yield FrameNotice(
                 "warn",
-                plain(f"{where}: {fault['kind']}", 80),
+                printable_excerpt(f"{where}: {fault['kind']}", 80),
                 _with_remedy(fault["detail"], fault["remedy"]),
-                plain(fault["kind"], 40),
+                printable_excerpt(fault["kind"], 40),
                 device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _with_remedy(condition.get("detail", ""), condition["remedy"])
-        title, kind = plain(f"{where}: {condition['kind']}", 80), plain(condition["kind"], 40)
+        title, kind = printable_excerpt(f"{where}: {condition['kind']}", 80), printable_excerpt(condition["kind"], 40)
         yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])
 
 
 def _with_remedy(detail: str, remedy: str = "") -> str:
     """Append the remedy to a detail that does not already contain it."""
     parts = (detail,) if remedy in detail else (detail, remedy)
-    return plain(": ".join(part for part in parts if part), 400)
+    return printable_excerpt(": ".join(part for part in parts if part), 400)
 
 
-def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def alert_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield alerts, the most urgent first, without those that only inform and aren't firing yet."""
-    for alert, full_in in by_urgency(frame["alerts"], frame["verdicts"]):
+    for alert, full_in in sort_by_urgency(frame["alerts"], frame["verdicts"]):
         firing = alert["phase"] == "firing"
         if not firing and severity(alert) == INFO:
             continue
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = f"for {duration_text(max(0.0, frame['snapshot']['taken_at'] - since))}"
         silenced = ", silenced" if alert.get("silenced_by") else ""
-        rule = plain(alert["rule"], 60)
+        rule = printable_excerpt(alert["rule"], 60)
         texts = dict(alert["annotations"])
-        text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
+        text, advice = (printable_excerpt(texts.get(name, ""), 400) for name in ("summary", "description"))
         text, again, returned = text.partition(AGAIN)
         if again:
             age = f"again since {returned}"
@@ -135,7 +136,7 @@ def blank_repeated_texts(candidates: Iterable[FrameNotice], others: Collection[F
         yield replace(candidate, text="") if again else candidate
 
 
-def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def verdict_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield the verdicts that require attention and of which no alert informs, the most urgent first."""
     known = {(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]}
 
@@ -145,10 +146,10 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
     for verdict in sorted(found, key=lambda each: (time_to_full(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
-        kind = plain(verdict["kind"], 40)
+        kind = printable_excerpt(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
-        text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
+        text, uuid = printable_excerpt(verdict["summary"], 400), verdict["device_uuid"]
         yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), time_to_full(verdict))
 
 
@@ -157,12 +158,12 @@ def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | Non
     gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
     key = process_of(value)
     own = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
-    name = plain(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
+    name = printable_excerpt(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
     pid = f"pid {value['pid']}" if key else ""
     return f"{name} ({pid})" if name else pid, gpu
 
 
-def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
+def group_by_kind(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
     """Return the notices of each kind together, in the order of the first of each kind."""
     kinds: dict[object, list[FrameNotice]] = {}
     for place, notice in enumerate(notices):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.units import GIB, duration_text, plural, size_text
-from gpumond.view.frame import View
+from gpumond.view.frame import FrameView
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
+from gpumond.view.rows import PROCESS_SHARES, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
 from gpumond.view.text import (
     FILLS,
-    Line,
     Span,
+    StyledLine,
     ansi,
     bar,
     colors_of,
@@ -22,12 +22,12 @@ from gpumond.view.text import (
     display_width,
     fitting_table,
     output_width,
-    padded,
+    pad,
     plain_text,
-    safe,
-    size,
+    printable,
+    size_or_dash,
     width_of,
-    wrapped_text,
+    wrap_text,
 )
 
 ROWS_EACH = 9
@@ -39,20 +39,22 @@ LEGEND = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
 
 
-def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
+def device_lines(
+    view: FrameView, width: int, height: int, monochrome: bool, chosen: str | None = None
+) -> list[StyledLine]:
     """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
     lines, legend = device_block(view, width, height, monochrome, chosen)
     return [line for line in (*lines, *legend) if line]
 
 
 def device_block(
-    view: View,
+    view: FrameView,
     width: int,
     height: int,
     monochrome: bool,
     chosen: str | None = None,
-    past: Callable[[str], Iterable[Line]] = lambda uuid: (),
-) -> tuple[list[Line], list[Line]]:
+    past: Callable[[str], Iterable[StyledLine]] = lambda uuid: (),
+) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of all devices, and those of the legend that they have in common.
 
     ``past`` returns the lines below a device that doesn't have only one line.
@@ -70,7 +72,7 @@ def device_block(
     ], []
 
 
-def flush_estimate(view: View) -> str:
+def flush_estimate(view: FrameView) -> str:
     """Describe the memory that a flush of all programs in the view would release; empty if it is unknown."""
     if view.reclaimable_bytes is None:
         return ""
@@ -84,8 +86,8 @@ def flush_estimate(view: View) -> str:
     return f"a flush of {programs} would release {what}{more}"
 
 
-def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    index, used = Span(f"GPU {device.label}", _style(device, chosen)), Line()
+def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[StyledLine]:
+    index, used = Span(f"GPU {device.label}", _style(device, chosen)), StyledLine()
     sensors = [Span(f"  {sensor}", "dim") for sensor in _sensors(device)]
     if device.used_bytes is not None:
         used = [Span(f"  {_used(device)}", "bold")]
@@ -105,13 +107,15 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
     return "chosen" if device.uuid == chosen else "bold"
 
 
-def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None) -> Line:
+def _on_one_line(
+    device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None
+) -> StyledLine:
     """Return index, name, bar, memory, utilization, temperature and power of a device on one line.
 
     ``columns``: the widths of index and name.
     """
-    index = Span(padded(device.label, columns[0], right=True), _style(device, chosen))
-    name = Span(f" {padded(_short(device.name or device.uuid), columns[1])} ")
+    index = Span(pad(device.label, columns[0], right=True), _style(device, chosen))
+    name = Span(f" {pad(_short(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
     used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
@@ -164,7 +168,7 @@ def _sensor_columns(device: DeviceRow) -> str:
     return f" {busy:>9} {heat:>6} {power:>6}"
 
 
-def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
+def _bar(device: DeviceRow, width: int, monochrome: bool) -> StyledLine:
     return [share_cells(part, count, monochrome) for part, count in bar_parts(device, width)]
 
 
@@ -209,7 +213,7 @@ def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
     return {part: totals[part] for part in (*FILLS, "overcount", "unmapped") if part in totals}
 
 
-def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iterator[Line]:
+def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iterator[StyledLine]:
     """Yield the lines of the legend, and those that further parts would take."""
     lines = _legend(parts, width, monochrome)
     yield from lines
@@ -220,9 +224,9 @@ def _legend_rows(width: int) -> int:
     return -(-LEGEND // width)
 
 
-def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:
+def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[StyledLine]:
     """Return lines with the mark, name and bytes of each part. A part is never split over two lines."""
-    lines: list[Line] = []
+    lines: list[StyledLine] = []
     used = width
     for part, amount in parts.items():
         words = f" {'of which requested' if part == 'waiting' else part} {size_text(amount)}"
@@ -238,7 +242,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     return lines
 
 
-def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
+def device_table(content: FrameView, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
     """Return a table of devices; empty without a device.
 
     It has UUID and PCI address if ``verbose``, what the driver reserves if it states that, and a bar of the shares if
@@ -254,10 +258,10 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
             str(device.index),
             device.name,
             *([bar_text(device)] if bars else []),
-            size(device.size_bytes),
-            size(device.used_bytes),
-            *([size(device.reserved_bytes)] if reserved else []),
-            *(size(device.shares.get(share)) for share in shares),
+            size_or_dash(device.size_bytes),
+            size_or_dash(device.used_bytes),
+            *([size_or_dash(device.reserved_bytes)] if reserved else []),
+            *(size_or_dash(device.shares.get(share)) for share in shares),
             device.state or "up",
             *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
         ]
@@ -276,13 +280,13 @@ def bar_text(device: DeviceRow) -> str:
     return "".join(FILLS[part] * count for part, count in bar_parts(device, BAR))
 
 
-def bar_legend(content: View) -> str:
+def bar_legend(content: FrameView) -> str:
     """Return the characters of the shares that some device has."""
     known = {"free", *(part for device in content.devices for part in _parts(device))}
     return "  ".join(f"{character} {part}" for part, character in FILLS.items() if part in known)
 
 
-def process_table(content: View, width: int | None = None, waste: bool = False) -> str:
+def process_table(content: FrameView, width: int | None = None, waste: bool = False) -> str:
     """Return a table of processes; empty without a process. OPAQUE, UNMAPPED and LIMIT are absent while there is none.
 
     ``width``: that of the terminal, which the table fits. ``waste``: with a column for it.
@@ -290,7 +294,7 @@ def process_table(content: View, width: int | None = None, waste: bool = False) 
     unmapped = any(process.unmapped_bytes for process in content.processes)
     limited = any(process.limit_bytes is not None for process in content.processes)
     opaque = any(process.shares["opaque"] for process in content.processes)
-    shares = [name for name in HOLDINGS if name != "opaque" or opaque]
+    shares = [name for name in PROCESS_SHARES if name != "opaque" or opaque]
     header = (
         "GPU",
         ">PID",
@@ -309,11 +313,11 @@ def process_table(content: View, width: int | None = None, waste: bool = False) 
             str(process.pid),
             process.program,
             process.user,
-            size(process.used_bytes),
-            *([size(process.waste_bytes)] if waste else []),
-            *(size(process.shares[name]) for name in shares),
-            *([size(process.unmapped_bytes)] if unmapped else []),
-            *([size(process.limit_bytes)] if limited else []),
+            size_or_dash(process.used_bytes),
+            *([size_or_dash(process.waste_bytes)] if waste else []),
+            *(size_or_dash(process.shares[name]) for name in shares),
+            *([size_or_dash(process.unmapped_bytes)] if unmapped else []),
+            *([size_or_dash(process.limit_bytes)] if limited else []),
             process.status_in(),
         ]
         for process in content.processes
@@ -325,13 +329,13 @@ def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str
     """Return the programs that gpumond has suspended, one on a line: those of one device, if it is given."""
     now = frame["snapshot"]["taken_at"]
     return "\n".join(
-        f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
+        f"{printable(each['workload']) or 'unnamed'} (pid {each['pid']}): {printable(suspension_sentence(each, now))}"
         for each in frame["snapshot"].get("suspended_programs") or ()
         if uuid is None or any(part["device_uuid"] == uuid for part in each["memory"])
     )
 
 
-def overhead_text(content: View) -> str:
+def overhead_text(content: FrameView) -> str:
     """Return the parts of each overhead that are known, one process on a line."""
     return "\n".join(
         f"overhead of {process.program} (pid {process.pid}) on GPU {process.gpu}: {process.overhead_parts}"
@@ -359,7 +363,7 @@ def engine_table(snapshot: Mapping[str, Any], width: int | None = None, uuid: st
     ]
     rows = [[*_engine_row(engine, used)] for engine in engines]
     hidden = [
-        f"{engine['name']}: its processes are unknown: {safe(engine['processes_problem'])}"
+        f"{engine['name']}: its processes are unknown: {printable(engine['processes_problem'])}"
         for engine in engines
         if engine.get("processes_problem") and not engine["problem"]
     ]
@@ -378,7 +382,7 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     kv_cache = kv_cache_bytes(engine, total)
     yield from (engine["name"], engine["kind"])
     yield engine["problem"] or _service(engine)
-    yield size(total)
+    yield size_or_dash(total)
     yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {size_text(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
     yield "-" if idle is None else duration_text(idle)
@@ -388,11 +392,11 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
 def _service(engine: Mapping[str, Any]) -> str:
     if engine.get("out_of_service_seconds") is not None:
         passed = duration_text(engine["out_of_service_seconds"])
-        return f"out of service for {passed}: {safe(engine['out_of_service_reason'])}"
+        return f"out of service for {passed}: {printable(engine['out_of_service_reason'])}"
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
-def notes(content: View) -> Iterator[str]:
+def notes(content: FrameView) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
     yield _lines("", content.notices)
     yield _lines("", content.stuck)
@@ -413,7 +417,7 @@ def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
     return "\n".join(line for each in remarks for line in (word + each.fact, *(f"  -> {step}" for step in each.steps)))
 
 
-def page(content: View, one_line: bool = False, completed: Callable[[str], str] = str) -> str:
+def status_page(content: FrameView, one_line: bool = False, completed: Callable[[str], str] = str) -> str:
     """Return devices, processes and notices as text.
 
     ``one_line``: several devices have one line each. ``completed`` completes the commands of a text.
@@ -422,7 +426,7 @@ def page(content: View, one_line: bool = False, completed: Callable[[str], str] 
     width = output_width() or 80
     lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    paragraphs = (wrapped_text(completed(note), output_width()) for note in notes(content))
+    paragraphs = (wrap_text(completed(note), output_width()) for note in notes(content))
     return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
 
 

@@ -165,7 +165,7 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
             columns[place + 1 : following] = [columns[place]] * (following - place - 1)
 
 
-GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
+PART_COLORS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
 """The colors of the parts of a bar on a dark background."""
 
 Colors = Literal["none", "256", "true"]
@@ -195,7 +195,7 @@ class Span(NamedTuple):
     ink: str = ""
 
 
-Line = list[Span]
+StyledLine = list[Span]
 
 
 def display_width(text: str) -> int:
@@ -223,7 +223,7 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…" if width > 0 else ""
 
 
-def padded(text: str, width: int, right: bool = False) -> str:
+def pad(text: str, width: int, right: bool = False) -> str:
     """Return the text in exactly ``width`` columns."""
     short = cut(text, width)
     space = " " * (width - display_width(short))
@@ -234,11 +234,11 @@ def width_of(line: Iterable[Span]) -> int:
     return sum(display_width(piece.text) for piece in line)
 
 
-def clipped(line: Line, width: int) -> Line:
+def clip_line(line: StyledLine, width: int) -> StyledLine:
     """Return the line, shortened to ``width`` columns."""
     if width_of(line) <= width:
         return line
-    kept: Line = []
+    kept: StyledLine = []
     room = max(1, width)
     for piece in line:
         own = display_width(piece.text)
@@ -250,9 +250,9 @@ def clipped(line: Line, width: int) -> Line:
     return kept
 
 
-def wrapped_line(line: Line, width: int) -> list[Line]:
+def wrap_line(line: StyledLine, width: int) -> list[StyledLine]:
     """Break a line at spaces into lines of at most ``width`` columns; a longer word is cut into pieces."""
-    lines: list[Line] = [[]]
+    lines: list[StyledLine] = [[]]
     used = 0
     for piece in line:
         for word in _words(piece.text, width):
@@ -301,7 +301,7 @@ def _codes(piece: Span, colors: Colors) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _color(share: str, colors: Colors) -> str:
-    red, green, blue = bytes.fromhex(GROUNDS[share].lstrip("#"))
+    red, green, blue = bytes.fromhex(PART_COLORS[share].lstrip("#"))
     if colors == "true":
         return f"2;{red};{green};{blue}"
     places = [min(range(6), key=lambda place: abs(CUBE[place] - part)) for part in (red, green, blue)]
@@ -317,9 +317,9 @@ def colors_of(environ: Mapping[str, str]) -> Colors:
     return "256" if "256color" in environ.get("TERM", "") else "none"
 
 
-LEAST = 12
+MIN_COLUMN_WIDTH = 12
 """Width that a column of text keeps on a narrow terminal."""
-GAP = "  "
+COLUMN_GAP = "  "
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[str]:
@@ -332,17 +332,19 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
     right = [name.startswith(">") for name in header]
     widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
     if width is not None:
-        widths = _narrowed(widths, _least_widths(header, widths), width - len(GAP) * (len(header) - 1))
+        widths = _narrowed(widths, _least_widths(header, widths), width - len(COLUMN_GAP) * (len(header) - 1))
     return [
-        GAP.join(padded(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)).rstrip()
+        COLUMN_GAP.join(
+            pad(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
         for line in lines
     ]
 
 
 def _least_widths(header: Sequence[str], widths: Sequence[int]) -> list[int]:
-    """Return the smallest width of each column: its own for numbers, that of its header or ``LEAST`` for text."""
+    """Return the least width of each column: its own for numbers; ``MIN_COLUMN_WIDTH`` or its header's for text."""
     return [
-        width if name.startswith(">") else min(width, max(LEAST, display_width(name)))
+        width if name.startswith(">") else min(width, max(MIN_COLUMN_WIDTH, display_width(name)))
         for name, width in zip(header, widths, strict=True)
     ]
 
@@ -382,7 +384,7 @@ def fitting_columns(
 def _least_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     lines = [[name.lstrip(">") for name in header], *rows]
     widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
-    return sum(_least_widths(header, widths)) + len(GAP) * (len(header) - 1)
+    return sum(_least_widths(header, widths)) + len(COLUMN_GAP) * (len(header) - 1)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
@@ -390,7 +392,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | Non
 
     If it is wider than ``width``, by default that of the terminal, its last column is broken between words.
     """
-    known = [[safe(cell) for cell in row] for row in rows]
+    known = [[printable(cell) for cell in row] for row in rows]
     first, *lines = table_lines(header, known)
     width = width or output_width()
     if width is None or header[-1].startswith(">"):
@@ -407,7 +409,7 @@ def narrowed_table(
     A line below the table names the columns that are left out, and the ``complete`` form. ``room``: the width that the
     last column keeps, if it's more than that of its header.
     """
-    width, names, known = output_width(), list(header), [list(map(safe, row)) for row in rows]
+    width, names, known = output_width(), list(header), [list(map(printable, row)) for row in rows]
     hidden = []
     for name in filter(header.__contains__, hideable):
         if (
@@ -418,7 +420,7 @@ def narrowed_table(
         at = names.index(name)
         known = [row[:at] + row[at + 1 :] for row in known]
         hidden.append(names.pop(at).lstrip(">"))
-    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
+    note = [wrap_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([table(names, known), *note])
 
 
@@ -447,9 +449,9 @@ def fitting_table(
 
     A line below the table names the columns that are left out, and the ``complete`` form.
     """
-    cells = [[safe(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     header, cells, hidden = fitting_columns(header, cells, width, hideable)
-    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
+    note = [wrap_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
     return "\n".join([*table_lines(header, cells, width), *note])
 
 
@@ -458,7 +460,7 @@ def output_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def wrapped_text(text: str, width: int | None) -> str:
+def wrap_text(text: str, width: int | None) -> str:
     """Return the text with its lines broken between words, if there is a width."""
     if width is None:
         return text
@@ -466,25 +468,35 @@ def wrapped_text(text: str, width: int | None) -> str:
     return "\n".join("\n".join(own) for own in lines)
 
 
-def size(value: int | None) -> str:
+def size_or_dash(value: int | None) -> str:
     """Return a size such as ``31.2 GiB``, ``-`` if it is unknown."""
     return "-" if value is None else size_text(value)
 
 
-def moment(at: float | None) -> str:
+def time_text(at: float | None) -> str:
     """Return a Unix time in UTC, like the times in summaries; ``-`` if there is none."""
     return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def exact_moment(at: float) -> str:
+def exact_time_text(at: float) -> str:
     """Return a Unix time in UTC with the milliseconds that it has."""
     seconds, milliseconds = divmod(round(1000 * at), 1000)
-    return f"{moment(seconds)[:-1]}{f'.{milliseconds:03}'.rstrip('0.')}Z"
+    return f"{time_text(seconds)[:-1]}{f'.{milliseconds:03}'.rstrip('0.')}Z"
 
 
-def safe(text: str) -> str:
-    """Replace control characters, escapes and marks that would change the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+def printable(text: object) -> str:
+    """Return untrusted text with a replacement for each character that could change the terminal or the adjacent text
+    (control characters, escapes, direction marks, surrogates)."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in shown)
+
+
+def printable_excerpt(text: object, max_length: int = 200) -> str:
+    """Return untrusted text as `printable` does, in at most ``max_length`` characters."""
+    shown = printable(str(text)[: max_length + 1])
+    return shown if len(shown) <= max_length else f"{shown[: max_length - 1]}…"
 
 
 WIDTH = 72
@@ -543,7 +555,9 @@ class ChartCurve:
         self._stretch *= 2
 
 
-def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
+def draw_chart(
+    curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None
+) -> list[str]:
     """Return lines of at most ``WIDTH`` characters, from 0 to ``top`` (or the maximum), with ``^`` below ``marks``."""
     blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII)
     columns = curve.columns()

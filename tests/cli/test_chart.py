@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.view.text import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw
+from gpumond.view.text import ASCII, BINS, BLOCKS, COLUMNS, WIDTH, ChartCurve, draw_chart
 
 
 def curve(*values: float | None, every: float = 1.0) -> ChartCurve:
@@ -18,7 +18,7 @@ def curve(*values: float | None, every: float = 1.0) -> ChartCurve:
 @pytest.mark.parametrize("count", [1, 5, COLUMNS, BINS, 3 * BINS + 1, 20_000])
 @pytest.mark.parametrize("every", [0.1, 1.0, 60.0])
 def test_chart_width_does_not_depend_on_series_length(count: int, every: float):
-    lines = draw(curve(*[5.0] * count, every=every), 10.0, blocks=BLOCKS)
+    lines = draw_chart(curve(*[5.0] * count, every=every), 10.0, blocks=BLOCKS)
     assert max(map(len, lines)) <= WIDTH
     assert min(map(len, lines)) < WIDTH
 
@@ -37,22 +37,22 @@ def test_rising_series_rises_from_end_to_end():
 
 def test_gap_is_blank():
     values: list[float | None] = [8.0] * 100 + [None] * 100 + [8.0] * 100
-    bottom = draw(curve(*values), 8.0, blocks=BLOCKS)[3]
+    bottom = draw_chart(curve(*values), 8.0, blocks=BLOCKS)[3]
     third = COLUMNS // 3
     assert bottom[-third // 2] == bottom[-COLUMNS + third // 2] == BLOCKS[8]
     assert bottom[-COLUMNS // 2] == " "
 
 
 def test_full_half_and_zero_values_have_their_heights():
-    lines = draw(curve(0.0, 5.0, 10.0), 10.0, blocks=BLOCKS)
+    lines = draw_chart(curve(0.0, 5.0, 10.0), 10.0, blocks=BLOCKS)
     assert [line[-1] for line in lines] == [BLOCKS[8]] * 4
     assert lines[3][-COLUMNS] == BLOCKS[1]
 
 
 def test_marks_are_below_their_time():
-    lines = draw(curve(*[1.0] * 100), 1.0, marks=(0.0, 99.0), blocks=ASCII)
+    lines = draw_chart(curve(*[1.0] * 100), 1.0, marks=(0.0, 99.0), blocks=ASCII)
     assert lines[4] == " " * (WIDTH - COLUMNS) + "^" + " " * (COLUMNS - 2) + "^"
 
 
 def test_ascii_chart_has_ascii_characters_only():
-    assert "".join(draw(curve(*map(float, range(100))), 99.0, blocks=ASCII)).isascii()
+    assert "".join(draw_chart(curve(*map(float, range(100))), 99.0, blocks=ASCII)).isascii()

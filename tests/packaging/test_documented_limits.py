@@ -49,7 +49,7 @@ from gpumond.serve.limits import (
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
     MAX_PREVIEWS,
-    MAX_WAITING,
+    MAX_WAITING_REQUESTS,
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
 )
@@ -111,7 +111,7 @@ STATED = {
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
     "requests that wait for an earlier response, per connection": f"{MAX_PIPELINED}",
-    "reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING} more wait",
+    "reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING_REQUESTS} more wait",
     "requests per user other than reads": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
     "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",

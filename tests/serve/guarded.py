@@ -12,7 +12,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumond.config.tokens import Token, digest
-from gpumond.serve.app import state_of
+from gpumond.serve.app import app_state
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
 from tests.serve.application import View, application
@@ -46,7 +46,7 @@ class GuardedApi:
     def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
         self.view: Any = view or View()
         self.tokens = Tokens("gpm_own", others=lambda: others, clock=lambda: 0.0)
-        self.state = state_of(self.view, self.tokens)
+        self.state = app_state(self.view, self.tokens)
         application().state = self.state
         self.app = Guard(application(), self.tokens, policy)
 

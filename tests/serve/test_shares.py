@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gpumond.serve.http import FEW_RESPONSES, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
-from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
+from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
 
 KIB = 1024
 
@@ -33,7 +33,7 @@ def test_user_is_a_uid_or_an_address_and_all_loopback_addresses_are_one(uid: int
 
 
 def test_user_has_at_most_its_share_of_the_whole():
-    shares: UserAmounts[str] = UserAmounts(5, 3)
+    shares: UserLimits[str] = UserLimits(5, 3)
     for holder in "abc":
         assert shares.admits("greedy")
         shares.add("greedy", holder)

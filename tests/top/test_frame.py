@@ -20,8 +20,8 @@ from gpumond.features.fleet.doctor import _of_frame as findings_of
 from gpumond.features.fleet.plan import Criteria, select
 from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
-from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, merged, view
-from gpumond.view.tables import device_table, engine_table, notes, page, process_table
+from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, frame_view, merge_views
+from gpumond.view.tables import device_table, engine_table, notes, process_table, status_page
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.fuzzing import fuzzed
@@ -90,14 +90,14 @@ def full_frame() -> dict[str, Any]:
 
 def show(frame: Any) -> str:
     """Return all that the command line, `top` and `fleet` make of a frame."""
-    content, state = view(frame), status_of_frame(MACHINE, frame)
+    content, state = frame_view(frame), status_of_frame(MACHINE, frame)
     checked = frame_of(frame)
     parts = [
         device_table(content, True, 80, True),
         process_table(content, 80),
         engine_table(checked["snapshot"], 80),
         *notes(content),
-        page(merged([("node-1", content), ("node-2", content)])),
+        status_page(merge_views([("node-1", content), ("node-2", content)])),
         *(str(row.facts) + row.words for row in content.processes),
         status_table([state]),
         summary([state]),
@@ -127,7 +127,9 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
     with pytest.raises(DaemonError, match="older than this command's"):
-        decode_response(404, b'{"status": 404, "detail": "Not Found"}')
+        decode_response(
+            404, b'{"status": 404, "detail": "this daemon doesn\'t serve /api/v1/new; /docs lists what it serves"}'
+        )
     with pytest.raises(DaemonError, match="no program with an agent"):
         decode_response(404, b'{"status": 404, "detail": "no program with an agent matches"}')
 
@@ -200,7 +202,7 @@ def four(**fields: Any) -> dict[str, Any]:
     return make_frame(make_device(used_bytes=11 * GIB, processes=processes), reports=(report,), **fields)
 
 
-ROWS = view(four()).processes
+ROWS = frame_view(four()).processes
 
 
 def test_group_has_the_sums_of_its_members():

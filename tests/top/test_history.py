@@ -12,7 +12,7 @@ import pytest
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
 from gpumond.top.screen import HistoryChart, SensorHistory, chart_lines, extended, read_history, read_utilization
-from gpumond.view.frame import View, history_key_of, view
+from gpumond.view.frame import FrameView, frame_view, history_key_of
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
@@ -39,7 +39,7 @@ class Recorded:
         raise NotImplementedError
 
 
-CONTENT = view(busy_frame())
+CONTENT = frame_view(busy_frame())
 DEVICE, TRAIN = history_key_of(CONTENT.devices[0]), CONTENT.processes[0].key
 
 
@@ -96,7 +96,7 @@ def test_large_chart_has_its_times():
 
 
 def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
-    def at(seconds: float, busy: float | None, watts: float | None) -> View:
+    def at(seconds: float, busy: float | None, watts: float | None) -> FrameView:
         device = replace(CONTENT.devices[0], busy_ratio=busy, watts=watts)
         return replace(CONTENT, taken_at=seconds, devices=(device,))
 

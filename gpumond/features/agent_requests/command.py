@@ -22,7 +22,7 @@ from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
-from gpumond.view.text import moment, output_width, safe, size, table, wrapped_text
+from gpumond.view.text import output_width, printable, size_or_dash, table, time_text, wrap_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,17 +89,17 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     """Yield a program's active verdicts, each with its remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
-            yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']}")
+            yield printable(f"verdict {verdict['kind']} since {time_text(verdict['since'])}: {verdict['summary']}")
             steps = steps_of(REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
             summary, _, again = summary.partition(AGAIN)
-            since = f"again since {again}" if again else f"since {moment(alert['fired_at'] or alert['active_at'])}"
+            since = f"again since {again}" if again else f"since {time_text(alert['fired_at'] or alert['active_at'])}"
             state = f"{alert['phase']} {since}"
             reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
-            yield safe(f"alert {alert['rule']} {summary if past else state + reason}")
+            yield printable(f"alert {alert['rule']} {summary if past else state + reason}")
 
 
 def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
@@ -218,7 +218,7 @@ class LimitCommand:
                 raise ValueError("the size must be above 0")
         except ValueError as error:
             given = f"SIZE {arguments.limit!r:.80}: {error}"
-            example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")
+            example = printable(f"gpumond limit {arguments.limit:.80} 40GiB")
             raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
         if not targeted:
             raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
@@ -228,7 +228,7 @@ class LimitCommand:
             and not arguments.yes
             and (exceeding := _exceeding(arguments, programs, limit_bytes))
         ):
-            print(wrapped_text("\n".join(exceeding), output_width()), file=sys.stderr)
+            print(wrap_text("\n".join(exceeding), output_width()), file=sys.stderr)
             if sys.stdin.isatty() and not arguments.json:
                 confirm(f"Limit to {size_text(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
@@ -247,7 +247,7 @@ class LimitCommand:
                 program.workload or names.get(program.pid) or "-",
                 each["allocator"] or "-",
                 gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
-                "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
+                "none" if each["limit_bytes"] is None else size_or_dash(each["limit_bytes"]),
                 "yes" if each["applied"] else "no",
                 each["reason"],
             ]
@@ -258,7 +258,7 @@ class LimitCommand:
         limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
         for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):
-            print(wrapped_text(line, output_width()))
+            print(wrap_text(line, output_width()))
         if limit_bytes is not None and limited:
             print(client.paragraph(f"to remove this limit: gpumond limit {_target(arguments)} none", arguments.url))
         return status
@@ -287,8 +287,9 @@ def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collectio
         quota = process["quota"] or {}
         required = quota.get("limit_bytes")
         if process["pid"] in pids and required is not None and (limit is None or limit > required):
-            name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the {safe(quota['limit_quota'])} quota will soon reset the limit of {name} to {size_text(required)}"
+            name = printable(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
+            limit_quota = printable(quota["limit_quota"])
+            yield f"the {limit_quota} quota will soon reset the limit of {name} to {size_text(required)}"
 
 
 def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:
@@ -306,6 +307,6 @@ def notes_on_excess(agent: Mapping[str, Any], limit: int, device_uuid: str | Non
         if held - cached <= limit or device_uuid not in (None, pool["device_uuid"]):
             continue
         more = f" besides its cache ({size_text(cached)})" if cached else ""
-        name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
+        name = printable(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
         fails = f"its next allocation from the driver fails unless it frees {size_text(held - cached - limit)}{more}"
         yield f"{name} holds {size_text(held)}: with this limit, {fails}"

@@ -16,7 +16,7 @@ from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, select_machines
 from gpumond.features.fleet.status import Build, MachineStatus, differences, most_frequent, read_builds, status_of_frame
 from gpumond.view.frame import frame_of
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 NO_RESPONSE = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT = "start them with `gpumond run`, or set GPUMOND_AGENT=1 in their environment; only then can they be flushed"
@@ -112,5 +112,5 @@ def _lines(findings: Sequence[FleetFinding]) -> Iterator[str]:
     for finding, names in by_subject(findings):
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         detail = f" ({finding.detail})" if len(names) == 1 and finding.detail else ""
-        yield safe(f"{MARKS[finding.state]}  {finding.subject}: {', '.join(names[:NAMES_SHOWN])}{more}{detail}")
-        yield safe(f"      -> {finding.remedy}")
+        yield printable(f"{MARKS[finding.state]}  {finding.subject}: {', '.join(names[:NAMES_SHOWN])}{more}{detail}")
+        yield printable(f"      -> {finding.remedy}")

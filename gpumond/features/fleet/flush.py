@@ -56,7 +56,7 @@ from gpumond.features.fleet.plan import (
 )
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
-from gpumond.view.text import safe, size, table
+from gpumond.view.text import printable, size_or_dash, table
 
 FLUSHES = "/api/v1/flushes"
 RELEASED = ("freed", "partial", "timeout", "failed")
@@ -414,7 +414,7 @@ async def run(arguments: argparse.Namespace) -> int:
             print(f"\n{receipt_table(flushes.results)}")
             if flushes.may_sleep and options.operation:
                 words = ("gpumond", "fleet", "undo", *discovery.options_of(arguments), options.operation.id)
-                print(f"undo with: {safe(shlex.join(words))}")
+                print(f"undo with: {printable(shlex.join(words))}")
     if arguments.json:
         print(json.dumps(flushes.document(), indent=2))
     return flushes.exit_code(arguments.dry_run)
@@ -500,7 +500,7 @@ class _Flushes:
         noun = "engine" if self.criteria.engines else "process"
         released = "no engine would release memory" if self.criteria.engines else "no process would be flushed"
         nothing = "no engine would be woken" if self.criteria.wake else released
-        missing = "\n".join(safe(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
+        missing = "\n".join(printable(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
         table = plan_table(self.planned, self.order) if self.planned else ""
         operation = f"operation {self.operation.id}" if self.operation else ""
         return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing, operation)))
@@ -509,8 +509,8 @@ class _Flushes:
         due = [each for wave in self.order for each in wave]
         low, high = sum(each.low_bytes for each in due), sum(each.high_bytes for each in due)
         likely = [each.likely_bytes for each in due if each.likely_bytes is not None]
-        parts = [size(sum(likely))] if len(likely) == len(due) else []
-        parts += [f"between {size(low)} and {size(high)}"] if low != high or not parts else []
+        parts = [size_or_dash(sum(likely))] if len(likely) == len(due) else []
+        parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high or not parts else []
         machines = plural(len({each.machine.url for each in due}), "machine")
         what = f"{plural(len(due), noun)} on {machines} in {plural(len(self.order), 'wave')}"
         if self.criteria.wake:
@@ -558,7 +558,7 @@ def plan_table(planned: Sequence[MachineFlush], order: Sequence[Sequence[Machine
     rows = []
     for number, each in [*waved, *(("-", each) for each in planned if each.refusal)]:
         sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)[: 1 + len(bounds)]
-        shown = ["-" if each.refusal else size(value) for value in sizes]
+        shown = ["-" if each.refusal else size_or_dash(value) for value in sizes]
         rows.append([*_names(each), each.user or "-", number, *shown, each.refusal])
     return _with_notes(header, rows)
 
@@ -575,7 +575,7 @@ def _with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         if len(reason) > LONG_REASON:
             reason = notes.setdefault(reason, f"[{len(notes) + 1}]")
         shown.append([*cells, reason])
-    return "\n".join([table(header, shown), *(safe(f"{mark} {reason}") for reason, mark in notes.items())])
+    return "\n".join([table(header, shown), *(printable(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
 def _names(planned: MachineFlush) -> list[str]:
@@ -589,7 +589,7 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
     rest = "".join(f", {count} {name}" for name, count in number.items() if count)
-    return f"{_with_notes(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{rest}"
+    return f"{_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{rest}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
@@ -603,9 +603,9 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             str(receipt.get("allocator") or "-"),
             str(each.wave),
             str(receipt["outcome"]),
-            size(expected["likely"] if expected else None),
-            size(receipt["released_bytes"]),
-            size(receipt["driver_released_bytes"]),
+            size_or_dash(expected["likely"] if expected else None),
+            size_or_dash(receipt["released_bytes"]),
+            size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f} s",
             with_option_names(str(receipt.get("reason", ""))),
         ]

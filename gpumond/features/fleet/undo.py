@@ -22,9 +22,9 @@ from gpumond.features.fleet.audit import AUDIT, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
 from gpumond.features.fleet.discovery import UnreadMachine, progress, read_each, unread_machines
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
-from gpumond.view.audit import sentence
+from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
 MAX_ENTRIES = 10_000
@@ -219,9 +219,9 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
     rows = [
         (
             machine.name,
-            moment(step.entry["at"]),
+            time_text(step.entry["at"]),
             caller_text(str(step.entry["actor"])),
-            sentence(str(step.entry["action"]), step.entry["detail"]),
+            audit_sentence(str(step.entry["action"]), step.entry["detail"]),
             step.text or "-",
             step.problem,
         )

@@ -26,7 +26,7 @@ from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, size_argument
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.rows import differences
-from gpumond.view.text import moment, narrowed_table, size, table
+from gpumond.view.text import narrowed_table, size_or_dash, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,8 +122,8 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(HEADERS[name] for name in names), "REASON")
     low, high = (sum(promise[name] for promise in promised) for name in ("low", "high"))
     known = all(promise["likely"] is not None for promise in promised)
-    parts = [size(sum(promise["likely"] for promise in promised))] if known else []
-    parts += [f"between {size(low)} and {size(high)}"] if low != high else []
+    parts = [size_or_dash(sum(promise["likely"] for promise in promised))] if known else []
+    parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high else []
     changes = "; the amount changes while the programs run" if high else ""
     return f"{table(header, _plan_rows(receipts, names))}\n\na flush now would release {', '.join(parts)}{changes}"
 
@@ -148,16 +148,16 @@ def receipt_table(
     if past:
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = ([moment(_finished_at(each)), *row[:-1], _caller(each, user_name), row[-1]] for row, each in pairs)
+        rows = ([time_text(_finished_at(each)), *row[:-1], _caller(each, user_name), row[-1]] for row, each in pairs)
     shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
     released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
     known = [each for each in released if each is not None]  # unknown of a suspension
     if receipts and not known:
         return shown
-    total = f"{size(sum(known))} released"
+    total = f"{size_or_dash(sum(known))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {moment(first['started_at'])} by {_caller(first, user_name)}"
+        total += f" at {time_text(first['started_at'])} by {_caller(first, user_name)}"
     return f"{shown}\n\n{total}"
 
 
@@ -179,8 +179,8 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             *_subject(receipt),
             _part(receipt.get("planned"), "likely"),
             _part(receipt["expected"], "likely"),
-            size(receipt["released_bytes"]),
-            size(receipt["driver_released_bytes"]),
+            size_or_dash(receipt["released_bytes"]),
+            size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f} s",
             "; ".join(filter(None, (_remarks(receipt), *differences(receipt)))),
         ]
@@ -200,7 +200,7 @@ def _subject(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def _part(promise: Mapping[str, Any] | None, name: str) -> str:
-    return size(promise[name] if promise else None)
+    return size_or_dash(promise[name] if promise else None)
 
 
 def _of_suspension(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -213,8 +213,8 @@ def _of_suspension(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     reasons = (
         receipt["reason"],
         client.with_commands(receipt["remedy"], url),
-        host and f"{size(host)} on the host",
-        returned and f"{size(returned)} back on the GPU",
+        host and f"{size_or_dash(host)} on the host",
+        returned and f"{size_or_dash(returned)} back on the GPU",
     )
     return {
         **receipt,

@@ -24,7 +24,7 @@ from gpumond.serve.authentication import Caller, Tokens, count_request
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses, starting
+from gpumond.serve.routes import Router, bearer, core_of, json_response, not_ready, problem_responses
 
 MANY_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
@@ -270,7 +270,7 @@ async def alertmanager(
     """
     core = core_of(request)
     if core.frame is None:
-        raise starting()
+        raise not_ready()
     alerts = [each.alert() for each in body.alerts]
     plan = dry_run == "true"
     if not plan and any(alert.firing for alert in alerts):

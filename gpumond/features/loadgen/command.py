@@ -34,7 +34,7 @@ from gpumond.features.loadgen.runner import (
 )
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import DeviceSpec, create, simulated_devices
-from gpumond.view.text import size
+from gpumond.view.text import size_or_dash
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 VIRTUAL_TIME_OPTIONS = ("size", "view", "gaps", "neighbors", "programs")
@@ -228,7 +228,7 @@ def _flush() -> int:
 
 def _progress(name: str, elapsed: float, carried: CompletedWork) -> None:
     line = f"{name}  {_clock(elapsed)}  allocated {carried.takes}, freed {carried.gives}"
-    line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
+    line += f"  peak {size_or_dash(carried.peak_live_bytes)} live, {size_or_dash(carried.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
@@ -242,14 +242,15 @@ def _summary(done: dict[str, Any]) -> str:
         f"{done['scenario']} on {done['backend']}: {done['outcome']} after "
         f"{done['ended_at'] - done['started_at']:.1f} s",
         f"allocated {plural(done['takes'], 'block')}, freed {done['gives'] or 'none'}; "
-        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",
+        f"peak {size_or_dash(done['peak_live_bytes'])} live, {size_or_dash(done['peak_held_bytes'])} held; "
+        "all memory is freed",
     ]
     if done["detail"]:
         lines.append(done["detail"])
     if done["flushes"]:
-        lines.append(f"{plural(done['flushes'], 'flush')} released {size(done['released_bytes'])} to the GPU")
+        lines.append(f"{plural(done['flushes'], 'flush')} released {size_or_dash(done['released_bytes'])} to the GPU")
     if done["checked_bytes"]:
-        lines.append(f"{size(done['checked_bytes'])} checked, {plural(done['wrong_words'], 'incorrect word')}")
+        lines.append(f"{size_or_dash(done['checked_bytes'])} checked, {plural(done['wrong_words'], 'incorrect word')}")
     if "regressions" in done:
         lines.append(summary(done))
     lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")

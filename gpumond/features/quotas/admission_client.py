@@ -18,7 +18,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import listed, size_text
 from gpumond.view.rows import claimed_room, requests_ahead
-from gpumond.view.text import cut, safe
+from gpumond.view.text import cut, printable
 
 NO_ROOM = 75
 """Exit code for a program that was not started because its memory is not available (EX_TEMPFAIL of sysexits.h)."""
@@ -52,7 +52,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
         query["device"] = device
     found = client.get(url, f"/api/v1/need?{urlencode(query)}")
     runs, need = found["runs"], found["need_bytes"]
-    where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
+    where = f"runs of {printable(workload)} on {printable(found['device_name'])}"
     if need is None:
         known = f"{runs} {'is' if runs == 1 else 'are'} known"
         raise ConfigError(f"--need auto requires three {where}, but {known}; pass a size")
@@ -184,6 +184,6 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
     programs: dict[str, list[str]] = {}
     for each in plan:
         pid, size = each["pid"], size_text(each["reclaimable_bytes"])
-        named = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
+        named = f"{printable(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
     return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())

@@ -15,14 +15,13 @@ from gpumond.view.rows import (
     held_sentences,
     limit_sentences,
     place_sentence,
-    plain,
     process_of,
     quota_sentence,
     request_advice,
     reserve_sentences,
     taken_memory_sentences,
 )
-from gpumond.view.text import fitting_table, output_width, size, table, wrapped_text
+from gpumond.view.text import fitting_table, output_width, printable_excerpt, size_or_dash, table, wrap_text
 
 KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
@@ -74,7 +73,7 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
         table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">RESERVE SHORTAGE", "LIMITS"), limited) if limited else "",
         cgroup_table(frame),
-        *(wrapped_text(each, output_width()) for each in sentences),
+        *(wrap_text(each, output_width()) for each in sentences),
     )
     return "\n\n".join(filter(None, sections))
 
@@ -84,7 +83,7 @@ def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
     matched = quota.get("match") or {}
     yield entry["name"]
     yield ", ".join(f"{name}={pattern}" for name, pattern in matched.items() if pattern is not None) or "all"
-    yield from (size(quota.get(kind)) for kind in KINDS)
+    yield from (size_or_dash(quota.get(kind)) for kind in KINDS)
     yield entry["origin"]
 
 
@@ -95,8 +94,8 @@ def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> li
     return [
         str(process["pid"]),
         process["workload"] or process["comm"] or "?",
-        size(process["used_bytes"]),
-        size(process["reserve_shortage_bytes"]),
+        size_or_dash(process["used_bytes"]),
+        size_or_dash(process["reserve_shortage_bytes"]),
         ", ".join(filter(None, (quota_sentence(process, report), other))),
     ]
 
@@ -107,9 +106,9 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
     rows = [
         [
             str(device["index"]),
-            size(each["used_bytes"]),
-            size(each["guaranteed_bytes"]),
-            size(each["limit_bytes"]),
+            size_or_dash(each["used_bytes"]),
+            size_or_dash(each["guaranteed_bytes"]),
+            size_or_dash(each["limit_bytes"]),
             next(
                 (
                     quotas[pid]["cgroup_limit_quota"]
@@ -118,7 +117,7 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
                 ),
                 "-",
             ),
-            plain(each["cgroup"]),
+            printable_excerpt(each["cgroup"]),
         ]
         for device in frame["snapshot"]["devices"]
         for each in device["cgroup_limits"]
@@ -166,7 +165,7 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
         advice,
         "\n".join(grant_sentences(frame)),
     ]
-    return "\n\n".join(filter(None, (waiting, *(wrapped_text(each, output_width()) for each in sentences))))
+    return "\n\n".join(filter(None, (waiting, *(wrap_text(each, output_width()) for each in sentences))))
 
 
 def _by_flushes(request: Mapping[str, Any]) -> int | None:
@@ -199,8 +198,8 @@ def queue_table(frame: Mapping[str, Any]) -> str:
             [
                 indexes.get(request["device_uuid"], "?"),
                 size_text(need),
-                size(available and max(0, available)),
-                size(flushed),
+                size_or_dash(available and max(0, available)),
+                size_or_dash(flushed),
                 "-" if claimed else size_text(missing),
                 str(request["ahead"]),
                 "-" if request["pid"] is None else str(request["pid"]),

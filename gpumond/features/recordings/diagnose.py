@@ -24,7 +24,7 @@ from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
 from gpumond.features.recordings.snapshots import NAMELESS
 from gpumond.view import html_report
-from gpumond.view.text import ChartCurve, draw, safe
+from gpumond.view.text import ChartCurve, draw_chart, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
     read = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
-        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
+        html_report.write_report(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
         print("\n".join(findings.report()))
     return DONE
@@ -240,7 +240,7 @@ class Findings:
             parts.append(html_report.curve(series.curve.points(), series.top, marks))
             if rows := list(_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
-        return html_report.page(f"Memory in {name}", parts)
+        return html_report.html_page(f"Memory in {name}", parts)
 
     def _charted_series(self) -> Iterator[tuple[Key, _Series]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
@@ -256,10 +256,10 @@ class Findings:
             yield f"{others} more series without a finding" if not self._unseen else f"{others} more series"
 
     def _section(self, key: Key, series: _Series) -> Iterator[str]:
-        yield safe("  ".join(_title(key, series)))
-        yield from draw(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
+        yield printable("  ".join(_title(key, series)))
+        yield from draw_chart(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
         for at, kind, outcome in _rows(series):
-            yield safe(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
+            yield printable(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:

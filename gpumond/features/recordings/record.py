@@ -28,7 +28,7 @@ from gpumond.features.recordings.reader import Lines, Remarks
 from gpumond.features.recordings.snapshots import Format
 from gpumond.host.files import write_error_text
 from gpumond.tick.ledger import attribute
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 POLLS_PER_TICK = 4
 SHORTEST_SECONDS, FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.1, 0.5
@@ -146,7 +146,7 @@ def program_names(ledger: Ledger, known: set[int]) -> Iterator[Entry]:
     for pid, name in found.items():
         if pid not in known:
             known.add(pid)
-            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": safe(name)}}
+            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": printable(name)}}
 
 
 def instants(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[Entry]:
@@ -160,7 +160,7 @@ def instants(events: Iterable[Mapping[str, Any]], base: int) -> Iterator[Entry]:
                 "tid": 0,
                 "name": event["kind"],
                 "ts": (event["at"] - base) * MICROSECONDS,
-                "args": {"summary": safe(event["summary"])},
+                "args": {"summary": printable(event["summary"])},
             }
 
 
