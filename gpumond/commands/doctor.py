@@ -261,7 +261,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for engine in engines:
         yield _engine(engine)
     for entry in stuck_processes(processes):
-        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
+        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.sentence, entry.remedy)
 
 
 def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

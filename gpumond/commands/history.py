@@ -26,7 +26,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
 from gpumond.view.moments import (
-    AMOUNTS,
+    VALUES,
     Entry,
     history_table,
     holdings_at,
@@ -187,7 +187,7 @@ def _columns(url: str, subject: Subject, since: float, until: float | None) -> l
         if error.status != client.NOT_FOUND:
             raise
         return []
-    names = {"high": "peak", **{name: name for name in AMOUNTS}}
+    names = {"high": "peak", **{name: name for name in VALUES}}
     return [
         _with_overcount(
             {"at": at, **subject._asdict()}

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     file = ConfigurationFile(arguments.config, flags(arguments))
     settings, last_valid = file.load_or_keep()
-    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, without_port=True)
+    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, wait_for_port=True)
 
 
 def _duration(text: str) -> str:
@@ -105,15 +105,15 @@ def serve(
     source: str,
     reload: Callable[[], Settings],
     pace: float = 1.0,
-    bound: Callable[[str], None] = lambda address: None,
+    on_listening: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
-    without_port: bool = False,
+    wait_for_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
-    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the web UI's address when
-    the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
-    ``without_port``: do not end if another program uses the port.
+    ``pace`` is the factor by which diagnosis time is accelerated. ``on_listening`` is called with the web UI's address
+    when the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
+    ``wait_for_port``: do not end if another program uses the port.
     """
     import asyncio
 
@@ -122,7 +122,7 @@ def serve(
     log_limit = logs.configure(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, last_valid, without_port))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, on_listening, last_valid, wait_for_port))
     return DONE
 
 

@@ -14,7 +14,14 @@ from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.shares import MEANINGS, SHARES
 from gpumond.view.frame import frame_view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
-from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
+from gpumond.view.tables import (
+    device_table,
+    engine_table,
+    note_paragraphs,
+    overhead_text,
+    process_table,
+    suspended_programs,
+)
 from gpumond.view.text import output_width, wrap_text
 
 VERDICT = "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
@@ -80,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
         "" if arguments.names else wrap_text(suspended_programs(frame, device), limit),
     )
-    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in notes(content))
+    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in note_paragraphs(content))
     sections = (*tables, overhead_text(content) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("this terminal isn't supported (TERM=dumb); run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.app import TopApp  # not needed for --once
 
-    Top([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
+    TopApp([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
     return DONE

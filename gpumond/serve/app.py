@@ -1,4 +1,4 @@
-"""The ASGI application over one kernel. It accesses neither the driver, /proc nor the disk."""
+"""The ASGI application over one core. It accesses neither the driver, /proc nor the disk."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DESCRIPTION = (
 
 def create_app(state: State, routers: Iterable[APIRouter] = ()) -> FastAPI:
     """Return the application. ``state``: that of ``app_state``."""
-    served = (*CORE_ROUTERS, *routers)
+    all_routers = (*CORE_ROUTERS, *routers)
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state = state
     routes.install_error_handlers(app)
-    app.openapi = cache(partial(openapi_document, served))  # type: ignore[method-assign]
-    for router in served:
+    app.openapi = cache(partial(openapi_document, all_routers))  # type: ignore[method-assign]
+    for router in all_routers:
         app.include_router(router)
     return app
 
@@ -63,13 +63,13 @@ def openapi_document(routers: Iterable[APIRouter]) -> dict[str, Any]:
     document = documented.openapi()
     for methods in document["paths"].values():
         for operation in methods.values():
-            _complete(operation)
+            _add_common_problems(operation)
     for name in UNUSED_SCHEMAS:
         document["components"]["schemas"].pop(name, None)
     return document
 
 
-def _complete(operation: dict[str, Any]) -> None:
+def _add_common_problems(operation: dict[str, Any]) -> None:
     body, token = "requestBody" in operation, "security" in operation
     refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
     if body or "parameters" in operation:

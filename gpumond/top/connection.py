@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import clock_text, duration_text
 from gpumond.host.http import LOCAL_HOSTS
-from gpumond.view.frame import CheckedFrame, FrameView, frame_view, merge_views
+from gpumond.view.frame import MALFORMED, CheckedFrame, FrameView, frame_view, merge_views
 from gpumond.view.notices import FrameNotice
 from gpumond.view.text import printable_excerpt
 
@@ -56,8 +56,8 @@ class Requests:
                 answer = question()
             except GpumondError as error:
                 answer = error if isinstance(error, DaemonError) else DaemonError(str(error))
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                answer = DaemonError(f"the response isn't from gpumond ({type(error).__name__}: {error}); check --url")
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                answer = DaemonError(f"{MALFORMED}; check --url")
             self._answers.put(lambda: then(answer))
             self._wake()
 
@@ -126,16 +126,16 @@ class DaemonConnection:
         self.local = parts.scheme == "unix" or parts.hostname in LOCAL_HOSTS
         self.state = ConnectionState(time.monotonic())
         self.view: FrameView | None = None
-        self.asking = False
+        self.is_requesting = False
 
     def poll(self, requests: Requests, then: Callable[[], None]) -> None:
         """Request a frame unless a request is in progress. ``then`` is called after the answer."""
-        if self.asking:
+        if self.is_requesting:
             return
-        self.asking = True
+        self.is_requesting = True
 
         def receive(answer: FrameView | DaemonError) -> None:
-            self.asking = False
+            self.is_requesting = False
             self.state = self.state.updated(answer, time.monotonic())
             if isinstance(answer, FrameView):
                 self.view = answer
@@ -162,7 +162,7 @@ def short_names(urls: Sequence[str]) -> list[str]:
     ]
 
 
-def combined(connections: Sequence[DaemonConnection], views: Sequence[FrameView | None]) -> FrameView | None:
+def combine_views(connections: Sequence[DaemonConnection], views: Sequence[FrameView | None]) -> FrameView | None:
     """Return the view of all daemons, without those of several that have none; None if none has one."""
     if len(views) == 1:
         return views[0]

@@ -19,19 +19,19 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, save_columns, s
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, differences, sort_by_urgency
+from gpumond.view.rows import ProcessRow, difference_sentences, sort_by_urgency
 from gpumond.view.text import Span, StyledLine, cut, fitting_columns, printable_excerpt, table_lines as table, wrap_line
 
 TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
-PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
-EXACT_COLUMNS = len(PLAN) - 2
+PLAN_COLUMNS = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
+EXACT_COLUMNS = len(PLAN_COLUMNS) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
-DROPPED_FIRST = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
+HIDEABLE = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
 """Columns that a narrow screen does not show, in the order in which they are left out."""
-RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
+RECEIPT_COLUMNS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
 def selection_keys(step: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
@@ -50,15 +50,15 @@ class FlushTarget(NamedTuple):
 
 class ReceiptRow(NamedTuple):
     """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
-    unknown. ``exact``: it has no bounds.
+    unknown. ``is_exact``: it has no bounds.
     """
 
-    planned: Sequence[str]
-    ended: Sequence[str]
+    plan_cells: Sequence[str]
+    receipt_cells: Sequence[str]
     remark: str
-    releases: bool
+    releases_memory: bool
     likely_bytes: int | None
-    exact: bool
+    is_exact: bool
 
 
 class FlushResponse(NamedTuple):
@@ -74,14 +74,14 @@ class FlushResponse(NamedTuple):
 class FlushDialog:
     """Nothing is flushed before the plan is shown and ``y`` is pressed.
 
-    ``done`` is called with a summary of the receipts, also if the panel is no longer shown.
+    ``on_done`` is called with a summary of the receipts, also if the panel is no longer shown.
     """
 
     def __init__(
-        self, requests: Requests, targets: Sequence[FlushTarget], name: str, done: Callable[[str], None]
+        self, requests: Requests, targets: Sequence[FlushTarget], name: str, on_done: Callable[[str], None]
     ) -> None:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
-        self.requests, self.targets, self.name, self.done = requests, targets, name, done
+        self.requests, self.targets, self.name, self.on_done = requests, targets, name, on_done
         self.state = "requesting a flush plan"
         self.answers: Sequence[FlushResponse] = ()
         self.confirmable = False
@@ -97,20 +97,22 @@ class FlushDialog:
 
     def _ask(self, dry_run: bool) -> None:
         before = self.answers
-        targets = [answer.target for answer in before if any(each.releases for each in answer.receipts)] or self.targets
+        targets = [
+            answer.target for answer in before if any(each.releases_memory for each in answer.receipts)
+        ] or self.targets
         plans = {id(answer.target): answer.id for answer in before}
 
         def question() -> list[FlushResponse]:
-            return [_request(target, dry_run, plans.get(id(target), "")) for target in targets]
+            return [_request_flush(target, dry_run, plans.get(id(target), "")) for target in targets]
 
         def receive(answers: list[FlushResponse] | DaemonError) -> None:
             self.answers = (
                 [FlushResponse(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
             self.state = "flush plan" if dry_run else "receipts"
-            self.confirmable = dry_run and any(each.releases for each in _receipts(self.answers))
+            self.confirmable = dry_run and any(each.releases_memory for each in _receipt_rows(self.answers))
             if not dry_run:
-                self.done(f"{self.name}: {self._summary()}")
+                self.on_done(f"{self.name}: {self._summary()}")
 
         self.requests.ask(question, receive)
 
@@ -122,15 +124,18 @@ class FlushDialog:
 
     def _lines(self, width: int) -> list[StyledLine]:
         lines: list[StyledLine] = [[Span(f"{self.name}: {self.state}", "bold")], []]
-        receipts = [*_receipts(self.answers)]
+        receipts = [*_receipt_rows(self.answers)]
         planned = self.state != "receipts"
         if planned:
             receipts.sort(key=lambda each: -(each.likely_bytes or 0))
         if receipts:
-            exact = all(each.exact for each in receipts)
-            rows = [each.planned[: EXACT_COLUMNS if exact else None] if planned else each.ended for each in receipts]
-            header = (PLAN[:EXACT_COLUMNS] if exact else PLAN) if planned else RECEIPTS
-            shown, cells, _ = fitting_columns(header, rows, width, DROPPED_FIRST)
+            exact = all(each.is_exact for each in receipts)
+            rows = [
+                each.plan_cells[: EXACT_COLUMNS if exact else None] if planned else each.receipt_cells
+                for each in receipts
+            ]
+            header = (PLAN_COLUMNS[:EXACT_COLUMNS] if exact else PLAN_COLUMNS) if planned else RECEIPT_COLUMNS
+            shown, cells, _ = fitting_columns(header, rows, width, HIDEABLE)
             lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
@@ -141,7 +146,7 @@ class FlushDialog:
 
     def _question(self) -> Iterator[StyledLine]:
         if self.confirmable:
-            sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
+            sizes = [each.likely_bytes for each in _receipt_rows(self.answers) if each.releases_memory]
             known = [each for each in sizes if each is not None]
             amount = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
@@ -152,7 +157,7 @@ class FlushDialog:
             yield [Span(self._summary(), "bold")]
 
 
-def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
+def _request_flush(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
     body = {"target": target.body, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
     if plan and not dry_run:
         body["plan"] = plan
@@ -164,14 +169,14 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
-    return FlushResponse(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
+    return FlushResponse(target, [*map(_receipt_row, receipts)], released, str(answer.get("id", "")))
 
 
-def _receipts(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
+def _receipt_rows(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
     return (receipt for answer in answers for receipt in answer.receipts)
 
 
-def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
+def _receipt_row(receipt: Mapping[str, Any]) -> ReceiptRow:
     expected, driver = receipt["expected"], receipt["driver_released_bytes"]
     program = printable_excerpt(receipt["workload"] or "?", 64)
     if receipt["allocator"]:
@@ -179,30 +184,30 @@ def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
     subject, outcome = (str(receipt["pid"]), program), printable_excerpt(receipt["outcome"], 20)
     releases = bool(receipt["outcome"] == "planned" and expected and expected["high"])
     numbers = (
-        _size(receipt.get("planned"), "likely"),
-        _size(expected, "likely"),
+        _bound_text(receipt.get("planned"), "likely"),
+        _bound_text(expected, "likely"),
         size_text(receipt["released_bytes"]),
         "-" if driver is None else size_text(driver),
         f"{receipt['duration_seconds']:.2f} s",
     )
-    remark = "; ".join(filter(None, (printable_excerpt(receipt["reason"]), *differences(receipt))))
+    remark = "; ".join(filter(None, (printable_excerpt(receipt["reason"]), *difference_sentences(receipt))))
     return ReceiptRow(
-        planned=(*subject, outcome, *(_size(expected, name) for name in ("likely", "low", "high"))),
-        ended=(*subject, *numbers, outcome),
+        plan_cells=(*subject, outcome, *(_bound_text(expected, name) for name in ("likely", "low", "high"))),
+        receipt_cells=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",
-        releases=releases,
+        releases_memory=releases,
         likely_bytes=expected["likely"] if releases else None,
-        exact=not expected or expected["low"] == expected["likely"] == expected["high"],
+        is_exact=not expected or expected["low"] == expected["likely"] == expected["high"],
     )
 
 
-def _size(estimate: Mapping[str, int] | None, bound: str) -> str:
+def _bound_text(estimate: Mapping[str, int] | None, bound: str) -> str:
     return size_text(estimate[bound]) if estimate and estimate[bound] is not None else "-"
 
 
 COPY_SECONDS = 3600.0
 """Longest wait for an answer: the memory is copied before it."""
-PATHS = {"suspend": "/api/v1/suspensions", "resume": "/api/v1/resumptions"}
+ROUTES = {"suspend": "/api/v1/suspensions", "resume": "/api/v1/resumptions"}
 
 
 class SuspensionDialog:
@@ -239,21 +244,21 @@ class SuspensionDialog:
             self.results = [] if self.confirmable else [f"{self.name} isn't suspended"]
 
         self.results = ["waiting for the daemon"]
-        self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(PATHS["suspend"])}, receive)
+        self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(ROUTES["suspend"])}, receive)
 
     def _ask(self, dry_run: bool) -> None:
         self.results = ["waiting for the daemon"]
         body: dict[str, object] = {"target": {"pid": self.pid}} | ({"dry_run": True} if dry_run else {})
 
         def question() -> Any:
-            answer = self.daemon.post(PATHS[self.action], body, COPY_SECONDS)
+            answer = self.daemon.post(ROUTES[self.action], body, COPY_SECONDS)
             return checked_as(tuple[SuspensionReceipt, ...], answer["receipts"], "receipts")
 
         def receive(receipts: Any) -> None:
             if isinstance(receipts, DaemonError):
                 self.results = [printable_excerpt(str(receipts), 600)]
                 return
-            self.results = [_result(each) for each in receipts]
+            self.results = [_suspension_text(each) for each in receipts]
             self.confirmable = dry_run and any(each["outcome"] == "planned" for each in receipts)
 
         self.requests.ask(question, receive)
@@ -267,7 +272,7 @@ class SuspensionDialog:
         return lines
 
 
-def _result(receipt: Mapping[str, Any]) -> str:
+def _suspension_text(receipt: Mapping[str, Any]) -> str:
     size = receipt["released_bytes"] if receipt["released_bytes"] is not None else receipt["expected_bytes"]
     words = [
         printable_excerpt(receipt["outcome"], 20),
@@ -283,7 +288,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
     def question() -> list[str]:
         found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
-        record = with_commands(f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate", daemon.url)
+        record = with_commands(f"to see the lines that allocate: gpumond why --pid {row.pid} --record 30s", daemon.url)
         return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
 
     def receive(found: list[str] | DaemonError) -> None:
@@ -300,7 +305,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
 SILENCES = "/api/v1/silences"
 SILENCE_SECONDS = 3600.0
-SUBJECTS = ("workload", "engine", "pid", "uuid")
+SUBJECT_LABELS = ("workload", "engine", "pid", "uuid")
 """A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
 NO_REASON = "not silenced: type a reason, or press esc"
 
@@ -355,7 +360,7 @@ class SilenceDialog:
     def _matchers(self) -> list[tuple[str, str]]:
         alert = self.alerts[self.chosen]
         labels = dict(alert["labels"])
-        subject = next((name for name in SUBJECTS if labels.get(name)), "")
+        subject = next((name for name in SUBJECT_LABELS if labels.get(name)), "")
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
 
     def _subject(self) -> str:
@@ -382,7 +387,7 @@ class SilenceDialog:
                 self.refused = typed, printable_excerpt(f"not silenced: {answer}", 600)
                 return
             id = printable_excerpt(answer["silence"]["id"], 40)
-            ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
+            ends = with_commands(f"to end it: gpumond silence delete {id}", self.daemon.url)
             self.result = f"silence {id} of {subject} for {duration_text(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
@@ -466,7 +471,7 @@ class ColumnDialog:
         }
         self.panel = Panel(self._lines, ("c",), keys, self._hints)
         self.table = table
-        self.automatic = [column.name for column in table.laid_out(width)]
+        self.automatic = [column.name for column in table.columns_in(width)]
         self.cursor, self.problem = 0, ""
 
     def _hints(self) -> Hints:

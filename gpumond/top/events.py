@@ -19,7 +19,7 @@ from gpumond.view.events import group_events, group_text, happened_at, repeat_ke
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
 from gpumond.view.text import Span, StyledLine, cut, printable_excerpt, time_text, wrap_line, wrap_text
 
-PAGE, ALL = 10, 1 << 30
+PAGE_EVENTS, ALL_EVENTS = 10, 1 << 30
 """Events that a key moves by."""
 BEFORE_SECONDS = 60.0
 Moments = tuple[Sequence[str], Sequence[Sequence[Entry]]]
@@ -35,7 +35,7 @@ class EventsDialog:
     def __init__(
         self, requests: Requests, daemon: DaemonClient, uuid: str | None, gpus: Mapping[str, str], name: str = ""
     ) -> None:
-        pages = {"pageup": -PAGE, "pagedown": PAGE, "home": -ALL, "end": ALL}
+        pages = {"pageup": -PAGE_EVENTS, "pagedown": PAGE_EVENTS, "home": -ALL_EVENTS, "end": ALL_EVENTS}
         keys: dict[str, Callable[[], None]] = {
             **selection_keys(self._select),
             **{key: partial(self._select, step) for key, step in pages.items()},
@@ -51,7 +51,7 @@ class EventsDialog:
         self.chosen = 0
         self.result = "waiting for the daemon"
         self.minute: Moments | str | None = None
-        self._moved = False
+        self._selection_changed = False
         self.requests.ask(self._read, self._receive)
 
     def _hints(self) -> Hints:
@@ -78,7 +78,7 @@ class EventsDialog:
         self.chosen = max(0, min(self.chosen + step, len(self.groups) - 1))
         if self.minute is not None:
             self._read_minute()
-        self._moved = True
+        self._selection_changed = True
 
     def _return(self) -> None:
         self.minute = None
@@ -114,17 +114,17 @@ class EventsDialog:
         if not self.groups:
             return wrap_line([Span(self.result)], width)
         if self.minute is None:
-            parts = [[*self._group(at, width)] for at in range(len(self.groups))]
-            if self._moved:
+            parts = [[*self._group_lines(at, width)] for at in range(len(self.groups))]
+            if self._selection_changed:
                 above = sum(map(len, parts[: self.chosen])) + 1
-                self._moved, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
+                self._selection_changed, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
             return [[Span(self.title, "bold")], *(line for part in parts for line in part)]
         text = self.minute if isinstance(self.minute, str) else table_at(*self.minute, self.gpus, width)
         title, *rows = text.split("\n")
         table = [*wrap_line([Span(title)], width), *([Span(row)] for row in rows)]
-        return [*self._group(self.chosen, width), [], *table]
+        return [*self._group_lines(self.chosen, width), [], *table]
 
-    def _group(self, at: int, width: int) -> Iterator[StyledLine]:
+    def _group_lines(self, at: int, width: int) -> Iterator[StyledLine]:
         """Yield the lines of a group: all of its events if it is chosen, else the one that tells most."""
         group, now = self.groups[at], time.time()
         chosen = at == self.chosen

@@ -43,7 +43,7 @@ Bands = Mapping[str, int]
 class HistoryChart:
     """History of ``CHART_SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
 
-    of: SubjectKey
+    key: SubjectKey
     until: float
     points: tuple[tuple[float, Bands], ...]
 
@@ -69,14 +69,14 @@ def _bands(values: Iterable[float | None]) -> Bands:
     return {share: int(value or 0) for share, value in zip(SHARES, values, strict=True)}
 
 
-def extended(past: HistoryChart, view: FrameView) -> HistoryChart:
+def extend_history(past: HistoryChart, view: FrameView) -> HistoryChart:
     """Return the history with the values of a newer view."""
-    uuid, process = past.of
+    uuid, process = past.key
     found: tuple[int | None, Mapping[str, int | None]] | None
     if process is None:
         found = next(((each.used_bytes, each.shares) for each in view.devices if each.uuid == uuid), None)
     else:
-        found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.of), None)
+        found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.key), None)
     if found is None or found[0] is None or view.taken_at <= past.until:
         return past
     point = (view.taken_at, _bands(found[1].get(share) for share in SHARES))
@@ -99,20 +99,20 @@ def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome
     head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Span(" ", ground=band)]
+            mark = [] if monochrome else [Span(" ", background=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {size_text(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
-    chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
+    chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL_WIDTH), rows - len(times))
     labels = [size_text(max(sums)), *[""] * (len(chart) - 2), "0"]
     scaled = (
-        [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
+        [Span(f"{label:>{LABEL_WIDTH - 1}} ", "dim"), *_chart_row(row, monochrome)]
         for label, row in zip(labels, chart, strict=False)
     )
     return [clip_line(head, width), *scaled, *times]
 
 
-LABEL = 11
+LABEL_WIDTH = 11
 """Columns of the value beside the chart."""
 TIMED_ROWS = 4
 """Rows from which on the last one has the times."""
@@ -120,21 +120,21 @@ TIMED_ROWS = 4
 
 def _times(start: float, until: float, width: int) -> StyledLine:
     begin, end = clock_text(start), clock_text(until)
-    gap = " " * max(1, width - LABEL - display_width(begin + end))
-    return clip_line([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
+    gap = " " * max(1, width - LABEL_WIDTH - display_width(begin + end))
+    return clip_line([Span(f"{'':{LABEL_WIDTH}}{begin}{gap}{end}", "dim")], width)
 
 
-def _row(row: Sequence[StackCell], monochrome: bool) -> StyledLine:
+def _chart_row(row: Sequence[StackCell], monochrome: bool) -> StyledLine:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
         return [Span("".join(map(block_character, row)))]
-    return [_piece(cell, len([*same])) for cell, same in groupby(row)]
+    return [_chart_span(cell, len([*same])) for cell, same in groupby(row)]
 
 
-def _piece(cell: StackCell, count: int) -> Span:
+def _chart_span(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
-        return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
-    return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+        return Span(BLOCKS[8 if cell.lower else 0] * count, foreground=cell.lower)
+    return Span(BLOCKS[cell.eighths] * count, background=cell.upper, foreground=cell.lower)
 
 
 def read_utilization(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
@@ -164,7 +164,7 @@ class SensorHistory:
             while own[0][0] < view.taken_at - CHART_SECONDS:
                 own.popleft()
 
-    def precede(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
+    def prepend(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
         """Add the earlier utilization of a device, as pairs of a unix time and a ratio, the oldest first."""
         if own := self._points.get(uuid):
             first = own[0][0]
@@ -270,7 +270,7 @@ HELP_SHARES = (
     "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
     + "\nwaste | Cached and stranded memory."
 )
-KEY = 15
+KEY_WIDTH = 15
 """Columns of the keys."""
 
 
@@ -281,16 +281,16 @@ def help_lines(width: int) -> list[StyledLine]:
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]
             continue
-        first, *rest = wrap_line([Span(effect)], max(KEY, width - KEY - 2))
-        lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
-        lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
+        first, *rest = wrap_line([Span(effect)], max(KEY_WIDTH, width - KEY_WIDTH - 2))
+        lines.append([Span(f"  {key:<{KEY_WIDTH}}", "bold"), *first])
+        lines += [[Span(" " * (KEY_WIDTH + 2)), *line] for line in rest]
     return lines
 
 
 WITHOUT_AGENT = (
     "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and to flush it"
 )
-TERM = 11
+TERM_WIDTH = 11
 
 
 def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> list[StyledLine]:
@@ -309,8 +309,8 @@ def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> 
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
         terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", size_text(row.host.resident_bytes)))
-    for term, value in (*terms, *row.facts):
-        lines += wrap_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
+    for term, value in (*terms, *row.details):
+        lines += wrap_line([Span(f"{term:>{TERM_WIDTH}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
         lines += wrap_line([Span(WITHOUT_AGENT)], width)
     return lines
@@ -318,7 +318,7 @@ def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> 
 
 MIN_TABLE, TABLE_RATIO = 6, 0.4
 """Lines that the table has at least, and the part of the screen up to which its rows precede chart and notices."""
-DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.17
+DEVICES_RATIO, NOTICES_RATIO = 0.45, 0.17
 """Parts of the screen that devices take at most, and notices always: rows that come and go would move the others."""
 FILTER_HINT = "words that all match; user:root in one field, -word without it"
 LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
@@ -377,7 +377,7 @@ class Screen:
         ``silent``: the daemon doesn't answer, so all lines but those about that are dimmed.
         """
         curves = self.curves and height + 2 >= LARGE_ROWS
-        devices, legend = device_lines(
+        devices, legend = clipped_device_lines(
             shown,
             width,
             height + 2,
@@ -387,7 +387,7 @@ class Screen:
         )
         concerned = shown and view_of_device(shown, device)
         estimate = estimate_line(concerned, width)
-        entry = filter_line(table.words, filtering)
+        entry = filter_line(table.filter_text, filtering)
         about = [*all_notices(None if silent else concerned, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
@@ -402,9 +402,9 @@ class Screen:
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1
-            self._devices_first = scrolled(devices, own, self._devices_first, device)
+            self._devices_first = first_line_shown(devices, own, self._devices_first, device)
             legend = [pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
-        self._devices_first = scrolled(devices, own, self._devices_first, device)
+        self._devices_first = first_line_shown(devices, own, self._devices_first, device)
         self._device_lines = devices
         shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
         above = [*shown_devices, *estimate[: room["estimate"]]]
@@ -414,7 +414,7 @@ class Screen:
         lowest = notice_lines(about, width, room["remarks"])
         none: list[StyledLine] = [[]] * (room["remarks"] - len(lowest))
         facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
-        facts = [*map(dimmed, facts)] if silent else facts
+        facts = [*map(dim_line, facts)] if silent else facts
         return [clip_line(line, width) for line in (*facts, *lowest, *none)]
 
     @property
@@ -428,17 +428,17 @@ class Screen:
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
 
 
-def dimmed(line: StyledLine) -> StyledLine:
+def dim_line(line: StyledLine) -> StyledLine:
     """Return the line without emphasis, except that of what is selected."""
     return [piece._replace(style=piece.style if piece.style == "chosen" else "dim") for piece in line]
 
 
-def framed(
+def whole_screen(
     head: StyledLine, body: Sequence[StyledLine], message: str, hints: Hints, width: int, height: int
 ) -> list[StyledLine]:
     """Return the whole screen: head, body, and the message or else the keys."""
     last = [Span(message, "bold")] if message else hint_line(hints, width)
-    return [padded_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(last, width)][:height]
+    return [pad_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(last, width)][:height]
 
 
 def panel_lines(panel: Panel, width: int, height: int) -> list[StyledLine]:
@@ -474,7 +474,7 @@ def chart_rows(rows: int, free: int) -> int:
 
 def notice_rows(rows: int) -> int:
     """Return the lines of the notices on a screen of that many rows."""
-    return max(2, int(rows * REMARKS_RATIO))
+    return max(2, int(rows * NOTICES_RATIO))
 
 
 MIN_ADDRESS = 20
@@ -491,7 +491,7 @@ def head_line(
     """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
     url, several = printable_excerpt(connections[0].daemon.reached, 60), len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else url
-    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
+    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLE_BY_LEVEL[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     at = [Span(f"  {clock_text(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
@@ -502,7 +502,7 @@ def head_line(
     return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
 
-def device_lines(
+def clipped_device_lines(
     view: FrameView | None,
     width: int,
     rows: int,
@@ -517,7 +517,7 @@ def device_lines(
     return [clip_line(line, width) for line in lines], [clip_line(line, width) for line in legend]
 
 
-def scrolled(lines: Sequence[StyledLine], height: int, first: int, chosen: str | None) -> int:
+def first_line_shown(lines: Sequence[StyledLine], height: int, first: int, chosen: str | None) -> int:
     """Return the first line to show, so that the selected device is visible."""
     marked = next((at for at, line in enumerate(lines) if chosen and line and line[0].style == "chosen"), first)
     first = min(max(first, marked - height + 1), marked)
@@ -557,7 +557,7 @@ def entry_line(name: str, entry: str, hint: str) -> StyledLine:
     return [Span(f"{name}: ", "bold"), Span(entry), Span(" ", "chosen"), *([] if entry else [Span(hint, "dim")])]
 
 
-def edited(entry: str, key: str) -> str:
+def edit_text(entry: str, key: str) -> str:
     """Return a text after a key: a character, or one that removes the last character or all."""
     if key == "backspace":
         return entry[:-1]
@@ -583,7 +583,7 @@ def text_window(lines: Sequence[StyledLine], height: int, first: int) -> tuple[l
     return [*lines[first : first + height]], first
 
 
-def padded_line(line: StyledLine, width: int, style: str) -> StyledLine:
+def pad_line(line: StyledLine, width: int, style: str) -> StyledLine:
     """Return the line in one style over the whole width."""
     rest = width - sum(display_width(piece.text) for piece in line)
     return [
@@ -592,7 +592,7 @@ def padded_line(line: StyledLine, width: int, style: str) -> StyledLine:
     ]
 
 
-STYLES = {"bad": "bad", "warn": "warn", "note": ""}
+STYLE_BY_LEVEL = {"bad": "bad", "warn": "warn", "note": ""}
 
 
 def all_notices(view: FrameView | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
@@ -609,9 +609,11 @@ def all_notices(view: FrameView | None, connections: Iterable[FrameNotice]) -> I
             "note", "no program runs the agent", "start one with gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
         )
     elif view.up and view.devices and not view.processes:
-        yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
-    if view.elsewhere:
-        yield FrameNotice("note", f"{plural(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
+        yield FrameNotice("note", f"no process uses {'this' if view.only_device else 'a'} GPU", "")
+    if view.problems_elsewhere:
+        yield FrameNotice(
+            "note", f"{plural(view.problems_elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them"
+        )
 
 
 def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[StyledLine]:
@@ -625,7 +627,7 @@ def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
     spare, lines = rows - len(shown), list[StyledLine]()
     for group in shown:
-        first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
+        first, more = group[0], _more_text(group, hidden if group is shown[-1] else 0, width)
         subject, text = first.split_subject
         rest = "; ".join(filter(None, (text, *first.steps)))
         full = [] if more else wrap_line(_styled(first, subject, rest if text else f": {rest}"), width)
@@ -638,7 +640,7 @@ def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     return lines
 
 
-def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
+def _more_text(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     """Return the number of notices that a line stands for, besides its own; empty if there are none."""
     others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
     of_kind = f"  {kind}: {others} more" if others else ""
@@ -647,14 +649,14 @@ def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
 
 
 def _styled(notice: FrameNotice, subject: str, text: str) -> StyledLine:
-    return [Span(subject, STYLES[notice.level]), *([Span(text)] if text else [])]
+    return [Span(subject, STYLE_BY_LEVEL[notice.level]), *([Span(text)] if text else [])]
 
 
 def _rank(notice: FrameNotice) -> tuple[int, float]:
-    return [*STYLES].index(notice.level), notice.full_in
+    return [*STYLE_BY_LEVEL].index(notice.level), notice.full_in
 
 
-LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
+OMITTABLE = re.compile(r" \([^()]*\)|(?<= )/\S*/")
 CLAUSE = re.compile(r": | and |, which ")
 FULL = re.compile(r"full in about \d+ \w+(?: \d+ \w+)?")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show\b)?(?: --[a-z-]+ \S+)*")
@@ -669,8 +671,8 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
     versions = [(subject, [*facts, *steps[:count]]) for count in range(len(steps), 0, -1)]
     versions += [(subject, [*facts[:count], *steps[:1]]) for count in range(len(facts), 0, -1)]
-    name, *shorter = (LEFT_OUT.sub("", each) for each in (subject, *facts))
-    step = LEFT_OUT.sub("", steps[0] if steps else "")
+    name, *shorter = (OMITTABLE.sub("", each) for each in (subject, *facts))
+    step = OMITTABLE.sub("", steps[0] if steps else "")
     command = COMMAND.search(step)
     fact, last = "".join(shorter[:1]), command[0] if command else ""
     clause, room = _first_clause(fact), width - display_width(name)
@@ -718,6 +720,6 @@ def notices_in_full(
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))
-            lines += wrap_line([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
+            lines += wrap_line([Span(notice.title, STYLE_BY_LEVEL[notice.level]), Span(rest)], width)
             lines += [line for step in notice.steps for line in wrap_line([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

@@ -34,7 +34,7 @@ from gpumond.view.rows import (
     device_rows,
     earlier_requests,
     grant_sentences,
-    held_by_sentence,
+    holders_sentence,
     process_of,
     process_rows,
     reclaimable_bytes,
@@ -163,16 +163,18 @@ VALIDATOR = Validator(
 """Checks answers: the result is JSON again, with the default of each field that is absent."""
 
 
-NOTICES = ("notices", "alerts", "verdicts", "stuck")
-PLACE_END = "|"
+NOTICE_FIELDS = ("notices", "alerts", "verdicts", "stuck")
+DAEMON_SEPARATOR = "|"
 """The end of the place of a daemon in a UUID of a merged view. No driver uses it in a UUID."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
-    down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
-    None without agents. ``only``: the device, as in ``--device``, if the view is that of one device; ``elsewhere``: the
+    """Rows and notices of one frame.
+
+    ``notices`` concern the readings themselves (faults, conditions, a source that is down), ``stuck`` processes that
+    block memory. ``reclaimable_bytes`` is what a flush of all programs would release; None without agents.
+    ``only_device``: the device, as in ``--device``, if the view is that of one device; ``problems_elsewhere``: the
     number of alerts and problems on the other ones.
     """
 
@@ -190,8 +192,8 @@ class FrameView:
     agents: int
     reclaimable_bytes: int | None
     refused_bytes: int
-    only: str = ""
-    elsewhere: int = 0
+    only_device: str = ""
+    problems_elsewhere: int = 0
 
     @property
     def problems(self) -> Iterator[FrameNotice]:
@@ -206,7 +208,7 @@ def frame_view(answer: object) -> FrameView:
     """Convert a response to a view. Raises DaemonError if the response is not a frame."""
     frame = frame_of(answer)
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
-    about_itself = tuple(frame_notices(frame))
+    reading_notices = tuple(frame_notices(frame))
     refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}
     return FrameView(
         seq=int(snapshot["seq"]),
@@ -216,12 +218,19 @@ def frame_view(answer: object) -> FrameView:
         up=bool(snapshot["source"]["up"]),
         devices=tuple(device_rows(frame, refusing)),
         processes=tuple(process_rows(frame)),
-        notices=(*about_itself, *_queue(frame), *_grants(frame), *_without_memory(frame)),
-        alerts=tuple(blank_repeated_texts(alert_notices(frame), about_itself)),
+        notices=(*reading_notices, *_queue_notices(frame), *_grant_notices(frame), *_notices_without_memory(frame)),
+        alerts=tuple(blank_repeated_texts(alert_notices(frame), reading_notices)),
         verdicts=tuple(verdict_notices(frame)),
         stuck=tuple(
-            FrameNotice("warn", printable_excerpt(e.what), "", e.kind, printable_excerpt(e.remedy, 400), e.device_uuid)
-            for e in stuck_processes(frame["processes"])
+            FrameNotice(
+                "warn",
+                printable_excerpt(process.sentence),
+                "",
+                process.kind,
+                printable_excerpt(process.remedy, 400),
+                process.device_uuid,
+            )
+            for process in stuck_processes(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
         reclaimable_bytes=reclaimable_bytes(lines, refusing),
@@ -229,7 +238,7 @@ def frame_view(answer: object) -> FrameView:
     )
 
 
-def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _notices_without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about the workloads that run the agent, and neither use a device nor are suspended."""
     on_device = {process["workload"] for process in frame["processes"]}
     waiting = {request["workload"] for request in frame["queue"]}
@@ -243,7 +252,7 @@ def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
         yield FrameNotice("note", text, "")
 
 
-def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _queue_notices(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each request for memory that waits."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
@@ -253,14 +262,14 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         device = index.get(request["device_uuid"], request["device_uuid"])
         sentence = printable(
             f"{who} has been waiting {lasted} for {size_text(request['need_bytes'])} on "
-            f"{device}{before}{_missing(request)}"
-        ) + (f"; {holders}" if (holders := held_by_sentence(request, device)) else "")
+            f"{device}{before}{_missing_text(request)}"
+        ) + (f"; {holders}" if (holders := holders_sentence(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
 
 
-def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _grant_notices(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each grant whose memory isn't all held yet."""
     return (
         FrameNotice("note", "granted", sentence, "granted", device_uuid=grant["device_uuid"])
@@ -268,7 +277,7 @@ def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
     )
 
 
-def _missing(request: Mapping[str, Any]) -> str:
+def _missing_text(request: Mapping[str, Any]) -> str:
     """Return what is missing for a request; empty if earlier requests claim more than there is."""
     need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
     if not missing or (request["ahead"] and available is not None and available < 0):
@@ -284,7 +293,7 @@ def device_of(view: FrameView | None, uuid: str | None) -> DeviceRow | None:
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def neighbor(view: FrameView, uuid: str | None, step: int) -> str | None:
+def neighbor_uuid(view: FrameView, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
@@ -317,17 +326,17 @@ def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
     refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
     concerned = {None, own.parent_uuid if own else None, *(device.uuid for device in devices)}
     notices: dict[str, Any] = {
-        field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICES
+        field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICE_FIELDS
     }
     return replace(
         view,
         **notices,
-        elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
+        problems_elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
         devices=devices,
         processes=processes,
         reclaimable_bytes=own.reclaimable_bytes if own else None,
         refused_bytes=sum(refusing),
-        only="" if own is None else own.uuid if own.parent_uuid else str(own.index),
+        only_device="" if own is None else own.uuid if own.parent_uuid else str(own.index),
     )
 
 
@@ -337,10 +346,10 @@ def view_of_programs(view: FrameView, names: Iterable[str]) -> FrameView:
     uuids = {row.key[0] for row in processes}
     programs = {f"{row.program} (pid {row.pid})" for row in processes}
     notices: dict[str, Any] = {
-        field: tuple(each for each in getattr(view, field) if each.program in programs) for field in NOTICES
+        field: tuple(each for each in getattr(view, field) if each.program in programs) for field in NOTICE_FIELDS
     }
     devices = tuple(device for device in view.devices if device.uuid in uuids)
-    return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, elsewhere=0)
+    return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, problems_elsewhere=0)
 
 
 def history_key_of(device: DeviceRow) -> SubjectKey:
@@ -354,7 +363,7 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
     ``split_merged_uuid``: two daemons can state the same, as those of simulated devices do.
     """
-    all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
+    all_views = [_prefix_view(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
     known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
     return FrameView(
         seq=max((each.seq for each in all_views), default=0),
@@ -364,17 +373,17 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
         up=any(each.up for each in all_views),
         **{
             name: tuple(entry for each in all_views for entry in getattr(each, name))
-            for name in ("devices", "processes", *NOTICES)
+            for name in ("devices", "processes", *NOTICE_FIELDS)
         },
         agents=sum(each.agents for each in all_views),
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
-        only="",
-        elsewhere=0,
+        only_device="",
+        problems_elsewhere=0,
     )
 
 
-def _named(place: int, name: str, view: FrameView) -> FrameView:
+def _prefix_view(place: int, name: str, view: FrameView) -> FrameView:
     def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(
@@ -388,9 +397,9 @@ def _named(place: int, name: str, view: FrameView) -> FrameView:
         )
 
     def uuid(own: str) -> str:
-        return f"{place}{PLACE_END}{own}"
+        return f"{place}{DAEMON_SEPARATOR}{own}"
 
-    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICES}
+    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICE_FIELDS}
 
     return replace(
         view,
@@ -409,5 +418,5 @@ def _named(place: int, name: str, view: FrameView) -> FrameView:
 
 def split_merged_uuid(uuid: str) -> tuple[int, str]:
     """Return the place of the daemon, and its own UUID, of a device in a merged view."""
-    place, _, own = uuid.partition(PLACE_END)
+    place, _, own = uuid.partition(DAEMON_SEPARATOR)
     return int(place), own

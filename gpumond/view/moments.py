@@ -12,9 +12,9 @@ from gpumond.facts.units import distinct_size_texts, size_text
 from gpumond.view.text import fitting_table, size_or_dash, time_text
 
 NOT_FOUND = 404
-AMOUNTS = ("used", *SHARES)
+VALUES = ("used", *SHARES)
 HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
-NOBODY = "no such program used memory then"
+NO_PROGRAM = "no such program used memory then"
 Entry = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ def holdings_at(
         what = f"no history for {time_text(at)}; choose a later time, after the daemon's start and within the last day"
         raise DaemonError(what, NOT_FOUND) from None
     entries = [
-        {"at": at, **holding, **{f"{each}_bytes": rounded_bytes(holding[f"{each}_bytes"]) for each in AMOUNTS}}
+        {"at": at, **holding, **{f"{each}_bytes": rounded_bytes(holding[f"{each}_bytes"]) for each in VALUES}}
         for holding in found
         if not names or {str(holding["pid"]), holding["name"]} & {*names}
     ]
@@ -63,7 +63,7 @@ def table_at(
 ) -> str:
     """Return a table of who held what at one time, or of what changed between two. ``gpus``: names by UUID."""
     if not any(moments):
-        return NOBODY
+        return NO_PROGRAM
     if len(moments) > 1:
         title = f"from {times[0]} to {times[1]} (BEFORE and AFTER: used memory; other columns: changes):"
         return f"{title}\n{_changes(moments[0], moments[1], gpus, width)}"

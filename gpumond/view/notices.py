@@ -18,7 +18,7 @@ from gpumond.view.text import printable_excerpt
 
 Level = Literal["bad", "warn", "note"]
 
-_MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
+_LEVEL_BY_SEVERITY: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def alert_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         phase = "" if over else f" {'firing' if firing else 'pending'} {age}"
         title = f"{rule}{phase}{silenced}"
         state = f"{'' if firing else 'pending'}{silenced}".removeprefix(", ")
-        level: Level = _MARKS[severity(alert)] if firing and not silenced and not over else "note"
+        level: Level = _LEVEL_BY_SEVERITY[severity(alert)] if firing and not silenced and not over else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
         yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in, state)
 
@@ -171,7 +171,7 @@ def group_by_kind(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
     return list(kinds.values())
 
 
-REMEDIES = {
+STUCK_REMEDIES = {
     "gone": "wait: the driver may still be cleaning up; if the entry remains, look for the process's children among "
     "those that have the GPU open, or reset the GPU once it is unused (gpumond detach-driver --for 5m, then nvidia-smi "
     "--gpu-reset)",
@@ -184,7 +184,7 @@ REMEDIES = {
     "{pid}, and if you don't need it, kill {pid}",
     "orphaned": "its parent has exited (as with nohup), and no service manager runs it; if you don't need it, kill "
     "{pid}",
-    "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
+    "idle": "if it runs the agent, release its cache with gpumond flush --pid {pid}; if you don't need it, kill {pid}",
 }
 USUALLY_INTENDED = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
@@ -194,7 +194,7 @@ IDLE_BYTES = 1 << 30
 class StuckProcess(NamedTuple):
     pid: int
     kind: str
-    what: str
+    sentence: str
     remedy: str
     device_uuid: str | None
 
@@ -205,30 +205,30 @@ def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckPro
     each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
     devices = Counter(key for _, key in each_process)
     for process, key in each_process:
-        kind = _kind(process)
+        kind = _stuck_kind(process)
         if kind is None or key in named:
             continue
         named.add(key)
-        where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
+        where = next((f" in {word} {process[key]}" for word, key in _CONTAINER_FIELDS if process[key]), "")
         used = process["used_bytes"]
         program = process["workload"] or process["comm"] or "unknown program"
-        states = [] if kind == "idle" else [_WORDS.get(kind, f"is {kind}")]
+        states = [] if kind == "idle" else [_STATE_TEXTS.get(kind, f"is {kind}")]
         if kind == "holder" and process.get("orphaned"):
-            states.append(_WORDS["orphaned"])
+            states.append(_STATE_TEXTS["orphaned"])
         if _is_idle(process):
             states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
             states.append(f"uses {size_text(used)}")
         what = f"pid {process['pid']} ({program}{where}) {listed(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
-        yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
+        yield StuckProcess(process["pid"], kind, what, STUCK_REMEDIES[kind].format(pid=process["pid"]), uuid)
 
 
-def _kind(process: Mapping[str, Any]) -> str | None:
+def _stuck_kind(process: Mapping[str, Any]) -> str | None:
     """Return the most severe kind that applies to the process."""
     if "holder" in process["kinds"]:
         return "holder"
-    if process["state"] in REMEDIES:
+    if process["state"] in STUCK_REMEDIES:
         return str(process["state"])
     if process.get("orphaned"):
         return "orphaned"
@@ -239,13 +239,13 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {
+_STATE_TEXTS = {
     "holder": "is not listed by the driver but has the GPU open",
     "orphaned": "has lost its parent",
     "uninterruptible": "is in uninterruptible sleep",
     "zombie": "is a zombie",
 }
-_PLACES = (
+_CONTAINER_FIELDS = (
     ("pod", "pod_name"),
     ("container", "container_name"),
     ("container", "container"),

@@ -28,10 +28,10 @@ def engines_by_process(frame: Mapping[str, Any]) -> dict[ProcessKey, Engine]:
     }
 
 
-def kv_cache_bytes(engine: Engine, of_bytes: int | None) -> int | None:
-    """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``of_bytes``."""
+def kv_cache_bytes(engine: Engine, max_bytes: int | None) -> int | None:
+    """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``max_bytes``."""
     stated = engine.get("kv_cache_bytes")
-    return stated if stated and not engine["sleeping"] and stated <= (of_bytes or 0) else None
+    return stated if stated and not engine["sleeping"] and stated <= (max_bytes or 0) else None
 
 
 def kv_cache_share(process: Mapping[str, Any]) -> str:
@@ -165,14 +165,14 @@ class ProcessRow:
         cached = self.shares["cached"]
         return None if cached is None else cached + (self.shares["stranded"] or 0)
 
-    more: int = 0
+    other_problems: int = 0
     """The alerts and verdicts on problems that ``status`` does not name."""
     host: HostStats | None = None
     """Facts of this machine, in `top` if the process runs here."""
 
     def status_in(self, width: int = 40) -> str:
         """Return the status in at most ``width`` columns, with the number of the others: ``leak +1``."""
-        end = f" +{self.more}" if self.more else ""
+        end = f" +{self.other_problems}" if self.other_problems else ""
         return cut(self.status, width - len(end)) + end
 
     @property
@@ -180,16 +180,16 @@ class ProcessRow:
         return bool(self.level)
 
     @property
-    def facts(self) -> tuple[tuple[str, str], ...]:
+    def details(self) -> tuple[tuple[str, str], ...]:
         """Return pairs of a term and a value. Computed at each call, since few rows need them."""
         return tuple(
-            (term, printable_excerpt(value, 120)) for term, value in _facts(self.state, *self.sources) if value
+            (term, printable_excerpt(value, 120)) for term, value in _details(self.state, *self.sources) if value
         )
 
     @property
-    def words(self) -> str:
+    def search_text(self) -> str:
         """Return the text that the filter searches, in lower case."""
-        values = (value for _, value in self.facts)
+        values = (value for _, value in self.details)
         return " ".join((f"gpu {self.gpu}", str(self.pid), self.program, self.user, self.verdict, *values)).lower()
 
 
@@ -245,7 +245,7 @@ def reclaimable_bytes(lines: Iterable[Mapping[str, Any]], refusing: Collection[P
     return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
 
 
-def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _bytes_by_share(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the bytes of each share, in the order of the shares."""
     found: dict[str, int] = {}
     for line in lines:
@@ -274,18 +274,18 @@ def device_rows(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None
             free_bytes=device["free_bytes"],
             reserved_bytes=device["reserved_bytes"],
             overcount_bytes=overcounts.get(device["uuid"], 0),
-            shares=_sums(lines),
+            shares=_bytes_by_share(lines),
             unmapped_bytes=unmapped[device["uuid"]],
             reclaimable_bytes=reclaimable_bytes(lines, refusing),
             state=_device_state(device, frame["snapshot"]["source"]["reason"]),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
-            waiting_bytes=_waiting_part(frame, device),
+            waiting_bytes=_waiting_bytes(frame, device),
         )
 
 
-def _waiting_part(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
+def _waiting_bytes(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
     """Return the part of the free memory that requests wait for: what grants and reserves leave of it."""
     uuid = device["uuid"]
     needed, granted = (
@@ -332,7 +332,7 @@ def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     return f"behind {listed(shown)}"
 
 
-def claimed_room(request: Mapping[str, Any]) -> int | None:
+def claimed_bytes(request: Mapping[str, Any]) -> int | None:
     """Return the available bytes if requests before this one claim all of them; else None."""
     available, claimed = request["available_bytes"], request.get("claimed_bytes") or 0
     return max(0, available + claimed) if claimed and available is not None and available <= 0 else None
@@ -344,11 +344,11 @@ def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> li
     return sorted((each for each in own if each["ahead"] < request["ahead"]), key=lambda each: int(each["ahead"]))
 
 
-def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+def queue_position_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """Return the place of a request in the queue, as a sentence; empty for the first."""
     ahead = request["ahead"]
     before = requests_ahead(ahead, earlier_requests(frame, request))
-    room = claimed_room(request)
+    room = claimed_bytes(request)
     claim = f"; the available {size_text(room)} is kept for earlier requests" if room else ""
     return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""
 
@@ -381,7 +381,7 @@ def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
     return {name: size for name, size in unused.items() if size > 0}
 
 
-def held_by_sentence(request: Mapping[str, Any], device: str) -> str:
+def holders_sentence(request: Mapping[str, Any], device: str) -> str:
     """Return who holds or is granted most of the device that a request waits for; empty if nobody does."""
     holders = [
         printable_excerpt(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
@@ -425,11 +425,11 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     return f"{other}: to use it, start {requester(request)} with --need-device {-place}"
 
 
-def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+def waiting_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield, for each request that waits, a sentence about the largest programs on its device."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        if holders := held_by_sentence(request, index.get(request["device_uuid"], "its GPU")):
+        if holders := holders_sentence(request, index.get(request["device_uuid"], "its GPU")):
             yield f"{requester(request)} is waiting; {holders}"
 
 
@@ -478,7 +478,7 @@ def suspension_sentences(frame: Mapping[str, Any]) -> dict[ProcessKey | None, st
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
-def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _alerts_in_effect(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alerts, except those that outlive their verdict: what they say is over."""
     active = {(each["kind"], each["device_uuid"], process_of(each)) for each in frame["verdicts"]}
     return [
@@ -488,7 +488,7 @@ def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _firing(alerts: Iterable[Mapping[str, Any]]) -> dict[SubjectKey, dict[str, int]]:
+def _firing_rules(alerts: Iterable[Mapping[str, Any]]) -> dict[SubjectKey, dict[str, int]]:
     """Return the rules of each process's alerts that are firing and not silenced, the most severe first."""
     found: dict[SubjectKey, dict[str, int]] = {}
     for alert in sorted(alerts, key=severity):
@@ -500,14 +500,16 @@ def _firing(alerts: Iterable[Mapping[str, Any]]) -> dict[SubjectKey, dict[str, i
 def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspension_sentences(frame)
-    moved = {process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()}
+    suspension_states = {
+        process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()
+    }
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[SubjectKey, list[Mapping[str, Any]]] = {}
-    alerts = _current_alerts(frame)
+    alerts = _alerts_in_effect(frame)
     alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
-    firing = _firing(alerts)
+    firing = _firing_rules(alerts)
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
@@ -524,7 +526,7 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         notable = bool(verdict) and verdict not in PATTERNS
         alert = rule if rank == CRITICAL or not notable else ""
         problems = {*firing.get(key, ()), *(each["kind"] for each in process_verdicts if each["kind"] not in PATTERNS)}
-        trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
+        trouble = suspension_states.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
         state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(
             key=key,
@@ -544,7 +546,7 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             verdict=printable_excerpt(verdict, 20),
             alert="" if trouble else printable_excerpt(alert, 20),
             status=printable_excerpt(trouble or alert or verdict or state.partition(",")[0], 20),
-            more=len(problems - {trouble or alert or verdict}),
+            other_problems=len(problems - {trouble or alert or verdict}),
             level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
@@ -574,7 +576,7 @@ def pod_of(process: Mapping[str, Any]) -> str:
     return f"{process['pod_namespace']}/{process['pod_name']}" if process["pod_name"] else ""
 
 
-def _facts(
+def _details(
     state: str, process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
     yield "command", process["command"] or process["comm"]
@@ -653,7 +655,7 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{name} applies to each allocator's new allocations: it releases nothing"
 
 
-def differences(receipt: Mapping[str, Any]) -> Iterator[str]:
+def difference_sentences(receipt: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the figures of a receipt differ."""
     planned, expected = receipt.get("planned"), receipt["expected"]
     if planned and expected and planned != expected:

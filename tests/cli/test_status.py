@@ -24,7 +24,7 @@ from gpumond.facts.verdicts import AT_PEAK, REMEDIES
 from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import frame_view, view_of_device
 from gpumond.view.rows import limit_sentences
-from gpumond.view.tables import device_lines, device_table, notes, process_table, suspended_programs
+from gpumond.view.tables import device_lines, device_table, note_paragraphs, process_table, suspended_programs
 from gpumond.view.text import plain_text
 from tests.helpers import forks
 from tests.helpers.agents import GIB
@@ -51,7 +51,7 @@ def test_verdict_is_followed_by_its_remedy():
         since=1.0,
         summary="serve (pid 11) freed 2.0 GiB of GPU 0",
     )
-    *_, text = notes(frame_view(busy_frame(verdicts=(leak, release))))
+    *_, text = note_paragraphs(frame_view(busy_frame(verdicts=(leak, release))))
     assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
         *(f"  -> {step}" for step in REMEDIES["leak"].replace("PID", "10").split("; ")),
@@ -105,7 +105,7 @@ def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
     device = make_device(used_bytes=4 * GIB, processes=(make_process(1, 4 * GIB),))
     frame = make_frame(device, reports=(report,))
     sentence = "the limit of train (3.0 GiB) doesn't include its overhead (1.0 GiB)"
-    assert sentence in notes(frame_view(frame))
+    assert sentence in note_paragraphs(frame_view(frame))
     assert list(limit_sentences(frame["processes"])) == [sentence]
     assert "limit 3.0 GiB (no quota)" in quota_text([], frame)
     frame["processes"][0]["limit_bytes"] = 4 * GIB
@@ -122,9 +122,9 @@ def test_flush_of_one_device_promises_the_cache_of_that_device():
         for index, uuid in enumerate(("GPU-a", "GPU-b"))
     ]
     content = frame_view(make_frame(*devices, reports=(report,)))
-    (text,) = filter(None, notes(view_of_device(content, "GPU-b")))
+    (text,) = filter(None, note_paragraphs(view_of_device(content, "GPU-b")))
     assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
-    assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
+    assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in note_paragraphs(content)
 
 
 def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
@@ -152,14 +152,14 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
     frame = make_frame(
         *devices, verdicts=(leak, suspicion), alerts=alerts, faults=faults, suspended_programs=(suspended,)
     )
-    text = "\n".join(notes(view_of_device(frame_view(frame), "GPU-b")))
+    text = "\n".join(note_paragraphs(view_of_device(frame_view(frame), "GPU-b")))
     assert "GPU 1: lost" in text
     assert "nvml: lost" in text
     assert "GPU 0" not in text
     assert text.count("alert full") == 1
     assert "leak" not in text
     assert text.endswith("\n2 more problems on other GPUs")
-    assert "other GPUs" not in "\n".join(notes(frame_view(frame)))
+    assert "other GPUs" not in "\n".join(note_paragraphs(frame_view(frame)))
     assert suspended_programs(frame, "GPU-b") == "" != suspended_programs(frame, "GPU-a") == suspended_programs(frame)
 
 

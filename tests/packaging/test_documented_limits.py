@@ -34,10 +34,10 @@ from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.serve.authentication import (
-    IN_TOTAL as SIGN_INS,
-    KNOWN_SECONDS,
+    ACCOUNT_CACHE_SECONDS,
     MAX_PENDING_REVIEWS,
-    PER_CALLER,
+    MAX_SIGN_INS,
+    MAX_SIGN_INS_PER_CALLER,
     REVIEW_SECONDS,
 )
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
@@ -103,10 +103,10 @@ STATED = {
     "characters",
     "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
-    "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
+    "sign-in codes, and browser sessions": f"{MAX_SIGN_INS_PER_CALLER} of each per caller, {MAX_SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",
-    "age of a token review's result": f"{KNOWN_SECONDS:g} s",
+    "age of a token review's result": f"{ACCOUNT_CACHE_SECONDS:g} s",
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",

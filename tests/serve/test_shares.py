@@ -42,10 +42,10 @@ def test_user_has_at_most_its_share_of_the_whole():
     assert not shares.admits("honest", 3)
     shares.add("honest", "d", 2)
     assert not shares.admits("another")
-    assert (shares.held, shares.of("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
+    assert (shares.used, shares.used_by("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
     assert shares.holders("greedy") == ("a", "b", "c")
     assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
-    assert (shares.held, shares.of("greedy"), shares.of("unknown")) == (4, 2, 0)
+    assert (shares.used, shares.used_by("greedy"), shares.used_by("unknown")) == (4, 2, 0)
 
 
 class Reader:

@@ -16,12 +16,12 @@ from gpumond.top.screen import (
     chart_rows,
     device_at,
     estimate_line,
+    first_line_shown,
     heights,
     help_lines,
     hint_line,
     notice_lines,
     notices_in_full,
-    scrolled,
 )
 from gpumond.view.frame import frame_view
 from gpumond.view.notices import FrameNotice
@@ -123,9 +123,9 @@ def test_flush_estimate_keeps_its_amount(width: int, expected: str):
 
 def test_selected_device_is_scrolled_into_view():
     lines = [[Span(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
-    assert scrolled(lines, 4, 0, "GPU-7") == 4
-    assert scrolled(lines, 4, 9, "GPU-7") == 6
-    assert scrolled(lines, 20, 5, "GPU-7") == 0
+    assert first_line_shown(lines, 4, 0, "GPU-7") == 4
+    assert first_line_shown(lines, 4, 9, "GPU-7") == 6
+    assert first_line_shown(lines, 20, 5, "GPU-7") == 0
 
 
 def test_line_belongs_to_the_device_above():
@@ -308,7 +308,12 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
 
 
 def test_styles_and_colors_of_a_line():
-    line = [Span("a"), Span("b", "bold"), Span("c", ground="live"), Span("d", ground="live", ink="cached")]
+    line = [
+        Span("a"),
+        Span("b", "bold"),
+        Span("c", background="live"),
+        Span("d", background="live", foreground="cached"),
+    ]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
     assert ansi(line, "true").endswith("\x1b[48;2;51;81;253mc\x1b[0m\x1b[48;2;51;81;253;38;2;45;165;149md\x1b[0m")
     assert "48;5;" in ansi(line, "256")

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Sensors
-from gpumond.view.frame import device_at_index, frame_view, merge_views, neighbor, processes_on, split_merged_uuid
+from gpumond.view.frame import device_at_index, frame_view, merge_views, neighbor_uuid, processes_on, split_merged_uuid
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
@@ -190,8 +190,8 @@ def test_frames_of_several_daemons_are_requested_every_second(fake: FakeDaemon):
 
 def test_selection_cycles_through_all_devices_and_none():
     content = frame_view(three())
-    assert [neighbor(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [neighbor(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    assert [neighbor_uuid(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbor_uuid(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
     assert [device_at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 

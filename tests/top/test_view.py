@@ -14,7 +14,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration_text
-from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
+from gpumond.top.processes import ProcessList, SortOrder, lay_out_columns, sort_and_filter
 from gpumond.top.screen import detail_lines as details
 from gpumond.view.frame import frame_view, merge_views
 from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck_processes
@@ -373,11 +373,11 @@ ROWS = frame_view(
     ],
 )
 def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, pids: list[int]):
-    assert [row.pid for row in arranged(ROWS, order, "")] == pids
+    assert [row.pid for row in sort_and_filter(ROWS, order, "")] == pids
 
 
 def test_bar_of_shares_gives_no_order():
-    columns = laid_out(200, ROWS)
+    columns = lay_out_columns(200, ROWS)
     names = [column.name for column in columns]
     at = names.index("shares")
     assert SortOrder(names[at - 1]).next(columns) == SortOrder(names[at + 1])
@@ -402,7 +402,7 @@ def test_bar_of_shares_gives_no_order():
     ],
 )
 def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
-    assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids
+    assert [row.pid for row in sort_and_filter(ROWS, SortOrder(), words)] == pids
 
 
 def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
@@ -429,8 +429,8 @@ def test_count_of_the_rows_is_complete_on_a_narrow_screen():
 @pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
 def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
     rows = [replace(row, user=user) for row, user in zip(frame_view(busy_frame()).processes, users, strict=True)]
-    assert ("user" in [column.name for column in laid_out(110, rows)]) == shown
-    assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
+    assert ("user" in [column.name for column in lay_out_columns(110, rows)]) == shown
+    assert "user" not in [column.name for column in lay_out_columns(80, rows)], "shares come first"
 
 
 def test_column_that_had_a_value_stays():
@@ -439,18 +439,18 @@ def test_column_that_had_a_value_stays():
     table = ProcessList()
     for rows, shown in (([known], False), ([row, known], True), ([known], True), ([], True)):
         table.fill(rows, {})
-        assert ("opaque" in [column.name for column in table.laid_out(200)]) == shown
+        assert ("opaque" in [column.name for column in table.columns_in(200)]) == shown
 
 
 def test_verdict_has_room_for_its_count_before_longer_programs():
-    columns = {column.name: column.width for column in laid_out(150, frame_view(busy_frame()).processes)}
+    columns = {column.name: column.width for column in lay_out_columns(150, frame_view(busy_frame()).processes)}
     assert columns["verdict"] == len("allocation-retries +1")
     assert columns["program"] > 14
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
 def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
-    columns = laid_out(width, frame_view(busy_frame()).processes)
+    columns = lay_out_columns(width, frame_view(busy_frame()).processes)
     names = [column.name for column in columns]
     assert [name for name in names if name in ("gpu", "program", "used", "verdict")] == [
         "gpu",
@@ -503,7 +503,7 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
 )
 def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: str, remedy: str):
     (entry,) = stuck_processes([holding_with(**fields), holding_with(**fields)])
-    assert entry.what.startswith(what)
+    assert entry.sentence.startswith(what)
     assert remedy in entry.remedy
 
 

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             fetch(arguments.url, program.pid, found["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
-            record = f"gpumond why --pid {program.pid} --record 30s shows the lines that allocate"
+            record = f"to see the lines that allocate: gpumond why --pid {program.pid} --record 30s"
             steps = [f"gpumond oom show --pid {program.pid} shows its newest out-of-memory error"]
             steps = [*(steps if program.pid in failed else ()), *(() if found["sites"] else (record,))]
             text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])

@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(client: Client, machines: Sequence[Machine]) -> None:
-    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.app import TopApp  # not needed for --once
 
-    top = Top([MachineClient(client, machine) for machine in machines])
+    top = TopApp([MachineClient(client, machine) for machine in machines])
     for connection, machine in zip(top.connections, machines, strict=True):
         connection.name = printable_excerpt(machine.name, NAME_WIDTH)
     top.run()

@@ -25,8 +25,8 @@ from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, 
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, size_argument
 from gpumond.view.frame import checked_as, receipts_of
-from gpumond.view.rows import differences
-from gpumond.view.text import narrowed_table, size_or_dash, table, time_text
+from gpumond.view.rows import difference_sentences
+from gpumond.view.text import size_or_dash, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,7 @@ def receipt_table(
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
         rows = ([time_text(_finished_at(each)), *row[:-1], _caller(each, user_name), row[-1]] for row, each in pairs)
-    shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
+    shown = table(header, rows, None, HIDEABLE, "gpumond receipts --json")
     released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
     known = [each for each in released if each is not None]  # unknown of a suspension
     if receipts and not known:
@@ -182,7 +182,7 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             size_or_dash(receipt["released_bytes"]),
             size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f} s",
-            "; ".join(filter(None, (_remarks(receipt), *differences(receipt)))),
+            "; ".join(filter(None, (_remarks(receipt), *difference_sentences(receipt)))),
         ]
 
 

@@ -20,7 +20,7 @@ from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert
 from gpumond.features.flush.flusher import FlushPart
 from gpumond.host.peer import counted_name
 from gpumond.serve import examples
-from gpumond.serve.authentication import Caller, Tokens, count_request
+from gpumond.serve.authentication import Caller, Tokens, count_at_rate
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
@@ -164,7 +164,7 @@ def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
     refusal = "too many flushes by this caller; flush a workload or a device in one request"
-    count_request(tokens, tokens.flushes, counted_name(caller.name), refusal)
+    count_at_rate(tokens, tokens.flushes, counted_name(caller.name), refusal)
 
 
 @facts.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))

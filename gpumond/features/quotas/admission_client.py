@@ -17,7 +17,7 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import listed, size_text
-from gpumond.view.rows import claimed_room, requests_ahead
+from gpumond.view.rows import claimed_bytes, requests_ahead
 from gpumond.view.text import cut, printable
 
 NO_ROOM = 75
@@ -168,7 +168,7 @@ def explanation(answer: Mapping[str, Any]) -> str:
         place = (
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
-    if (room := claimed_room(answer)) is not None:
+    if (room := claimed_bytes(answer)) is not None:
         kept = f"the {size_text(room)} available on GPU {answer['device_index']} is kept for earlier requests"
         return f"{place}{kept}, and {needed}"
     text = f"{place}GPU {answer['device_index']} has {free} available, but {needed}"

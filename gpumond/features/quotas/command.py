@@ -10,16 +10,16 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_result
 from gpumond.facts.units import duration_text, size_text
 from gpumond.view.rows import (
-    claimed_room,
+    claimed_bytes,
     grant_sentences,
-    held_sentences,
     limit_sentences,
-    place_sentence,
     process_of,
+    queue_position_sentence,
     quota_sentence,
     request_advice,
     reserve_sentences,
     taken_memory_sentences,
+    waiting_sentences,
 )
 from gpumond.view.text import fitting_table, output_width, printable_excerpt, size_or_dash, table, wrap_text
 
@@ -152,8 +152,8 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
 
     ``url``: the daemon's, for the commands.
     """
-    places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
-    held = "\n".join(held_sentences(frame))
+    places = "\n".join(filter(None, (queue_position_sentence(frame, each) for each in frame["queue"])))
+    held = "\n".join(waiting_sentences(frame))
     taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     waiting = queue_table(frame)
@@ -193,7 +193,7 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
-        flushed, claimed = _by_flushes(request), claimed_room(request) is not None
+        flushed, claimed = _by_flushes(request), claimed_bytes(request) is not None
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
@@ -209,4 +209,4 @@ def queue_table(frame: Mapping[str, Any]) -> str:
             ]
         )
     hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")
-    return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""
+    return fitting_table(header, rows, output_width(), hideable, "gpumond queue --json") if rows else ""
