@@ -22,9 +22,9 @@ from pathlib import Path
 
 from bench.result import publish
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.advise import HEADROOM, size
+from gpumond.features.fleet.advise import DEFAULT_HEADROOM_RATIO, advise_program
 
-HEADROOMS = (0.0, 0.05, HEADROOM, 0.2)
+HEADROOMS = (0.0, 0.05, DEFAULT_HEADROOM_RATIO, 0.2)
 OTHER_HEADROOMS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 SETTLED = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75)
 """Last parts of the first half in which a peak must not rise by more than RISE."""
@@ -79,7 +79,7 @@ def frontier(
 def main() -> None:
     curves = read(Path(sys.argv[1]))
     halfway = {uuid: points[0][0] + (points[-1][0] - points[0][0]) / 2 for uuid, points in curves.items()}
-    figures: dict[str, object] = {"workloads": len(curves), "headroom": HEADROOM}
+    figures: dict[str, object] = {"workloads": len(curves), "headroom": DEFAULT_HEADROOM_RATIO}
     for headroom in HEADROOMS:
         exceeded, limited, saved, foreseen = 0, 0, 0.0, 0.0
         allocated, hours_above, hours_of_all = 0.0, 0.0, 0.0
@@ -90,8 +90,8 @@ def main() -> None:
             hours = (second[-1][0] - second[0][0]) / 3600
             middle = points[0][0] + (halfway[uuid] - points[0][0]) / 2
             earlier = max(used for at, used, _ in points if at < middle)
-            known = {"needed": max(first), "earlier": earlier, "usual": statistics.median(first)}
-            advice = size((uuid,), "", hours=hours, device=whole, headroom=headroom, **known)
+            needs = {"needed_bytes": max(first), "earlier_bytes": earlier, "usual_bytes": statistics.median(first)}
+            advice = advise_program((uuid,), "", hours=hours, device_bytes=whole, headroom_ratio=headroom, **needs)
             limited += advice.limit_bytes is not None
             limit = whole if advice.limit_bytes is None else advice.limit_bytes
             above = [used for _, used in second if used > limit]

@@ -73,7 +73,7 @@ import gc, json, statistics, sys, time
 from gpumond.agent import session
 from gpumond.agent.settings import AgentSettings
 from gpumond.agent.wakeup import WakeupPipe
-session.REPORT_SECONDS = 0.0
+session.REPORT_INTERVAL_SECONDS = 0.0
 agent = session.AgentSession(AgentSettings([], []), WakeupPipe())
 others = bytearray(64 << 20)
 def report(changed=True, cold=False):
@@ -122,7 +122,7 @@ print(json.dumps({
 used the caches, as in a program that works for a second in between.
 """
 
-LOADED = (
+ALLOCATORS = (
     "argparse ast asyncio atexit base64 bz2 calendar collections.abc contextlib contextvars copy csv ctypes "
     "dataclasses datetime difflib dis email enum fcntl fnmatch functools gc gettext glob gzip hashlib heapq "
     "http.client importlib.metadata importlib.resources inspect ipaddress json linecache locale logging lzma math mmap "
@@ -147,7 +147,7 @@ import threading
 thread = next(thread for thread in threading.enumerate() if thread.name == "gpumond-agent")
 start = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 from gpumond.agent import session
-session.REPORT_SECONDS = 0.02
+session.REPORT_INTERVAL_SECONDS = 0.02
 gpumond.agent.start()
 time.sleep(60 * 0.02 + 0.3)
 print(private() - before, 1000 * start)
@@ -251,7 +251,7 @@ def memory(before: str) -> tuple[int, float]:
 
 def main() -> None:
     started = "gpumond.agent.start()"
-    trained = f"import {LOADED.replace(' ', ', ')}\n{WORLD}"
+    trained = f"import {ALLOCATORS.replace(' ', ', ')}\n{WORLD}"
     with TemporaryDirectory() as cache:  # compiled, as an installed package is
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = cache

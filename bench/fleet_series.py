@@ -29,7 +29,7 @@ import yaml
 from bench.result import publish, spread
 from gpumond.facts.snapshot import Sensors
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.exposition import Encoding, Exposition
+from gpumond.metrics.exposition import Exposition, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from tests.grafana.boards import ROOT, Target, targets
 from tests.helpers.agents import GIB
@@ -89,7 +89,7 @@ def page(programs: int, owners: int = 40) -> str:
         ]
     snapshot = make_snapshot(*devices, reports=tuple(reports))
     frame = advance(TickState(), BUILT_IN, snapshot).frame
-    return Exposition(Telemetry()).scrape(frame, Encoding(False)).plain.decode()
+    return Exposition(Telemetry()).scrape(frame, ScrapeFormat(False)).body.decode()
 
 
 class Pages(http.server.BaseHTTPRequestHandler):

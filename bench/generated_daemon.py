@@ -20,7 +20,7 @@ from gpumond.diagnosis.diagnosis import Diagnosis
 from gpumond.events import EventLog
 from gpumond.features import routers
 from gpumond.host.machine import reduce_garbage_collection
-from gpumond.host.tasks import background
+from gpumond.host.tasks import background_task
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.deferred_app import DeferredApp
 
@@ -69,7 +69,7 @@ def main() -> None:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        async with background(view.run()):
+        async with background_task(view.run()):
             yield
 
     reduce_garbage_collection()  # as a daemon does

@@ -41,8 +41,8 @@ for _ in range(5):
     loss().backward()
     optimizer.step()
 torch.cuda.synchronize()
-from gpumond.agent.loaded_allocators import LOADED
-(adapter,) = [each for each in LOADED.adapters() if each.name == "torch"]
+from gpumond.agent.loaded_allocators import ALLOCATORS
+(adapter,) = [each for each in ALLOCATORS.find_adapters() if each.name == "torch"]
 def timed(function, times):
     seconds = []
     for _ in range(times):

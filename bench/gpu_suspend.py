@@ -30,7 +30,7 @@ from typing import Any
 from bench.result import publish
 from gpumond.facts.messages import to_json
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 from tests.helpers.running import RunningDaemon, until
 
@@ -341,7 +341,7 @@ checkpoint_process.main(sys.argv[2:])
 def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
     """Suspend and resume a program as this caller; return what failed. ``uid``: which the checkpoint process takes."""
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
-        request = CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
+        request = CheckpointRequest(action=action, pid=pid, start_ticks=read_start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
         command = [*prefix, sys.executable, "-c", AS_USER, str(caller), to_json(request).decode()]
         done = subprocess.run(command, capture_output=True, text=True)
         answer = json.loads(done.stdout or "{}")
@@ -402,7 +402,7 @@ def steps(pid: int) -> dict[str, float]:
     """Suspend and resume a program of this user, and return the seconds of each call."""
     found: dict[str, float] = {}
     for action in ("suspend", "resume"):
-        request = CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
+        request = CheckpointRequest(action=action, pid=pid, start_ticks=read_start_ticks(pid) or 0, uid=0)  # type: ignore[arg-type]
         answer = carry_out(request, CudaDriver())
         found |= {name: round(seconds, 2) for name, seconds in answer.steps}
         if answer.error:

@@ -56,7 +56,7 @@ def tick() -> Callable[[], object]:
 def render() -> Callable[[], object]:
     """Render the metrics of a new frame with 8 devices and 512 processes."""
     from bench.tick import CALM, UP, facts, rules
-    from gpumond.metrics.exposition import Encoding, Exposition
+    from gpumond.metrics.exposition import Exposition, ScrapeFormat
     from gpumond.metrics.telemetry import Telemetry
     from gpumond.tick.observe import observe
     from tests.helpers.values import TickState, advance
@@ -68,7 +68,7 @@ def render() -> Callable[[], object]:
         state = result.memory
         frames.append(result.frame)
     exposition, next_frame = Exposition(Telemetry()), cycle(frames)
-    return lambda: exposition.scrape(next(next_frame), Encoding.of(""))
+    return lambda: exposition.scrape(next(next_frame), ScrapeFormat.of(""))
 
 
 def decode() -> Callable[[], object]:

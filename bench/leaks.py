@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from bench.result import publish
 from gpumond.diagnosis.leak_criteria import CandidateCurve
-from gpumond.diagnosis.serving_leak import SERVING, ServingTest, UpperQuartiles, find
+from gpumond.diagnosis.serving_leak import SERVING_TESTS, ServingTest, UpperQuartiles, find_leak
 from gpumond.tick.history import (
     DEVICE_SIGNALS,
     FIVE_MINUTES,
@@ -51,20 +51,22 @@ Tests = Sequence[ServingTest]
 
 
 def varied(**factors: float) -> Tests:
-    return tuple(replace(test, **{name: getattr(test, name) * by for name, by in factors.items()}) for test in SERVING)
+    return tuple(
+        replace(test, **{name: getattr(test, name) * by for name, by in factors.items()}) for test in SERVING_TESTS
+    )
 
 
 VARIANTS: Mapping[str, Tests] = {
-    "as it is": SERVING,
+    "as it is": SERVING_TESTS,
     "without creeping": varied(min_creeps=inf),
     "creeping alone": varied(consistent_ratio=inf),
     "creeping of 8 minutes": varied(min_creeps=1.6),
     "margin x 2": varied(margin_bytes=2.0, margin_ratio=2.0),
     "without the test for steps": tuple(
-        replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING
+        replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING_TESTS
     ),
-    "only 16 blocks": SERVING[2:3],
-    "16 and 24 blocks": SERVING[2:],
+    "only 16 blocks": SERVING_TESTS[2:3],
+    "16 and 24 blocks": SERVING_TESTS[2:],
 }
 
 
@@ -129,7 +131,7 @@ def onsets(points: Points, size: float) -> dict[str, list[float]]:
     last = dict.fromkeys(VARIANTS, -HOUR)
     for at, candidate, quartiles in evaluations(points, size):
         for name, tests in VARIANTS.items():
-            if find(candidate, quartiles, tests) is not None:
+            if find_leak(candidate, quartiles, tests) is not None:
                 if at - last[name] >= HOUR:
                     found[name].append(at)
                 last[name] = at
@@ -184,7 +186,7 @@ def delays(points: Points, start: float, size: float, alarms: Mapping[str, Seque
     for at, candidate, quartiles in evaluations(points, size, start):
         for name, tests in VARIANTS.items():
             if found[name] is None and not any(at - HOUR <= alarm <= at for alarm in alarms[name]):
-                found[name] = (at - start) / 60 if find(candidate, quartiles, tests) is not None else None
+                found[name] = (at - start) / 60 if find_leak(candidate, quartiles, tests) is not None else None
         if None not in found.values():
             break
     return found

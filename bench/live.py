@@ -20,7 +20,7 @@ from gpumond.facts.snapshot import Sensors
 from gpumond.facts.units import MIB
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import FULL_FRAME, encode_message, frame_changes, live_frame
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -73,7 +73,7 @@ class Machine:
                 pools = (make_pool(f"GPU-{index}", live=live, cached=GIB // 2),)
                 reports.append(make_report(pid, pools, workload=f"w{pid % 8}", age_seconds=rng.random()))
         snapshot = make_snapshot(*devices, seq=self._seq, taken_at=1e9 + self._seq, reports=tuple(reports))
-        return Frame(snapshot, attribute(snapshot))
+        return Frame(snapshot, make_ledger(snapshot))
 
 
 def measure(devices: int, processes: int, changing: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bench.many_agents import Program, ProgramConnection
 from gpumond.agent.transport import Transport
-from gpumond.agent.wakeup import identity
+from gpumond.agent.wakeup import file_identity
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import Program as ReportedProgram, StepUsage
@@ -123,7 +123,7 @@ class Agent:
             self._reconnect()
 
     def _reconnect(self) -> None:
-        self._loop.call_at(self._loop.time() + max(0.0, self.link.retry_at - time.monotonic()), self.connect)
+        self._loop.call_at(self._loop.time() + max(0.0, self.link.next_attempt_at - time.monotonic()), self.connect)
 
 
 class ProcessTransport(Transport):
@@ -138,7 +138,7 @@ class ProcessTransport(Transport):
         if connection is None:
             self._retry_later(now)
             return False
-        self._socket, self._identity, self._connected_at = connection, identity(connection.fileno()), now
+        self._socket, self._file_identity, self._connected_at = connection, file_identity(connection.fileno()), now
         return True
 
     def send_encoded(self, encoded: bytes, now: float) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from bench.result import publish
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Owner
-from gpumond.metrics.exposition import Encoding, Exposition, Group
+from gpumond.metrics.exposition import Exposition, Group, ScrapeFormat
 from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -56,7 +56,7 @@ def frame(numbers: range, at: float, own_workload: bool, before: dict[Owner, flo
         for index in range(DEVICES)
     )
     snapshot = make_snapshot(*devices, reports=reports, elapsed_seconds=at)
-    return Frame(snapshot, attribute(snapshot), owners=owners_with_series(before, snapshot))
+    return Frame(snapshot, make_ledger(snapshot), owners=owners_with_series(before, snapshot))
 
 
 def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts: int = 200) -> dict[str, int]:
@@ -69,7 +69,7 @@ def series_of_a_day(groups: frozenset[Group], own_workload: bool = False, starts
         owners = dict(now.owners or {})
         current = (each for each, last in owners.items() if last == now.snapshot.elapsed_seconds and each.workload)
         telemetry.workloads.set_connected(each.workload for each in current)
-        text = exposition.scrape(now, Encoding(False, groups=groups)).plain.decode()
+        text = exposition.scrape(now, ScrapeFormat(False, groups=groups)).body.decode()
         seen.update(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
         first = first or len(seen)
     return {"first_page": first, "new_in_a_day": len(seen) - first}

@@ -11,16 +11,12 @@ NO_COST = "cpu_of_other_programs_s"
 """CPU time of programs that are not measured: a busy machine makes every figure larger."""
 LINES = {
     "CPU time per minute, s": "{cpu_s:.2f}",
-    "scrape over an open connection, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
-    "scrape over a new connection, p50 / p99, ms": "{new_p50_ms:.2f} / {new_p99_ms:.2f}",
+    "scrape, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
     "size of a scrape, plain / gzip, kB": "{page_bytes:.0f} / {page_gzip_bytes:.1f}",
     "memory (PSS), MiB": "{pss_mib:.1f}",
     "time from the start to the first complete scrape, s": "{first_data_s:.2f}",
-    "CPU time of other programs per minute, s": "{cpu_of_other_programs_s:.1f}",
 }
 """Lines of a comparison, each formatted with the measures of an exporter."""
-LAST = {line: text.rpartition("{")[2].partition(":")[0] for line, text in LINES.items()}
-"""The measure whose ratio a line shows."""
 SCALES = {"page_gzip_bytes": 1e-3, "page_bytes": 1e-3}
 
 
@@ -49,10 +45,7 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
 
 
 def peers_table(figures: Mapping[str, Any]) -> str:
-    """Return the comparison as a Markdown table, after a line about the run.
-
-    A number in parentheses is gpumond's value divided by the peer's.
-    """
+    """Return the comparison as a Markdown table, after a line about the run."""
     names = list(figures["values"])
     rows = [[line, *(peers_cell(line, name, figures) for name in names)] for line in LINES]
     head = [caption(figures), "", f"| {figures['setting']} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
@@ -73,5 +66,4 @@ def caption(figures: Mapping[str, Any]) -> str:
 
 def peers_cell(line: str, name: str, figures: Mapping[str, Any]) -> str:
     values = {key: value * SCALES.get(key, 1) for key, value in figures["values"][name].items()}
-    ratio = figures["ratios"].get(name, {}).get(LAST[line])
-    return LINES[line].format_map(values) + ("" if ratio is None else f" ({ratio:.3g})")
+    return LINES[line].format_map(values)

@@ -9,7 +9,7 @@ import gc
 import time
 
 from bench.result import publish, spread
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import VALUES
@@ -25,7 +25,7 @@ UP = SourceState(name="bench", up=True, responsive=True)
 
 def rules(level: float) -> tuple[Rule, ...]:
     """Return the built-in rules, and others over every scope that compare bytes with a level."""
-    scopes: tuple[Scope, ...] = ("process", "pool", "workload", "device")
+    scopes: tuple[RuleScope, ...] = ("process", "pool", "workload", "device")
     values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
     own = (
         Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level) for i in range(OWN_RULES)

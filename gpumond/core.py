@@ -21,7 +21,7 @@ from gpumond.events import EventLog
 from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FlushError, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
@@ -31,7 +31,7 @@ from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.runtime_directory import nonstandard_directory
 from gpumond.host.tasks import Signal
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_server import AgentServer
 from gpumond.programs.audited_requests import AuditedRequests
@@ -142,12 +142,12 @@ class Operations(Protocol):
 class FlushService(Protocol):
     """The one path by which anything is flushed."""
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
 
 
 async def flush_each(
-    flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+    flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
     requests: Iterable[tuple[FlushRequest, Receipt]],
     requested_by: str,
 ) -> list[Sequence[Receipt]]:
@@ -303,7 +303,7 @@ class Core:
         """Return the metrics of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
-        return self.exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
+        return self.exposition.scrape(self.frame, ScrapeFormat.of(accept, compat, groups))
 
     def config_hashes(self) -> ConfigHashes:
         """Return the hashes by which this daemon is compared with those of other machines."""

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
 
-from gpumond.diagnosis.advice import advice, context_of
+from gpumond.diagnosis.advice import advice_texts, context_of
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.sentences import program
-from gpumond.facts.alerts import OVER, WAS
+from gpumond.diagnosis.sentences import program_text
+from gpumond.facts.alerts import ALERT_WAS, ENDED_PREFIX
 from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.pools import Receipt
-from gpumond.facts.program import Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, Site, place_of
+from gpumond.facts.program import AllocationSite, Call, Ending, LiveClasses, Oom, OomPool, ProcessKey, location_text
 from gpumond.facts.quota import GrantedRequest, QueuedRequest, only_free_clause
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
 from gpumond.facts.units import caller_text, clock_text, duration_text, size_text
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.host.tasks import Signal
 
 EventKind = Literal[
@@ -46,7 +46,7 @@ EventKind = Literal[
     "xid",
 ]
 
-MARKS: Mapping[EventKind, str] = {
+EVENT_MARKS: Mapping[EventKind, str] = {
     "oom": "✕",
     "xid": "✕",
     "device-lost": "○",
@@ -157,7 +157,7 @@ def advance_events(
     ), events
 
 
-def _draft(
+def _unnumbered_event(
     kind: EventKind,
     summary: str,
     device_uuid: str | None = None,
@@ -179,10 +179,10 @@ def _draft(
     )
 
 
-def _by_report(
+def _report_event(
     report: AgentReport, kind: EventKind, summary: str, device_uuid: str | None = None, details: Details = ()
 ) -> Event:
-    return _draft(kind, summary, device_uuid, report.key, report.workload, details)
+    return _unnumbered_event(kind, summary, device_uuid, report.key, report.workload, details)
 
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
@@ -194,12 +194,12 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
             summary = f"GPU {device.index} can't be read{why}"
-            yield _draft("device-lost", summary, device_uuid=uuid)
+            yield _unnumbered_event("device-lost", summary, device_uuid=uuid)
     for uuid, device in now.items():
         if device.up and uuid in lost:
             lost.discard(uuid)
             summary = f"GPU {device.index} can be read again"
-            yield _draft("device-back", summary, device_uuid=uuid)
+            yield _unnumbered_event("device-back", summary, device_uuid=uuid)
 
 
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
@@ -207,9 +207,9 @@ def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
     for xid in frame.snapshot.xids:
         more = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
         if more > 0:
-            summary = f"{_gpu(frame, xid.device_uuid)} reported Xid error {xid.xid}"
+            summary = f"{_gpu_name(frame, xid.device_uuid)} reported Xid error {xid.xid}"
             details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
-            yield _draft("xid", summary, device_uuid=xid.device_uuid, details=details)
+            yield _unnumbered_event("xid", summary, device_uuid=xid.device_uuid, details=details)
 
 
 ENDINGS: Mapping[Ending | None, str] = {
@@ -224,15 +224,17 @@ def _agents(
     endings = {end.key: end.ending for end in snapshot.ends}
     for process, report in now.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
-            summary = f"{_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
-            yield _by_report(report, "agent-connected", summary)
+            summary = f"{_program_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
+            yield _report_event(report, "agent-connected", summary)
     for process, report in previous.items():
         if report.uses_device and process not in now:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
-            summary = f"{_name(report)} disconnected{ENDINGS.get(ending, '')}; its allocators held {size_text(held)}"
+            summary = (
+                f"{_program_name(report)} disconnected{ENDINGS.get(ending, '')}; its allocators held {size_text(held)}"
+            )
             details: Details = (("held_bytes", held), *((("ending", ending),) if ending else ()))
-            yield _by_report(report, "agent-disconnected", summary, details=details)
+            yield _report_event(report, "agent-disconnected", summary, details=details)
 
 
 def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
@@ -243,16 +245,17 @@ def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, 
         if now is None or now.missed_readings or now.processes is None:
             continue
         gone = device.processes_by_key.keys() - now.processes_by_key.keys()
-        names = _names(before, left) if gone else {}
+        names = _workloads_and_names(before, left) if gone else {}
         crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
         for process in sorted(gone - crashed, key=attrgetter("pid")):
             held = device.processes_by_key[process].used_bytes
             if not held or snapshot.may_contain(process):
                 continue
             workload, name = names.get(process, ("", ""))
-            yield _draft(
+            who, where = program_text(name, process.pid, ""), _gpu_name(frame, device.uuid)
+            yield _unnumbered_event(
                 "process-ended",
-                f"{program(name, process.pid, '')} has exited; it used {size_text(held)} on {_gpu(frame, device.uuid)}",
+                f"{who} has exited; it used {size_text(held)} on {where}",
                 device_uuid=device.uuid,
                 process=process,
                 workload=workload,
@@ -276,7 +279,7 @@ def _ooms(
         if oom.at >= since:
             limit = FailedAllocation(oom, report, before or frame).limit_reached_bytes
             details = (*oom_details(oom, limit), *_advice(report, oom, frame))
-            yield _by_report(report, "oom", _oom_summary(report, oom, frame, limit), oom.device_uuid, details)
+            yield _report_event(report, "oom", _oom_summary(report, oom, frame, limit), oom.device_uuid, details)
 
 
 def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
@@ -284,7 +287,7 @@ def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
     if len(uuids) != 1:
         return ()
     case = replace(context_of(report, uuids.pop(), frame.snapshot), oom=oom)
-    clauses = advice(case)
+    clauses = advice_texts(case)
     return (("advice", "; ".join(clauses)),) if clauses else ()
 
 
@@ -294,22 +297,22 @@ def _counted_ooms(report: AgentReport, before: AgentReport, frame: Frame) -> Ite
     for pool in report.pools:
         count = counts.get((pool.allocator, pool.device_uuid))
         if count is not None and pool.ooms is not None and pool.ooms > count:
-            summary = f"{_name(report)} ran out of memory on {_gpu(frame, pool.device_uuid)}"
+            summary = f"{_program_name(report)} ran out of memory on {_gpu_name(frame, pool.device_uuid)}"
             details: Details = (("seen", "counter"),)
             if pool.live_bytes is not None:
                 cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
                 known = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
                 details += (*known, ("stranded_bytes", pool.stranded_bytes))
-            yield _by_report(report, "oom", summary, pool.device_uuid, details)
+            yield _report_event(report, "oom", summary, pool.device_uuid, details)
 
 
 def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None) -> str:
-    where = "" if oom.device_uuid is None else f" on {_gpu(frame, oom.device_uuid)}"
+    where = "" if oom.device_uuid is None else f" on {_gpu_name(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {size_text(oom.request_bytes)}"
     scope = f" in the scope {oom.scope}" if oom.scope else ""
     place = program_line_clause(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
-    return f"{_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts_text(oom)}{later}"
+    return f"{_program_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts_text(oom)}{later}"
 
 
 def _user_names(frame: Frame) -> dict[int, str]:
@@ -319,8 +322,8 @@ def _user_names(frame: Frame) -> dict[int, str]:
 
 
 def _flush(receipt: Receipt, frame: Frame) -> Event:
-    name = program(receipt.workload, receipt.pid, "")
-    where = f" on {_gpu(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
+    name = program_text(receipt.workload, receipt.pid, "")
+    where = f" on {_gpu_name(frame, receipt.device_uuid)}" if receipt.device_uuid else ""
     released = f", {receipt.allocator} released {size_text(receipt.released_bytes)}" if receipt.allocator else ""
     why = f" ({receipt.reason})" if receipt.reason else ""
     caller = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
@@ -333,7 +336,7 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
         ("duration_seconds", receipt.duration_seconds),
         ("started_at", receipt.started_at),
     )
-    return _draft(
+    return _unnumbered_event(
         "flush",
         summary,
         device_uuid=receipt.device_uuid,
@@ -347,7 +350,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     suspended = (each for own in (frame, before) if own for each in own.snapshot.suspended_programs)
     memory = next((each.memory for each in suspended if each.key == receipt.key), ())
     uuid = memory[0].device_uuid if len(memory) == 1 else None
-    where = f" on {_gpu(frame, uuid)}" if uuid else ""
+    where = f" on {_gpu_name(frame, uuid)}" if uuid else ""
     size = f", {size_text(receipt.expected_bytes)}" if receipt.expected_bytes is not None else ""
     why = f": {receipt.reason}" if receipt.reason else ""
     who = f"{receipt.workload or 'a program'} (pid {receipt.pid}{size})"
@@ -362,7 +365,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
         ("duration_seconds", receipt.duration_seconds),
         ("started_at", receipt.started_at),
     )
-    return _draft(
+    return _unnumbered_event(
         receipt.action,
         f"{who}{where} was {receipt.outcome} by {by}{why}"
         if receipt.outcome in ("suspended", "resumed")
@@ -390,32 +393,33 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
         if request.id in _waiting(frame) - known:
-            where, holders = _gpu(frame, request.device_uuid), [*map(str, request.holders)]
+            where, holders = _gpu_name(frame, request.device_uuid), [*map(str, request.holders)]
             held = f"; {largest_programs(where, holders)}" if holders else ""
             summary = f"{_requester(request)} is waiting for {size_text(request.need_bytes)} on {where}{held}"
-            yield _of_request("wait", summary, request, (("occurred_at", request.since),))
+            yield _request_event("wait", summary, request, (("occurred_at", request.since),))
     for grant in frame.grants:
         if grant.id not in granted:
             own = waited.get(grant.id)
             after = f" after {duration_text(at - own.since)}" if own else ""
-            summary = (
-                f"{_requester(grant)} was granted {size_text(grant.need_bytes)} of {_gpu(frame, grant.device_uuid)}"
-            )
+            where = _gpu_name(frame, grant.device_uuid)
+            summary = f"{_requester(grant)} was granted {size_text(grant.need_bytes)} of {where}"
             seconds: Details = (("waited_seconds", at - own.since),) if own else ()
             device = frame.snapshot.device(grant.device_uuid)
             short = only_free_clause(grant.unused_bytes, device.free_bytes if device else None)
-            yield _of_request("grant", f"{summary}{after}{short}", grant, seconds)
+            yield _request_event("grant", f"{summary}{after}{short}", grant, seconds)
 
 
 def _requester(request: QueuedRequest | GrantedRequest) -> str:
-    return request.workload or "a program" if request.pid is None else program(request.workload, request.pid, "")
+    return request.workload or "a program" if request.pid is None else program_text(request.workload, request.pid, "")
 
 
-def _of_request(kind: EventKind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()) -> Event:
+def _request_event(
+    kind: EventKind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()
+) -> Event:
     process = None if request.pid is None else ProcessKey(request.pid, None)
     own: Details = (("request", request.id), ("need_bytes", request.need_bytes))
     user: Details = (("user", request.user),) if request.user else ()
-    return _draft(kind, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
+    return _unnumbered_event(kind, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
 
 
 def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
@@ -427,18 +431,20 @@ def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]
     at = frame.snapshot.taken_at
     for kind, some, others in kinds:
         for key, verdict in some.items():
-            if key in others or verdict.kind in (*PATTERNS, "growing"):  # suspected only: it comes and goes
+            if key in others or verdict.kind in (*PATTERN_NAMES, "growing"):  # suspected only: it comes and goes
                 continue
-            known, process = _names(frame), verdict.process
-            workload, name = known.get(process) or _names(before, left).get(process) or ("", "")
-            who = _who_on_device(program(name, process.pid, "") if process else "", _gpu(frame, verdict.device_uuid))
+            known, process = _workloads_and_names(frame), verdict.process
+            workload, name = known.get(process) or _workloads_and_names(before, left).get(process) or ("", "")
+            who = _who_on_device(
+                program_text(name, process.pid, "") if process else "", _gpu_name(frame, verdict.device_uuid)
+            )
             if kind == "verdict-began":
                 summary = _sentence_with_onset(verdict, who, at)
             else:
                 gone = ", because the process has exited" if process and process not in known else ""
                 summary = f"{verdict.kind} ended: {who}{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
-            yield _draft(
+            yield _unnumbered_event(
                 kind,
                 summary,
                 device_uuid=verdict.device_uuid,
@@ -461,7 +467,9 @@ def _sentence_with_onset(verdict: Verdict, who: str, at: float) -> str:
     return summary if states_onset else f"{summary} ({word} {clock_text(verdict.since, at)})"
 
 
-def _names(frame: Frame | None, left: Mapping[ProcessKey, str] = {}) -> Mapping[ProcessKey | None, tuple[str, str]]:
+def _workloads_and_names(
+    frame: Frame | None, left: Mapping[ProcessKey, str] = {}
+) -> Mapping[ProcessKey | None, tuple[str, str]]:
     """Return workload and name of every process in the frame: the name is the workload or the command's name."""
     names: dict[ProcessKey | None, tuple[str, str]] = {}
     if frame is None:
@@ -480,17 +488,19 @@ def _alert(kind: EventKind, alert: Alert) -> Event:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
     pid, workload = labels.get("pid", ""), labels.get("workload", "")
     process = alert.process or (ProcessKey(int(pid), None) if pid.isdecimal() else None)
-    who = _who_on_device(program(workload, process.pid, "") if process else workload, _index(labels))
+    who = _who_on_device(program_text(workload, process.pid, "") if process else workload, _device_name(labels))
     summary = annotations.get("summary") or f"{alert.rule}: {who}".removesuffix(": ")
-    if kind == "alert-resolved" and WAS not in summary:
-        summary = f"{alert.rule} resolved{WAS}{summary}"
-    elif kind == "alert-resolved" and summary.startswith(OVER):
+    if kind == "alert-resolved" and ALERT_WAS not in summary:
+        summary = f"{alert.rule} resolved{ALERT_WAS}{summary}"
+    elif kind == "alert-resolved" and summary.startswith(ENDED_PREFIX):
         summary = f"{alert.rule} {summary}"
     details: Details = (("rule", alert.rule), ("value", alert.value), *alert.labels)
-    return _draft(kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details)
+    return _unnumbered_event(
+        kind, summary, device_uuid=labels.get("uuid"), process=process, workload=workload, details=details
+    )
 
 
-def _index(labels: Mapping[str, str]) -> str:
+def _device_name(labels: Mapping[str, str]) -> str:
     return f"GPU {labels['gpu']}" if labels.get("gpu") else labels.get("uuid", "")
 
 
@@ -498,18 +508,18 @@ def _who_on_device(who: str, device: str) -> str:
     return " on ".join(part for part in (who, device) if part)
 
 
-def _name(report: AgentReport) -> str:
+def _program_name(report: AgentReport) -> str:
     return f"{report.workload or 'a program'} (pid {report.pid})"
 
 
-def _gpu(frame: Frame, uuid: str) -> str:
+def _gpu_name(frame: Frame, uuid: str) -> str:
     device = frame.snapshot.device(uuid)
     return uuid if device is None else f"GPU {device.index}"
 
 
 SHOWN_CALLS, SHOWN_THREAD_CALLS, SHOWN_THREADS = 8, 3, 4
 SHOWN_SCOPES, SHOWN_CLASSES, SHOWN_SITES = 8, 8, 4
-MAX_CALL = 200
+MAX_CALL_CHARACTERS = 200
 """Longest text of a call: an agent may send any."""
 LIBRARY_PATHS = (
     "/site-packages/",
@@ -522,13 +532,13 @@ LIBRARY_PATHS = (
 """Parts of the names of files that are not the program's own, unless these end with one of ``PROGRAM_PATHS``."""
 PROGRAM_PATHS = ("<string>", "<stdin>", "/gpumond/sim/programs.py")
 
-ENDED: EventKind = "process-ended"
+END_EVENT: EventKind = "process-ended"
 """Kind of the event from which clients know the earlier processes of a workload."""
 
-REPEATS: dict[EventKind, int] = {"oom": 60}
+REPEAT_SECONDS: dict[EventKind, int] = {"oom": 60}
 """Seconds after an event of a kind within which another one of the same cause is a repeat."""
 
-FOLLOWS: Mapping[EventKind, tuple[EventKind, ...]] = {
+CONSEQUENCES: Mapping[EventKind, tuple[EventKind, ...]] = {
     "process-ended": ("agent-disconnected", "verdict-ended", "alert-resolved"),
     "agent-disconnected": ("verdict-ended", "alert-resolved"),
     "alert-fired": ("verdict-began",),
@@ -541,13 +551,13 @@ Details = tuple[tuple[str, int | float | str], ...]
 
 def amounts_text(oom: Oom) -> str:
     """Return the live, cached and stranded bytes of the device that was full as text."""
-    live, cached, stranded = _sums(oom)
+    live, cached, stranded = _sums_of_full_device(oom)
     return f"{size_text(live)} live, {size_text(cached)} cached, {size_text(stranded)} stranded"
 
 
 def oom_details(oom: Oom, limit: int | None = None) -> Details:
     """Return the known values for the details of an event. ``limit``: the program's own, if it was reached."""
-    live, cached, stranded = _sums(oom)
+    live, cached, stranded = _sums_of_full_device(oom)
     largest = [pool.largest_free_bytes for pool in _pools_of_full_device(oom) if pool.largest_free_bytes is not None]
     known: list[tuple[str, int | float | str | None]] = [
         ("number", oom.number),
@@ -590,27 +600,27 @@ def program_line_clause(calls: Sequence[Call]) -> str:
         return ""
     call = program_calls(calls)[0]
     where = "" if call.function in ("", "<module>") else f" in `{call.function}`"
-    return (where if call.file == "<string>" else f"{where} at {place_of(call)}")[-MAX_CALL:]
+    return (where if call.file == "<string>" else f"{where} at {location_text(call)}")[-MAX_CALL_CHARACTERS:]
 
 
 def program_line(calls: Sequence[Call]) -> str:
     """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
     own = program_calls(calls)
-    return call_text(own[0]) if own and not _is_of_library(own[0]) else ""
+    return call_text(own[0]) if own and not _is_library_call(own[0]) else ""
 
 
 def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
     """Return the calls from the innermost one of the program itself on; all of them if there is none."""
-    first = next((place for place, call in enumerate(calls) if not _is_of_library(call)), 0)
+    first = next((place for place, call in enumerate(calls) if not _is_library_call(call)), 0)
     return calls[first:]
 
 
-def _is_of_library(call: Call) -> bool:
+def _is_library_call(call: Call) -> bool:
     return not call.file.endswith(PROGRAM_PATHS) and any(part in call.file for part in LIBRARY_PATHS)
 
 
 def call_text(call: Call) -> str:
-    return f"{place_of(call)} {call.function}"[-MAX_CALL:]
+    return f"{location_text(call)} {call.function}"[-MAX_CALL_CHARACTERS:]
 
 
 def stack_text(calls: Sequence[Call]) -> str:
@@ -633,7 +643,7 @@ def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterato
             yield from ((f"{one.allocator} {name}", size) for name, size in sizes if size is not None)
 
 
-def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
+def _sites(sites: Sequence[AllocationSite]) -> Iterator[tuple[str, str]]:
     for number, site in enumerate(sites[:SHOWN_SITES], 1):
         yield (
             f"allocation site {number}",
@@ -641,7 +651,7 @@ def _sites(sites: Sequence[Site]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _sums(oom: Oom) -> tuple[int, int, int]:
+def _sums_of_full_device(oom: Oom) -> tuple[int, int, int]:
     pools = _pools_of_full_device(oom)
     return (
         sum(pool.live_bytes for pool in pools),
@@ -655,7 +665,7 @@ def _pools_of_full_device(oom: Oom) -> list[OomPool]:
     return [pool for pool in oom.pools if oom.device_uuid in (None, pool.device_uuid)]
 
 
-KEPT = 1000
+MAX_EVENTS = 1000
 
 
 class EventLog:
@@ -664,7 +674,7 @@ class EventLog:
     Ids start at 1000 times the Unix time of the daemon's start, so they increase across restarts.
     """
 
-    def __init__(self, started_at: float, kept: int = KEPT) -> None:
+    def __init__(self, started_at: float, kept: int = MAX_EVENTS) -> None:
         self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
         self._suspensions: list[SuspensionReceipt] = []

@@ -66,7 +66,7 @@ LIBRARIES = {
     "cupy": ("features.loadgen.backends",),
     "torch": ("features.fit.tracer",),
     "sitecustomize": ("agent.inject",),  # the module of the user's own name, which runs after this one
-    "_xxsubinterpreters": ("agent.thread",),  # part of the standard library until 3.12
+    "_xxsubinterpreters": ("agent.interpreter",),  # part of the standard library until 3.12
     "pydantic_core": ("serve", "features"),
     "pydantic": ("config", "serve", "page", "store", "features"),  # what people write, and what the store keeps
 }

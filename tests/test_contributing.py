@@ -17,14 +17,14 @@ SECTIONS = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", EXTEND.read_text(
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 SOURCE = """
-from gpumond.devices import AUTOMATIC
+from gpumond.devices import AUTOMATIC_SOURCES
 from gpumond.config.settings import SettingsConfig
 from gpumond.devices import load_source
 source = load_source(SettingsConfig(source="tegra").source)
 source.open()
 (device,) = source.read().devices
 assert device.unified and device.size_bytes > device.free_bytes > 0
-assert [spec.detect("/nowhere") for spec in AUTOMATIC if spec.name == "tegra"] == [False]
+assert [spec.detect("/nowhere") for spec in AUTOMATIC_SOURCES if spec.name == "tegra"] == [False]
 from tools.docs.plugins import document
 assert "| `tegra` | the GPU of an NVIDIA Jetson |" in document()
 """
@@ -41,8 +41,8 @@ mindspore.runtime = SimpleNamespace(
     memory_reserved=lambda: 3 << 20,
 )
 sys.modules["mindspore"] = mindspore
-from gpumond.agent.loaded_allocators import LOADED
-(adapter,) = [adapter for adapter in LOADED.adapters() if adapter.name == "mindspore"]
+from gpumond.agent.loaded_allocators import ALLOCATORS
+(adapter,) = [adapter for adapter in ALLOCATORS.find_adapters() if adapter.name == "mindspore"]
 assert adapter.framework() == "mindspore 3.0"
 assert adapter._pool("GPU-a").reclaimable.likely == 2 << 20
 assert list(adapter.read()) == [] and adapter.flush(("cache",))[0].step == "cache" and emptied
@@ -88,11 +88,11 @@ assert "| `invokeai` | InvokeAI | `empty` | a job that begins" in document()
 IMPORTER = """
 import io
 from gpumond.features.recordings.formats import detect, snapshots
-from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.reader import LogLines, Remarks
 log = b"device,VRAM Total Memory (B),VRAM Total Used Memory (B)\\ncard0,16,5\\ncard1,16,6\\ncard0,16,7\\n"
-lines = Lines("log", io.BytesIO(log))
+lines = LogLines("log", io.BytesIO(log))
 assert detect(lines).name == "rocm-smi"
-first, second = snapshots(lines, "auto", Remarks("log"), interval=2.0)
+first, second = snapshots(lines, "auto", Remarks("log"), interval_seconds=2.0)
 assert [(device.uuid, device.used_bytes) for device in first.devices] == [("card0", 5), ("card1", 6)]
 assert all(device.size_bytes == 16 for device in first.devices)
 assert (second.elapsed_seconds - first.elapsed_seconds, second.devices[0].used_bytes) == (2.0, 7)
@@ -180,7 +180,7 @@ from tests.helpers.values import make_device, make_snapshot
 (feature,) = [feature for feature in FEATURES if feature.name == "peaks"]
 services = {}
 core = SimpleNamespace(provide=services.__setitem__, get=services.__getitem__)
-part = feature.resolve(feature.parts[0])(kernel)
+part = feature.resolve(feature.parts[0])(core)
 for used in (1, 3, 2):
     snapshot = make_snapshot(make_device("GPU-0", used_bytes=used))
     part.act(Tick(frame=Frame(snapshot, Ledger(())), window=RuleWindow()))

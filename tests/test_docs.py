@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 from gpumond.commands.main import commands
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import SettingsConfig
 from tools.docs import wording
 
@@ -108,7 +108,7 @@ def test_configuration_example_is_valid(tmp_path: Path):
     page = (ROOT / "docs/reference/configuration.md").read_text()
     file = tmp_path / "gpumond.yaml"
     file.write_text(page.split("```yaml\n")[1].split("```")[0])
-    assert load(file, environ={}).rules
+    assert load_settings(file, environ={}).rules
 
 
 def definitions(path: Path) -> set[str]:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar, overload
 
     from gpumond.agent.measure.scopes import Scope
-    from gpumond.agent.settings import Hook as RegisteredHook
+    from gpumond.agent.settings import Hook
     from gpumond.agent.thread import AgentThread
     from gpumond.facts.pools import FlushPolicy, PoolUsage, Receipt
     from gpumond.facts.program import AppliedLimit, Dump, Program
 
-    Hook = TypeVar("Hook", bound=Callable[[], int | None])
+    HookFunction = TypeVar("HookFunction", bound=Callable[[], int | None])
     Estimate = int | Callable[[], int | None] | None
-    F = TypeVar("F", bound=Callable[..., Any])
-    End = TypeVar("End", bound=Callable[[], object])
-    Smaller = tuple[Any, ...] | dict[str, Any] | None
+    FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+    EndFunction = TypeVar("EndFunction", bound=Callable[[], object])
+    SmallerArguments = tuple[Any, ...] | dict[str, Any] | None
 else:
 
     def overload(function):
@@ -46,11 +46,11 @@ __all__ = [
     "stop",
 ]
 
-REPORT_SECONDS = 0.1
+READ_TIMEOUT_SECONDS = 0.1
 """Longest wait of `report` for a reading of the agent's own thread."""
 
 _thread: AgentThread | None = None
-_hooks: list[RegisteredHook] = []
+_hooks: list[Hook] = []
 _end_functions: list[Callable[[], object]] = []
 _mark_step: Callable[[], None] | None = None
 
@@ -131,13 +131,13 @@ def step() -> None:
         _mark_step = STEPS.mark
     _mark_step()
     if _thread is not None and _thread.has_waiting_commands:
-        _thread.at_training_step()
+        _thread.on_training_step()
 
 
 @overload
-def on_flush(function: Hook, *, estimate: Estimate = None) -> Hook: ...
+def on_flush(function: HookFunction, *, estimate: Estimate = None) -> HookFunction: ...
 @overload
-def on_flush(function: None = None, *, estimate: Estimate = None) -> Callable[[Hook], Hook]: ...  # noqa: F811
+def on_flush(function: None = None, *, estimate: Estimate = None) -> Callable[[HookFunction], HookFunction]: ...  # noqa: F811
 def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa: F811
     """Register a function that empties a cache of your program when it is flushed.
 
@@ -175,7 +175,7 @@ def on_flush(function: Any = None, *, estimate: Estimate = None) -> Any:  # noqa
     return function
 
 
-def on_end_request(function: End) -> End:
+def on_end_request(function: EndFunction) -> EndFunction:
     """Register a function that is called when the daemon asks your idle program to exit.
 
     The function decides: it may end the program, or ignore the request. It runs in a thread of its own. Without such a
@@ -260,22 +260,22 @@ def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False
 
 @overload
 def retry_on_oom(
-    function: F,
+    function: FunctionT,
     *,
-    shrink: Callable[..., Smaller] | None = None,
+    shrink: Callable[..., SmallerArguments] | None = None,
     attempts: int = 3,
     gc: bool = True,
     borrow: bool = False,
-) -> F: ...
+) -> FunctionT: ...
 @overload
 def retry_on_oom(  # noqa: F811
     function: None = None,
     *,
-    shrink: Callable[..., Smaller] | None = None,
+    shrink: Callable[..., SmallerArguments] | None = None,
     attempts: int = 3,
     gc: bool = True,
     borrow: bool = False,
-) -> Callable[[F], F]: ...
+) -> Callable[[FunctionT], FunctionT]: ...
 def retry_on_oom(  # noqa: F811
     function: Any = None, *, shrink: Any = None, attempts: int = 3, gc: bool = True, borrow: bool = False
 ) -> Any:
@@ -306,10 +306,10 @@ def retry_on_oom(  # noqa: F811
     from gpumond.agent.measure.retry import check_retry, wrap_retry
 
     check_retry(shrink, attempts, gc, borrow)
-    last = _collect_and_flush if gc else _flush_all
+    last_flush = _collect_and_flush if gc else _flush_all
     if function is None:
-        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last, borrow)
-    return wrap_retry(function, shrink, attempts, _flush_all, last, borrow)
+        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last_flush, borrow)
+    return wrap_retry(function, shrink, attempts, _flush_all, last_flush, borrow)
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:
@@ -362,7 +362,7 @@ def snapshot(path: str | os.PathLike[str]) -> Dump:
     """
     from gpumond.agent.measure import snapshots
 
-    return snapshots.write(snapshots.checked_path(path))
+    return snapshots.write(snapshots.check_path(path))
 
 
 def oom_pool(bytes: int, device: int | None = None) -> str:
@@ -404,9 +404,9 @@ def program() -> Program:
         >>> gpumond.agent.program().step.steps
         1200
     """
-    from gpumond.agent.program_report import is_rank, program_report
+    from gpumond.agent.program_report import is_distributed, program_report
 
-    return program_report(is_rank())
+    return program_report(is_distributed())
 
 
 def report() -> tuple[PoolUsage, ...]:
@@ -421,8 +421,8 @@ def report() -> tuple[PoolUsage, ...]:
     """
     from gpumond.agent import loaded_allocators
 
-    loaded_allocators.LOADED.adapters()
-    return loaded_allocators.LOADED.read(REPORT_SECONDS) or ()
+    loaded_allocators.ALLOCATORS.find_adapters()
+    return loaded_allocators.ALLOCATORS.read(READ_TIMEOUT_SECONDS) or ()
 
 
 def _flush_all() -> None:

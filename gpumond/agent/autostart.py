@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import sys
 
-WORDS = 16
+MAX_SEARCHED_WORDS = 16
 """Number of words of the command line that are searched for the path of the program."""
 
 
 def start() -> None:
     """Start the agent, unless the program has a module or package of its own named gpumond. Never raises."""
     try:
-        if _has_own_gpumond(sys.orig_argv[1:WORDS]):
+        if _has_own_gpumond(sys.orig_argv[1:MAX_SEARCHED_WORDS]):
             for name in [name for name in sys.modules if name.partition(".")[0] == "gpumond"]:
                 del sys.modules[name]
             return

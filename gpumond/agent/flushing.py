@@ -14,11 +14,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused, capture_guards
-from gpumond.agent.pending_calls import MainThreadBusy, run
+from gpumond.agent.pending_calls import MainThreadBusy, run_in_main_thread
 from gpumond.agent.prediction import StrandedEstimate, predict_pools
 from gpumond.agent.settings import Hook
-from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, clean
-from gpumond.facts.pools import STEPS, SUSPENDED, Expected, Outcome, PoolBytes, PoolUsage, Reclaimable, StepResult
+from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange, printable_text
+from gpumond.facts.pools import (
+    STEPS,
+    SUSPENDED_REASON,
+    ExpectedRelease,
+    FlushOutcome,
+    PoolBytes,
+    PoolUsage,
+    Reclaimable,
+    StepResult,
+)
 from gpumond.facts.units import plural
 
 MAIN_THREAD_SECONDS = 2.0
@@ -27,19 +36,19 @@ MAIN_THREAD_SECONDS = 2.0
 LIVE_LOWERING_STEPS = frozenset(("gc", "hooks", "spill", "ipc", "workspaces", "plans"))
 """Steps that may lower the live bytes."""
 
-REFUSED = "refused: "
+REFUSED_PREFIX = "refused: "
 """Beginning of the detail of a step that was not carried out because it was unsafe."""
 
 
 class Permissions(NamedTuple):
     """Permissions to run steps that are safe in the main thread only.
 
-    ``main_thread``: the program allows the agent to interrupt its main thread between two bytecodes. ``own``: the
-    program itself requested the flush, so its calling thread may run them if it is the main thread.
+    ``main_thread``: the program allows the agent to interrupt its main thread between two bytecodes.
+    ``requested_by_program``: the calling thread may run them if it is the main thread.
     """
 
     main_thread: bool = False
-    own: bool = False
+    requested_by_program: bool = False
 
 
 REFILL_SECONDS = 10.0
@@ -55,7 +64,7 @@ class FlushedPool(NamedTuple):
 
     after: PoolUsage
     released_bytes: int
-    until: float
+    refill_deadline: float
 
     def is_refilled(self, pool: PoolUsage) -> bool:
         allocated = pool.device_allocations is None or pool.device_allocations != self.after.device_allocations
@@ -69,40 +78,37 @@ class RefilledFlushes:
     """
 
     def __init__(self) -> None:
-        self._releases: dict[PoolKey, FlushedPool] = {}
-        self._counts: dict[PoolKey, int] = {}
+        self._flushed_pools: dict[PoolKey, FlushedPool] = {}
+        self._refill_counts: dict[PoolKey, int] = {}
 
     def add_changes(self, changes: Iterable[PoolChange], now: float) -> None:
         for change in changes:
-            released = change.before.held_bytes - change.after.held_bytes
+            released = released_bytes(change)
             if released > 0:
-                self._releases[_pool_key(change.after)] = FlushedPool(change.after, released, now + REFILL_SECONDS)
+                self._flushed_pools[_pool_key(change.after)] = FlushedPool(change.after, released, now + REFILL_SECONDS)
 
-    def count_refills(self, pools: Sequence[PoolUsage], now: float) -> Iterable[PoolUsage]:
-        """Return the pools, each with its number of refilled flushes."""
-        return self._count_refills(pools, now) if self._releases or self._counts else pools
-
-    def _count_refills(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+    def count_refills(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
+        """Yield the pools, each with its number of refilled flushes."""
         for pool in pools:
-            name = _pool_key(pool)
-            release = self._releases.get(name)
-            if release is not None and (now > release.until or release.is_refilled(pool)):
-                del self._releases[name]
-                if now <= release.until:
-                    self._counts[name] = self._counts.get(name, 0) + 1
-            yield replace(pool, refilled_flushes=self._counts[name]) if name in self._counts else pool
+            key = _pool_key(pool)
+            flushed = self._flushed_pools.get(key)
+            if flushed is not None and (now > flushed.refill_deadline or flushed.is_refilled(pool)):
+                del self._flushed_pools[key]
+                if now <= flushed.refill_deadline:
+                    self._refill_counts[key] = self._refill_counts.get(key, 0) + 1
+            yield replace(pool, refilled_flushes=self._refill_counts[key]) if key in self._refill_counts else pool
 
 
 def _pool_key(pool: PoolUsage) -> PoolKey:
     return pool.allocator, pool.device_uuid
 
 
-def carry_out(
+def run_flush(
     command: FlushCommand,
     adapter: AllocatorAdapter,
     hooks: Sequence[Hook],
     permissions: Permissions,
-    stranded: StrandedEstimate,
+    stranded_estimate: StrandedEstimate,
     hook_bytes: int | None = 0,
     deadline: float = math.inf,
 ) -> FlushResult:
@@ -113,41 +119,42 @@ def carry_out(
     """
     try:
         adapter.check()
-        if _obstacle(deadline) == "deferred":
-            return FlushResult(command.id, "deferred", SUSPENDED)
-        before = stranded.adjusted(adapter.read(exact=True), adapter.bytes_left_by_flush())
+        if _obstacle_to_steps(deadline) == "deferred":
+            return FlushResult(command.id, "deferred", SUSPENDED_REASON)
+        before = stranded_estimate.adjust(adapter.read(exact=True), adapter.bytes_left_by_flush())
         if command.dry_run:
-            return FlushResult(command.id, "planned", "", changes(before, before, command.steps, hook_bytes))
-        done: list[StepResult] = []
+            return FlushResult(command.id, "planned", "", pool_changes(before, before, command.steps, hook_bytes))
+        results: list[StepResult] = []
         failure, obstacle = "", None
         for step in STEPS:
             if step in command.steps and not failure:
-                if obstacle := _obstacle(deadline):
+                if obstacle := _obstacle_to_steps(deadline):
                     failure = f"{step}: {OBSTACLES[obstacle]}"
                     break
                 try:
-                    done += _run_measured_step(step, adapter, hooks, permissions)
+                    results += _run_measured_step(step, adapter, hooks, permissions)
                 except Exception as error:  # of a hook or the library; the steps before it count
-                    failure = clean(f"{step}: {type(error).__name__}: {error}")
-        compared = changes(before, adapter.read(), command.steps, hook_bytes)
-        stranded.add_changes(compared, [step.step for step in done if not step.detail.startswith(REFUSED)])
-        if obstacle and not done:
-            return FlushResult(command.id, obstacle, clean(f"{failure}; nothing was done"))
+                    failure = printable_text(f"{step}: {type(error).__name__}: {error}")
+        changes = pool_changes(before, adapter.read(), command.steps, hook_bytes)
+        carried_out = [result.step for result in results if not result.detail.startswith(REFUSED_PREFIX)]
+        stranded_estimate.add_changes(changes, carried_out)
+        if obstacle and not results:
+            return FlushResult(command.id, obstacle, printable_text(f"{failure}; nothing was done"))
         if failure:
-            return FlushResult(command.id, "failed", failure, compared, tuple(done))
-        outcome, reason = flush_outcome(done, compared, command.steps, adapter.name)
-        return FlushResult(command.id, outcome, clean(reason), compared, tuple(done))
+            return FlushResult(command.id, "failed", failure, changes, tuple(results))
+        outcome, reason = flush_outcome(results, changes, command.steps, adapter.name)
+        return FlushResult(command.id, outcome, printable_text(reason), changes, tuple(results))
     finally:
         adapter.finish()
 
 
-OBSTACLES: Mapping[Outcome, str] = {
+OBSTACLES: Mapping[FlushOutcome, str] = {
     "deferred": "the program was suspended",
     "timeout": "the deadline passed while the driver didn't respond",
 }
 
 
-def _obstacle(deadline: float) -> Outcome | None:
+def _obstacle_to_steps(deadline: float) -> FlushOutcome | None:
     """Return why no step may begin. The program itself, whose flush has no deadline, is not suspended.
 
     A process is locked before it is suspended. The driver then still answers queries, and anything else waits for the
@@ -161,7 +168,7 @@ def _obstacle(deadline: float) -> Outcome | None:
     return "timeout" if time.monotonic() >= deadline else None
 
 
-def carry_out_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
+def run_hooks(command: FlushCommand, hooks: Sequence[Hook]) -> FlushResult:
     """Call the program's functions in a program without pools. Only the driver's count shows their effect.
 
     Raises FlushRefused, and errors of the functions.
@@ -195,13 +202,13 @@ def _run_measured_step(
 ) -> Sequence[StepResult]:
     """Run a step, and add to its result the bytes that are no longer live: later steps return them."""
     live = _live_bytes(adapter)
-    done = _run_step(step, adapter, hooks, permissions)
-    freed = live - _live_bytes(adapter) if done else 0
+    results = _run_step(step, adapter, hooks, permissions)
+    freed = live - _live_bytes(adapter) if results else 0
     if freed <= 0:
-        return done
-    last = done[-1]
+        return results
+    last = results[-1]
     detail = f"{last.detail}, " if last.detail else ""
-    return (*done[:-1], replace(last, detail=clean(f"{detail}{freed} bytes no longer live")))
+    return (*results[:-1], replace(last, detail=printable_text(f"{detail}{freed} bytes no longer live")))
 
 
 def _run_step(
@@ -211,26 +218,26 @@ def _run_step(
     try:
         adapter.check()  # a capture may have begun since the last step
         if step == "gc":
-            return (_collect(adapter),)
+            return (_run_gc_step(adapter),)
         if step == "hooks":
-            return (_call(adapter, hooks),) if hooks else ()
+            return (_run_hooks_step(adapter, hooks),) if hooks else ()
         if step in adapter.main_thread_steps:
-            return _in_main_thread(step, adapter, permissions)
+            return _run_in_main_thread(step, adapter, permissions)
         return adapter.flush((step,))
     except (FlushRefused, MainThreadBusy) as refusal:
-        return (StepResult(step, 0, time.perf_counter() - started, clean(f"{REFUSED}{refusal}")),)
+        return (StepResult(step, 0, time.perf_counter() - started, printable_text(f"{REFUSED_PREFIX}{refusal}")),)
 
 
-def _in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
-    own = permissions.own and threading.current_thread() is threading.main_thread()
-    if not (own or permissions.main_thread):
+def _run_in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
+    requested_by_program = permissions.requested_by_program and threading.current_thread() is threading.main_thread()
+    if not (requested_by_program or permissions.main_thread):
         raise FlushRefused(
             "the step is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
         )
-    return run(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
+    return run_in_main_thread(lambda: adapter.flush((step,)), MAIN_THREAD_SECONDS)
 
 
-def _collect(adapter: AllocatorAdapter) -> StepResult:
+def _run_gc_step(adapter: AllocatorAdapter) -> StepResult:
     """Collect young objects first: most garbage is young, and a full collection stalls a large program for long."""
     held, started = _held_bytes(adapter), time.perf_counter()
     young = gc.collect(1)
@@ -241,7 +248,7 @@ def _collect(adapter: AllocatorAdapter) -> StepResult:
     return StepResult("gc", max(0, held - _held_bytes(adapter)), seconds, detail)
 
 
-def _call(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
+def _run_hooks_step(adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> StepResult:
     held = _held_bytes(adapter)
     called = _call_hooks(hooks)
     return replace(called, released_bytes=max(0, held - _held_bytes(adapter)))
@@ -262,10 +269,10 @@ def _live_bytes(adapter: AllocatorAdapter) -> int:
     return sum(pool.live_bytes or 0 for pool in adapter.read())
 
 
-def outcome_of(released: int, expected: Expected) -> Outcome:
+def release_outcome(released: int, expected_low: int) -> FlushOutcome:
     if released <= 0:
         return "nothing"
-    return "freed" if released >= expected.low else "partial"
+    return "freed" if released >= expected_low else "partial"
 
 
 def released_bytes(change: PoolChange) -> int:
@@ -282,12 +289,12 @@ def has_raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool
     return allocated or grew or shrank
 
 
-def changes(
+def pool_changes(
     before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None = 0
 ) -> tuple[PoolChange, ...]:
     before, now = tuple(before), {pool.device_uuid: pool for pool in after}
     return tuple(
-        _change(pool, now.get(pool.device_uuid), steps, predicted)
+        _pool_change(pool, now.get(pool.device_uuid), steps, predicted)
         for pool, predicted in zip(before, predict_pools(before, steps, hook_bytes), strict=True)
     )
 
@@ -297,19 +304,21 @@ def pool_bytes(pool: PoolUsage) -> PoolBytes:
 
 
 def flush_outcome(
-    done: Sequence[StepResult], change: Sequence[PoolChange], requested: Sequence[str], allocator: str
-) -> tuple[Outcome, str]:
+    results: Sequence[StepResult], changes: Sequence[PoolChange], requested_steps: Sequence[str], allocator: str
+) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a flush that was carried out to its end."""
-    refused = [f"{step.step} {step.detail}" for step in done if step.detail.startswith(REFUSED)]
-    if not done:
-        return "nothing", f"{allocator} has none of the steps {', '.join(requested)}"
-    if len(refused) == len(done):
+    refused = [f"{result.step} {result.detail}" for result in results if result.detail.startswith(REFUSED_PREFIX)]
+    if not results:
+        return "nothing", f"{allocator} has none of the steps {', '.join(requested_steps)}"
+    if len(refused) == len(results):
         return "refused", "; ".join(refused)
-    low = sum(each.expected.low for each in change)
-    return outcome_of(sum(map(released_bytes, change)), Expected(low, low, low)), "; ".join(refused)
+    expected_low = sum(change.expected.low for change in changes)
+    return release_outcome(sum(map(released_bytes, changes)), expected_low), "; ".join(refused)
 
 
-def _change(before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: Expected) -> PoolChange:
+def _pool_change(
+    before: PoolUsage, after: PoolUsage | None, steps: Sequence[str], predicted: ExpectedRelease
+) -> PoolChange:
     if after is None:  # the pool no longer exists
         after = replace(before, live_bytes=0, held_bytes=0, reclaimable=Reclaimable(0, 0, 0), stranded_bytes=0)
     return PoolChange(before, after, predicted, has_raced(before, after, steps))

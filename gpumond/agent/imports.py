@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Function = Callable[[ModuleType], object]
 
-_waiting: dict[str, dict[Function, None]] = {}
+_waiting_functions: dict[str, dict[Function, None]] = {}
 """Functions by the name of their module. An entry is removed right before its call, and made empty, never deleted."""
 
 
@@ -37,20 +37,25 @@ def when_imported(name: str, function: Function) -> bool:
     Returns:
         False if the module is being imported at this moment by an import that began before: call again later.
     """
-    _waiting.setdefault(name, {})[function] = None
+    _waiting_functions.setdefault(name, {})[function] = None
     if not any(finder is _finder for finder in sys.meta_path):
         sys.meta_path.insert(0, _finder)
     module = sys.modules.get(name)
     if module is None:
         return True
-    if getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if is_importing(module):
         return False
-    _imported(name, module)
+    _call_functions(name, module)
     return True
 
 
-def _imported(name: str, module: ModuleType) -> None:
-    functions = _waiting.get(name, {})
+def is_importing(module: object) -> bool:
+    """Return whether the import of a module is still in progress."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _call_functions(name: str, module: ModuleType) -> None:
+    functions = _waiting_functions.get(name, {})
     while functions:
         try:
             function, _ = functions.popitem()
@@ -65,7 +70,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not _waiting.get(name):
+        if not _waiting_functions.get(name):
             return None
         finders = list(sys.meta_path)
         for finder in finders[finders.index(self) + 1 :]:
@@ -99,7 +104,7 @@ class _Loader:
             module.__loader__ = self._loader
         self._loader.exec_module(module)
         name = self._spec.name
-        _imported(name, sys.modules.get(name, module))
+        _call_functions(name, sys.modules.get(name, module))
 
 
 _finder = _Finder()

@@ -25,84 +25,86 @@ from gpumond.agent.allocators.adapters import (
 from gpumond.agent.flushing import (
     Permissions,
     RefilledFlushes,
-    carry_out,
-    carry_out_hooks,
     estimated_hook_bytes,
-    outcome_of,
     pool_bytes,
+    release_outcome,
     released_bytes,
+    run_flush,
+    run_hooks,
 )
 from gpumond.agent.prediction import StrandedEstimate
 from gpumond.agent.settings import Hook
 from gpumond.agent.transport import RateLimit
-from gpumond.facts.messages import FlushCommand, FlushResult, clean
+from gpumond.facts.messages import FlushCommand, FlushResult, printable_text
 from gpumond.facts.pools import STEPS, PoolUsage, Receipt
 from gpumond.facts.program import AppliedLimit, PoolLimit
 
-Adapter = TypeVar("Adapter")
-T = TypeVar("T")
+AdapterT = TypeVar("AdapterT")
+ResultT = TypeVar("ResultT")
 
-FLUSHES = (16, 6.0)
-PLANS = (60, 1.0)
+FLUSH_RATE = (16, 6.0)
+PLAN_RATE = (60, 1.0)
 """Number of the daemon's commands at once, then seconds for each further one. A plan may visit every block."""
 
-SEARCH_SECONDS = 5.0
+SEARCH_INTERVAL_SECONDS = 5.0
 """Shortest time between two searches. Some allocators are imported long before they are used, and querying all of them
 takes longer than reading those in use.
 """
 
-PROGRAM = Permissions(own=True)
+OWN_REQUEST = Permissions(requested_by_program=True)
 
 
 class LoadedAllocators:
     """Every allocator that the program has imported. Runs one flush at a time."""
 
     def __init__(self) -> None:
-        self._found: dict[str, AllocatorAdapter] = {}
-        self._known: list[AllocatorAdapter] = []
+        self._adapters_by_module: dict[str, AllocatorAdapter] = {}
+        self._adapters: list[AllocatorAdapter] = []
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         self._lock = threading.RLock()  # a hook may call flush()
-        self._modules, self._search_at = 0, 0.0
+        self._module_count, self._next_search_at = 0, 0.0
         self._refilled_flushes, self._stranded = RefilledFlushes(), StrandedEstimate()
-        self._flushes, self._plans = RateLimit(*FLUSHES), RateLimit(*PLANS)
+        self._flush_rate, self._plan_rate = RateLimit(*FLUSH_RATE), RateLimit(*PLAN_RATE)
         self.refusals = 0
         """Number of commands that exceeded the rate or contained an unknown step."""
         self._limits: dict[tuple[str, str], PoolLimit] = {}
         self._own_limits: dict[tuple[str, str], int] = {}
         """Those that no quota has set, by allocator and device. A quota may have lowered them."""
 
-    def adapters(self) -> list[AllocatorAdapter]:
+    def find_adapters(self) -> list[AllocatorAdapter]:
         """Search for libraries that the program has imported since, and return all adapters."""
         for spec in ADAPTERS:
-            if spec.module not in self._found and spec.library in sys.modules:
+            if spec.module not in self._adapters_by_module and spec.library in sys.modules:
                 # a version of the library that the adapter does not understand, or a part that is still being imported
                 with suppress(Exception):
                     if adapter := adapter_if_imported(spec):
                         adapter.framework()
-                        self._found[spec.module] = adapter
+                        self._adapters_by_module[spec.module] = adapter
         # in the order of ADAPTERS, whichever was imported first
-        self._known = [self._found[spec.module] for spec in ADAPTERS if spec.module in self._found]
-        self._modules, self._search_at = len(sys.modules), time.monotonic() + SEARCH_SECONDS
-        return self._known
+        self._adapters = [
+            self._adapters_by_module[spec.module] for spec in ADAPTERS if spec.module in self._adapters_by_module
+        ]
+        self._module_count, self._next_search_at = len(sys.modules), time.monotonic() + SEARCH_INTERVAL_SECONDS
+        return self._adapters
 
-    def known(self) -> list[AllocatorAdapter]:
+    def adapters(self) -> list[AllocatorAdapter]:
         """Return the adapters of the last search if nothing was imported since, as the same list object."""
-        if len(sys.modules) == self._modules and time.monotonic() < self._search_at:
-            return self._known
-        return self.adapters()
+        if len(sys.modules) == self._module_count and time.monotonic() < self._next_search_at:
+            return self._adapters
+        return self.find_adapters()
 
     def read(self, wait_seconds: float = 0.0) -> tuple[PoolUsage, ...] | None:
         """Return all current pools; None while a flush is in progress: its library would block with the GIL held."""
         if not self._lock.acquire(timeout=wait_seconds):
             return None
         try:
-            adapters = self.known()
-            with _capture_safe():
-                pools = _read(*adapters)
-            return tuple(self._refilled_flushes.count_refills(self._stranded.adjusted(pools), time.monotonic()))
+            adapters = self.adapters()
+            with _relax_capture_mode():
+                pools = _read_pools(*adapters)
+            return tuple(self._refilled_flushes.count_refills(self._stranded.adjust(pools), time.monotonic()))
         finally:
             self._lock.release()
 
@@ -114,7 +116,7 @@ class LoadedAllocators:
         ``main_thread``: the program allows interruption of its main thread between two bytecodes. ``deadline``: the
         time of ``time.monotonic()`` from which no step begins, because the daemon no longer waits.
         """
-        rate = self._plans if command.dry_run else self._flushes
+        rate = self._plan_rate if command.dry_run else self._flush_rate
         if not rate.allows(time.monotonic()):
             self.refusals += 1
             return FlushResult(command.id, "refused", f"too many commands; {self.refusals} refused so far")
@@ -124,34 +126,35 @@ class LoadedAllocators:
         self,
         command: FlushCommand,
         hooks: Sequence[Hook],
-        permissions: Permissions = PROGRAM,
+        permissions: Permissions = OWN_REQUEST,
         deadline: float = math.inf,
     ) -> FlushResult:
         """Flush in this thread, by default for the program itself. Library errors become results.
 
         Without the name of an allocator, only the program's functions are called: the program has no pool.
         """
-        adapter = next((adapter for adapter in self.adapters() if adapter.name == command.allocator), None)
+        adapter = next((adapter for adapter in self.find_adapters() if adapter.name == command.allocator), None)
         unknown = [step for step in command.steps if step not in STEPS]
-        if unknown or (adapter is None and command.allocator):
-            self.refusals += bool(unknown)
-            if unknown:
-                reason = f"no step is called {unknown[0]!r}"
-            else:
-                reason = f"no allocator {command.allocator!r} in this process"
-            return FlushResult(command.id, "refused", clean(f"{reason}; nothing was done"))
+        if unknown:
+            self.refusals += 1
+            return FlushResult(
+                command.id, "refused", printable_text(f"no step is called {unknown[0]!r}; nothing was done")
+            )
+        if adapter is None and command.allocator:
+            reason = f"no allocator {command.allocator!r} in this process; nothing was done"
+            return FlushResult(command.id, "refused", printable_text(reason))
         with self._lock:
             try:
                 if adapter is None:
-                    with _between_captures():
-                        return carry_out_hooks(command, hooks)
+                    with _delay_captures():
+                        return run_hooks(command, hooks)
                 hook_bytes = self._hook_bytes(adapter, hooks) if "hooks" in command.steps else 0
-                with _between_captures():
-                    result = carry_out(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
+                with _delay_captures():
+                    result = run_flush(command, adapter, hooks, permissions, self._stranded, hook_bytes, deadline)
             except FlushRefused as refusal:
-                return FlushResult(command.id, "refused", clean(refusal))
+                return FlushResult(command.id, "refused", printable_text(refusal))
             except Exception as error:  # any error of the library
-                return FlushResult(command.id, "failed", clean(f"{type(error).__name__}: {error}"))
+                return FlushResult(command.id, "failed", printable_text(f"{type(error).__name__}: {error}"))
             if not command.dry_run:
                 self._refilled_flushes.add_changes(result.pools, time.monotonic())
             return result
@@ -162,43 +165,46 @@ class LoadedAllocators:
 
     def note_limits(self, applied: Sequence[AppliedLimit], quota: str) -> None:
         """Remember the limits that were applied, for `limits` and `own_limits`."""
-        known, own = dict(self._limits), dict(self._own_limits)
-        for one in applied:
-            if one.applied and one.device_uuid is not None:
-                pool = one.allocator, one.device_uuid
-                known.pop(pool, None)
+        limits, own_limits = dict(self._limits), dict(self._own_limits)
+        for limit in applied:
+            if limit.applied and limit.device_uuid is not None:
+                key = limit.allocator, limit.device_uuid
+                limits.pop(key, None)
                 if not quota:
-                    own.pop(pool, None)
-                if one.limit_bytes is not None:
-                    known[pool] = PoolLimit(one.allocator, one.device_uuid, one.limit_bytes, quota)
+                    own_limits.pop(key, None)
+                if limit.limit_bytes is not None:
+                    limits[key] = PoolLimit(limit.allocator, limit.device_uuid, limit.limit_bytes, quota)
                     if not quota:
-                        own[pool] = one.limit_bytes
-        self._limits, self._own_limits = known, own
+                        own_limits[key] = limit.limit_bytes
+        self._limits, self._own_limits = limits, own_limits
 
     def own_limits(self, adapter: AllocatorAdapter) -> dict[str, int]:
         """Return the lowest limit of the program itself on each device, whichever function has set it."""
-        found: dict[str, int] = {}
+        limits: dict[str, int] = {}
         try:
-            found |= adapter.own_limits()
+            limits |= adapter.own_limits()
         except Exception:  # an error of the library, or a refusal, which the limit itself will state
             pass
         for (allocator, uuid), size in self._own_limits.items():
             if allocator == adapter.name:
-                found[uuid] = min(size, found.get(uuid, size))
-        return found
+                limits[uuid] = min(size, limits.get(uuid, size))
+        return limits
 
     def _hook_bytes(self, adapter: AllocatorAdapter, hooks: Sequence[Hook]) -> int | None:
         """Return the adapter's part, by live bytes, of the bytes that the hooks will free; None if unknown."""
         freed = estimated_hook_bytes(hooks)
-        if not freed or len(self._known) < 2:
+        if not freed or len(self._adapters) < 2:
             return freed
-        with _capture_safe():
-            live = {each: sum(pool.live_bytes or 0 for pool in _read(each) if not pool.inside) for each in self._known}
+        with _relax_capture_mode():
+            live = {
+                each: sum(pool.live_bytes or 0 for pool in _read_pools(each) if not pool.inside)
+                for each in self._adapters
+            }
         total = sum(live.values())
         return freed * live[adapter] // total if total else freed
 
 
-LOADED = LoadedAllocators()
+ALLOCATORS = LoadedAllocators()
 """The allocators of this process."""
 
 
@@ -215,30 +221,30 @@ def flush_all(
     steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool = False
 ) -> list[Receipt]:
     """Flush every allocator in the calling thread."""
-    permissions = Permissions(main_thread, own=True)
-    found = [
+    permissions = Permissions(main_thread, requested_by_program=True)
+    receipts = [
         receipt
-        for adapter in LOADED.adapters()
-        for receipt in _receipts_of(
+        for adapter in ALLOCATORS.find_adapters()
+        for receipt in _flush_allocator(
             FlushCommand("local", adapter.name, tuple(steps), dry_run), hooks, permissions, workload
         )
     ]
-    called = any(receipt.before or "hooks" in (step.step for step in receipt.steps) for receipt in found)
+    called = any(receipt.before or "hooks" in (step.step for step in receipt.steps) for receipt in receipts)
     if "hooks" in steps and hooks and not called:
-        found += _receipts_of(FlushCommand("local", "", ("hooks",), dry_run), hooks, permissions, workload)
-    return found
+        receipts += _flush_allocator(FlushCommand("local", "", ("hooks",), dry_run), hooks, permissions, workload)
+    return receipts
 
 
-def _receipts_of(
+def _flush_allocator(
     command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions, workload: str
 ) -> Iterator[Receipt]:
     started_at, started = time.time(), time.perf_counter()
-    result = LOADED.flush(command, hooks, permissions)
+    result = ALLOCATORS.flush(command, hooks, permissions)
     seconds = time.perf_counter() - started
     for change in result.pools or (None,):
         outcome = result.outcome
         if change and outcome in ("freed", "partial", "nothing"):
-            outcome = outcome_of(released_bytes(change), change.expected)
+            outcome = release_outcome(released_bytes(change), change.expected.low)
         yield Receipt(
             pid=os.getpid(),
             workload=workload,
@@ -259,28 +265,28 @@ def _receipts_of(
         )
 
 
-def _capture_safe() -> AbstractContextManager[None]:
+def _relax_capture_mode() -> AbstractContextManager[None]:
     guards = capture_guards()
-    return nullcontext() if guards is None else guards.capture_safe()
+    return nullcontext() if guards is None else guards.relaxed_capture_mode()
 
 
-def _between_captures() -> AbstractContextManager[None]:
+def _delay_captures() -> AbstractContextManager[None]:
     guards = capture_guards()
-    return nullcontext() if guards is None else guards.between_captures()
+    return nullcontext() if guards is None else guards.delayed_captures()
 
 
-def collect(adapters: Iterable[Adapter], read: Callable[[Adapter], Iterable[T]]) -> list[T]:
+def collect(adapters: Iterable[AdapterT], read: Callable[[AdapterT], Iterable[ResultT]]) -> list[ResultT]:
     """Return what all adapters return. One whose library fails, or is not understood, is left out."""
-    found: list[T] = []
+    results: list[ResultT] = []
     for adapter in adapters:
         try:
-            found += read(adapter)
+            results += read(adapter)
         except Exception:
             continue
-    return found
+    return results
 
 
-def _read(*adapters: AllocatorAdapter) -> list[PoolUsage]:
+def _read_pools(*adapters: AllocatorAdapter) -> list[PoolUsage]:
     return collect(adapters, lambda adapter: adapter.read())
 
 
@@ -294,7 +300,7 @@ def check_limit(limit_bytes: object, device: object) -> None:
         raise TypeError(f"limit: device: expected a UUID, a number, or None for all, got {type(device).__name__}")
 
 
-LATER = "set the limit after its first allocation"
+SET_LATER = "set the limit after its first allocation"
 
 
 def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = "") -> tuple[AppliedLimit, ...]:
@@ -304,30 +310,36 @@ def apply_limit(limit_bytes: int | None, device: str | int | None, quota: str = 
     process only, and frees nothing by itself. ``quota``: the quota that sets the limit, or, without
     ``limit_bytes``, whose limit is removed. The program's own limit remains if it is lower.
     """
-    applied = tuple(one for adapter in LOADED.adapters() for one in _apply_limit(adapter, limit_bytes, device, quota))
+    applied = tuple(
+        result for adapter in ALLOCATORS.find_adapters() for result in _apply_limit(adapter, limit_bytes, device, quota)
+    )
     if applied or quota:
         return applied
     uuid = device if isinstance(device, str) else None
-    return (AppliedLimit("", uuid, limit_bytes, False, f"the program doesn't use a supported library yet; {LATER}"),)
+    return (
+        AppliedLimit("", uuid, limit_bytes, False, f"the program doesn't use a supported library yet; {SET_LATER}"),
+    )
 
 
 def _apply_limit(
     adapter: AllocatorAdapter, limit_bytes: int | None, device: str | int | None, quota: str
 ) -> Sequence[AppliedLimit]:
-    own = LOADED.own_limits(adapter) if quota else {}
-    lower = {
+    own_limits = ALLOCATORS.own_limits(adapter) if quota else {}
+    lower_limits = {
         uuid: size
-        for uuid, size in own.items()
+        for uuid, size in own_limits.items()
         if device in (None, uuid) and (limit_bytes is None or size < limit_bytes)
     }
     devices: list[str | int | None] = [device]
-    if lower:
-        devices = [uuid for uuid in {pool.device_uuid: None for pool in _read(adapter)} if uuid not in lower]
-    kept = [one for uuid, size in lower.items() for one in _limit_allocator(adapter, size, uuid)]
-    changed = [one for each in devices for one in _limit_allocator(adapter, limit_bytes, each)]
-    LOADED.note_limits(kept, "")
-    LOADED.note_limits(changed, quota)
-    return kept + changed
+    if lower_limits:
+        devices = [
+            uuid for uuid in {pool.device_uuid: None for pool in _read_pools(adapter)} if uuid not in lower_limits
+        ]
+    own_applied = [result for uuid, size in lower_limits.items() for result in _limit_allocator(adapter, size, uuid)]
+    applied = [result for each in devices for result in _limit_allocator(adapter, limit_bytes, each)]
+    ALLOCATORS.note_limits(own_applied, "")
+    ALLOCATORS.note_limits(applied, quota)
+    return own_applied + applied
 
 
 def _limit_allocator(
@@ -338,8 +350,8 @@ def _limit_allocator(
     try:
         applied = adapter.limit(limit_bytes, device)
     except FlushRefused as refusal:
-        return (AppliedLimit(name, uuid, limit_bytes, False, clean(refusal)),)
+        return (AppliedLimit(name, uuid, limit_bytes, False, printable_text(refusal)),)
     except Exception as error:  # an error of the library
-        return (AppliedLimit(name, uuid, limit_bytes, False, clean(f"{type(error).__name__}: {error}")),)
-    unused = f"{name} doesn't use {'a device' if device is None else 'this device'} yet; {LATER}"
+        return (AppliedLimit(name, uuid, limit_bytes, False, printable_text(f"{type(error).__name__}: {error}")),)
+    unused = f"{name} doesn't use {'a device' if device is None else 'this device'} yet; {SET_LATER}"
     return applied or (AppliedLimit(name, uuid, limit_bytes, False, unused),)

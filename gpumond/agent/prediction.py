@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumond.facts.messages import PoolChange
-from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
+from gpumond.facts.pools import ExpectedRelease, PoolUsage, Reclaimable
 
-RELEASING = frozenset(("spill", "cache", "trim"))
+RELEASING_STEPS = frozenset(("spill", "cache", "trim"))
 """Steps that return bytes to the driver; the other steps only make bytes returnable."""
 
-UNPREDICTABLE = frozenset(("gc", "workspaces", "plans"))
+UNPREDICTABLE_STEPS = frozenset(("gc", "workspaces", "plans"))
 """Steps whose effect is unknown beforehand."""
 
 
-def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[Expected]:
+def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: int | None) -> list[ExpectedRelease]:
     """Return the bytes that the steps return of each pool.
 
     ``hook_bytes``: the bytes that the program's functions free of all pools together, None if unknown. Each pool gets
@@ -31,24 +31,24 @@ def predict_pools(pools: Sequence[PoolUsage], steps: Sequence[str], hook_bytes: 
     ]
 
 
-def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> Expected:
+def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None = 0) -> ExpectedRelease:
     """Return the bytes that the steps return of one pool. Spillable bytes are live, and so not in ``reclaimable``.
 
     If the effect of a step is unknown, the high value is all held bytes, and the likely value does not change.
     """
-    spilled = (pool.spillable_bytes or 0) if "spill" in steps else 0
-    cached, low, likely, high = pool.reclaimable, 0, 0, 0
-    if RELEASING.intersection(steps) - {"spill"}:
-        low, likely, high = cached.low, cached.likely, cached.high
-    if spilled:
-        likely, high = likely + spilled, high + spilled
-    if cached.exactness == "not_releasable":
-        return Expected(low, likely, high, cached.exactness)
-    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE.intersection(steps)):
+    spillable = (pool.spillable_bytes or 0) if "spill" in steps else 0
+    reclaimable, low, likely, high = pool.reclaimable, 0, 0, 0
+    if RELEASING_STEPS.intersection(steps) - {"spill"}:
+        low, likely, high = reclaimable.low, reclaimable.likely, reclaimable.high
+    if spillable:
+        likely, high = likely + spillable, high + spillable
+    if reclaimable.exactness == "not_releasable":
+        return ExpectedRelease(low, likely, high, reclaimable.exactness)
+    if (hook_bytes is None and "hooks" in steps) or (pool.live_bytes != 0 and UNPREDICTABLE_STEPS.intersection(steps)):
         high = max(high, pool.held_bytes)
     if hook_bytes and "hooks" in steps:
         likely, high = min(pool.held_bytes, likely + hook_bytes), max(high, min(pool.held_bytes, high + hook_bytes))
-    return Expected(low, likely, high, "exact" if low == high else "interval")
+    return ExpectedRelease(low, likely, high, "exact" if low == high else "interval")
 
 
 class FlushRemainder(NamedTuple):
@@ -73,34 +73,36 @@ class StrandedEstimate:
         else kept them, such as work in progress. After a flush during which the program allocated or freed, they may
         be bytes that the program has cached since.
         """
-        if not RELEASING.intersection(steps) - {"spill"}:
+        if not RELEASING_STEPS.intersection(steps) - {"spill"}:
             return
         for change in changes:
             before, after = change.before, change.after
-            if before.live_bytes is None or after.live_bytes is None or change.raced or not _stranded_unknown(after):
+            if before.live_bytes is None or after.live_bytes is None or change.raced or not _is_stranded_unknown(after):
                 continue
             uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
             free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
             self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
 
-    def adjusted(self, pools: Sequence[PoolUsage], retained: Mapping[str, int] | None = None) -> Sequence[PoolUsage]:
+    def adjust(
+        self, pools: Sequence[PoolUsage], bytes_left_by_flush: Mapping[str, int] | None = None
+    ) -> Sequence[PoolUsage]:
         """Return the pools with the bytes that a flush would likely leave counted as stranded.
 
-        ``retained``: these bytes by device UUID, where the adapter knows them.
+        ``bytes_left_by_flush``: these bytes by device UUID, where the adapter knows them.
         """
-        if not retained and not self._remainders:
+        if not bytes_left_by_flush and not self._remainders:
             return pools
-        known = retained or {}
-        return [self._adjusted(pool, known.get(pool.device_uuid, self._learned(pool))) for pool in pools]
+        known = bytes_left_by_flush or {}
+        return [self._adjust_pool(pool, known.get(pool.device_uuid, self._estimate(pool))) for pool in pools]
 
-    def _learned(self, pool: PoolUsage) -> int | None:
+    def _estimate(self, pool: PoolUsage) -> int | None:
         remainder = self._remainders.get((pool.allocator, pool.device_uuid))
         if remainder is None or pool.live_bytes is None:
             return None
         return remainder.free_bytes * min(remainder.live_bytes, pool.live_bytes) // max(1, remainder.live_bytes)
 
-    def _adjusted(self, pool: PoolUsage, stranded: int | None) -> PoolUsage:
-        if stranded is None or not _stranded_unknown(pool):
+    def _adjust_pool(self, pool: PoolUsage, stranded: int | None) -> PoolUsage:
+        if stranded is None or not _is_stranded_unknown(pool):
             return pool
         reported = pool.reclaimable
         likely = min(reported.likely, max(reported.low, reported.high - stranded))
@@ -111,5 +113,5 @@ class StrandedEstimate:
         )
 
 
-def _stranded_unknown(pool: PoolUsage) -> bool:
+def _is_stranded_unknown(pool: PoolUsage) -> bool:
     return pool.reclaimable.exactness == "interval" and pool.held_known

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 from gpumond.agent.measure.oom_record import OOMS
 from gpumond.agent.measure.steps import STEPS, usage_by_device
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import MAX_RANKS, SILENT, Program, Retainer
+from gpumond.facts.program import EMPTY_PROGRAM, MAX_RANKS, Program, Retainer
 
 if TYPE_CHECKING:
     from gpumond.agent.measure.scopes import Scopes
 
 
-def sample(pools: Sequence[PoolUsage], last: bool = False) -> None:
+def record_pools(pools: Sequence[PoolUsage], is_last: bool = False) -> None:
     """Update open scopes and the out-of-memory errors with the pools that a report has read.
 
-    ``last``: no report follows.
+    ``is_last``: no report follows.
     """
     scopes = _scopes()
     if scopes is not None and scopes.has_open_blocks:
         scopes.sample(usage_by_device(pools))
-    OOMS.record_counters(pools, last)
+    OOMS.record_counters(pools, is_last)
 
 
 def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
     """Return the report. ``distributed``: a rank of a job. ``refusals``: refused commands and messages."""
     scopes, steps = _scopes(), STEPS.usage()
     if not (scopes or steps or OOMS.has_records or distributed or refusals or retainers):
-        return SILENT
+        return EMPTY_PROGRAM
     return Program(
         scopes=scopes.usage() if scopes else (),
         step=steps,
@@ -53,7 +53,7 @@ def _scopes() -> Scopes | None:
     return getattr(sys.modules.get("gpumond.agent.measure.scopes"), "SCOPE_TOTALS", None)
 
 
-RANKS = (
+RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -62,28 +62,28 @@ RANKS = (
 """Variables with the rank and the number of ranks, as torchrun, Open MPI, MPICH and Slurm set them."""
 
 
-def is_rank(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
+def is_distributed(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> bool:
     """Return whether the program is one of several ranks, by the launcher's environment or torch.distributed."""
-    sizes = (environ.get(size, "") for _, size in RANKS)
+    sizes = (environ.get(size, "") for _, size in RANK_VARIABLES)
     if any(size.isdecimal() and size != "1" and size.strip("0") for size in sizes):
         return True
-    return _distributed(modules, lambda distributed: distributed.get_world_size() > 1)
+    return _query_torch_distributed(modules, lambda distributed: distributed.get_world_size() > 1)
 
 
 def components(modules: Mapping[str, Any] = sys.modules) -> tuple[str, ...]:
     """Return what takes device memory outside of the pools or shares it, as far as it is visible without a call of
     CUDA.
     """
-    seen = {
-        "nccl": _distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
-        "graphs": getattr(modules.get("gpumond.agent.allocators.cuda"), "CAPTURED", None),
+    presence = {
+        "nccl": _query_torch_distributed(modules, lambda distributed: "nccl" in str(distributed.get_backend())),
+        "graphs": getattr(modules.get("gpumond.agent.allocators.cuda"), "CAPTURED_GRAPHS", None),
         "triton": "triton" in modules,
         "ipc": _shares_memory(modules.get("torch.multiprocessing.reductions")),
     }
-    return tuple(name for name, present in seen.items() if present)
+    return tuple(name for name, is_present in presence.items() if is_present)
 
 
-def _distributed(modules: Mapping[str, Any], read: Callable[[Any], bool]) -> bool:
+def _query_torch_distributed(modules: Mapping[str, Any], read: Callable[[Any], bool]) -> bool:
     """Return a property of torch.distributed; False while it is not initialized."""
     distributed = modules.get("torch.distributed")
     try:
@@ -104,9 +104,9 @@ def _shares_memory(reductions: Any) -> bool:
     return False
 
 
-def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:
+def rank_and_world_size(environ: Mapping[str, str] = os.environ) -> tuple[int | None, int | None]:
     """Return rank and number of ranks that the launcher states, or twice None without several ranks."""
-    for names in RANKS:
+    for names in RANK_VARIABLES:
         texts = [environ.get(name, "") for name in names]
         if all(text.isdecimal() and len(text) < 8 for text in texts):
             rank, size = map(int, texts)
@@ -115,22 +115,22 @@ def place_in_job(environ: Mapping[str, str] = os.environ) -> tuple[int | None, i
     return None, None
 
 
-MAX_JOB = 128
-_PODS = re.compile(r"(.+)-\d+")
-_MASTERS = re.compile(r"([^.]+)-master-0(\..*)?")
+MAX_JOB_CHARACTERS = 128
+_INDEXED_POD = re.compile(r"(.+)-\d+")
+_PYTORCHJOB_MASTER = re.compile(r"([^.]+)-master-0(\..*)?")
 """Addresses of the first pod of a PyTorchJob of Kubeflow."""
 
 
-def job_of(environ: Mapping[str, str] = os.environ) -> str:
+def job_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return the identity of the job that the program belongs to, on all its machines; empty without one.
 
     It is $GPUMOND_JOB, else that of Slurm, Ray, Kubeflow's PyTorchJob, an indexed Job of Kubernetes or torchrun, after
     the name of the system.
     """
     if environ.get("GPUMOND_JOB"):
-        return _name(environ["GPUMOND_JOB"])
-    master = _MASTERS.fullmatch(environ.get("MASTER_ADDR", ""))
-    pod = _PODS.fullmatch(environ.get("HOSTNAME", "")) if environ.get("JOB_COMPLETION_INDEX") else None
+        return _protocol_name(environ["GPUMOND_JOB"])
+    master = _PYTORCHJOB_MASTER.fullmatch(environ.get("MASTER_ADDR", ""))
+    pod = _INDEXED_POD.fullmatch(environ.get("HOSTNAME", "")) if environ.get("JOB_COMPLETION_INDEX") else None
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     names = {
         "slurm": environ.get("SLURM_JOB_ID", ""),
@@ -139,14 +139,14 @@ def job_of(environ: Mapping[str, str] = os.environ) -> str:
         "job": pod[1] if pod else "",
         "torchrun": "" if run == "none" else run,
     }
-    return next((_name(f"{system}/{name}") for system, name in names.items() if name), "")
+    return next((_protocol_name(f"{system}/{name}") for system, name in names.items() if name), "")
 
 
-def account_of(environ: Mapping[str, str] = os.environ) -> str:
+def slurm_account(environ: Mapping[str, str] = os.environ) -> str:
     """Return the account to which Slurm charges the job, or an empty text."""
-    return _name(environ.get("SLURM_JOB_ACCOUNT", ""))
+    return _protocol_name(environ.get("SLURM_JOB_ACCOUNT", ""))
 
 
-def _name(text: str) -> str:
+def _protocol_name(text: str) -> str:
     """Return a name as the protocol allows it."""
-    return re.sub(r"[^A-Za-z0-9._/-]", "_", text)[:MAX_JOB]
+    return re.sub(r"[^A-Za-z0-9._/-]", "_", text)[:MAX_JOB_CHARACTERS]

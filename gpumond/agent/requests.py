@@ -15,29 +15,29 @@ from functools import partial
 from typing import NamedTuple
 
 from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorTracking
-from gpumond.agent.loaded_allocators import LOADED, apply_limit
+from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import live_classes
 from gpumond.agent.retainers import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import AgentSettings
-from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, clean, encode
-from gpumond.facts.program import Dump, LiveClasses, Retainer, Site
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, encode, printable_text
+from gpumond.facts.program import AllocationSite, Dump, LiveClasses, Retainer
 
-STEP_SECONDS = 10.0
+STEP_TIMEOUT_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
-SEARCH_SECONDS = 0.2
+HEAP_SEARCH_SECONDS = 0.2
 """Time limit for a search of all objects, for which the program may pause up to a quarter of a second."""
-CLASSES_EACH_SECONDS = 1.0
+CLASSES_INTERVAL_SECONDS = 1.0
 """Shortest time between two readings of the classes of live bytes. A request in between gets the last result."""
 MAX_RECORD_SECONDS = 600.0
-MAX_SEARCHED_BLOCKS = 12_000_000
+MAX_RETAINER_SEARCH_BLOCKS = 12_000_000
 """Most memory blocks of an interpreter that is searched: the collector takes about 20 ns for each, several times."""
-SITES = 20
+MAX_SITES = 20
 """Number of sites in a response; the files have more."""
 
 PART_BYTES = 256 << 10
 """Size of a part of a file before compression."""
-ENCODED_BYTES = 48 << 10
+MAX_ENCODED_BYTES = 48 << 10
 
 LIMIT_REFUSED = (
     "this program doesn't allow limits set by the daemon; start it with gpumond run --allow-limit, "
@@ -45,17 +45,17 @@ LIMIT_REFUSED = (
 )
 
 
-def supported_requests(allow_limit: bool, may_end: bool) -> tuple[str, ...]:
+def supported_requests(allow_limit: bool, can_end: bool) -> tuple[str, ...]:
     """Return the kinds of AgentRequest that are not refused."""
     kinds = ("snapshot", "classes", "fetch", "retainers")
-    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if may_end else ()))
+    return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if can_end else ()))
 
 
-class Recording(NamedTuple):
+class ActiveRecording(NamedTuple):
     request: AgentRequest
     adapter: HistoryRecording
     allocator: str
-    end: float
+    end_at: float
 
 
 class RequestHandler:
@@ -65,7 +65,7 @@ class RequestHandler:
         self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._classes: tuple[AgentResponse, float] | None = None
-        self._recording: Recording | None = None
+        self._recording: ActiveRecording | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
         """The result of the newest search of the lines that keep memory."""
@@ -76,7 +76,7 @@ class RequestHandler:
             dump = self._snapshots.write(self._settings.workload)
             return AgentResponse(request.id, dump.reason, dump=dump)
         if request.kind == "fetch":
-            return self._part(request)
+            return self._file_part(request)
         if request.kind == "classes":
             return self._classes_response(request)
         if request.kind == "end":
@@ -100,15 +100,15 @@ class RequestHandler:
             return AgentResponse(request.id, "a search is already in progress")
         if policy != "allow":
             return AgentResponse(request.id, f"this program's flush_policy is {policy}: its objects aren't searched")
-        if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS:
+        if sys.getallocatedblocks() > MAX_RETAINER_SEARCH_BLOCKS:
             return AgentResponse(request.id, "the program has too many objects: a search would stop it for too long")
-        adapters = [adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking)]
+        adapters = [adapter for adapter in ALLOCATORS.adapters() if isinstance(adapter, TensorTracking)]
         if not adapters:
             return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
         try:
             search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
         except Exception as error:  # a version of the library that is not understood
-            return AgentResponse(request.id, clean(f"{type(error).__name__}: {error}"))
+            return AgentResponse(request.id, printable_text(f"{type(error).__name__}: {error}"))
         self._search = search, time.monotonic() + INTERVAL_SECONDS
         return AgentResponse(request.id)
 
@@ -135,43 +135,43 @@ class RequestHandler:
         if policy != "allow":
             return AgentResponse(request.id, f"this program's flush_policy is {policy}: its history isn't recorded")
         reasons = []
-        for adapter in LOADED.adapters():
+        for adapter in ALLOCATORS.find_adapters():
             if isinstance(adapter, HistoryRecording):
                 try:
                     adapter.start_history()
-                    self._recording = Recording(request, adapter, adapter.name, time.monotonic() + seconds)
+                    self._recording = ActiveRecording(request, adapter, adapter.name, time.monotonic() + seconds)
                     return None
                 except FlushRefused as refusal:
                     reasons.append(f"{adapter.name}: {refusal}")
                 except Exception as error:  # a version of the library that is not understood
                     reasons.append(f"{adapter.name}: {type(error).__name__}: {error}")
         reason = "; ".join(reasons) or "no allocator of this program can record its history (PyTorch's can)"
-        return AgentResponse(request.id, clean(reason))
+        return AgentResponse(request.id, printable_text(reason))
 
     def finish_due_recording(self, now: float) -> AgentResponse | None:
         """Turn the history off at the end of its time, and return the result."""
         recording = self._recording
-        if recording is None or now < recording.end:
+        if recording is None or now < recording.end_at:
             return None
         self._recording = None
         save = partial(self._snapshots.save, self._settings.workload, allocator=recording.allocator)
         try:
             dump, sites, unrecorded = recording.adapter.finish_history(
-                lambda snapshot: save(".pickle", fill=partial(_pickle, snapshot))
+                lambda snapshot: save(".pickle", write_to=partial(_pickle, snapshot))
             )
         except Exception as error:  # of the library
-            return AgentResponse(recording.request.id, clean(f"{type(error).__name__}: {error}"))
-        folded = save(".folded", fill=partial(_write_folded, sites, unrecorded))
+            return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
+        folded = save(".folded", write_to=partial(_write_folded, sites, unrecorded))
         wanted = recording.request.kind == "classes"
         classes, paused = _classes() if wanted else ((), 0.0)
-        return _bounded(
+        return _shorten(
             AgentResponse(
                 recording.request.id,
-                dump.reason or (_unknown(classes) if wanted and (classes or not sites) else ""),
+                dump.reason or (_why_classes_unknown(classes) if wanted and (classes or not sites) else ""),
                 dump=dump,
                 classes=classes,
                 paused_seconds=paused,
-                sites=tuple(sites[:SITES]),
+                sites=tuple(sites[:MAX_SITES]),
                 unrecorded_bytes=unrecorded,
                 folded=folded,
             )
@@ -189,27 +189,27 @@ class RequestHandler:
     def _classes_response(self, request: AgentRequest) -> AgentResponse:
         """Read the classes, unless those of the last request are new enough."""
         now = time.monotonic()
-        if self._classes is not None and now - self._classes[1] < CLASSES_EACH_SECONDS:
+        if self._classes is not None and now - self._classes[1] < CLASSES_INTERVAL_SECONDS:
             return replace(self._classes[0], id=request.id, age_seconds=now - self._classes[1])
         classes, paused = _classes()
-        answer = AgentResponse(request.id, _unknown(classes), classes=classes, paused_seconds=paused)
+        answer = AgentResponse(request.id, _why_classes_unknown(classes), classes=classes, paused_seconds=paused)
         self._classes = answer, time.monotonic()
         return answer
 
-    def _part(self, request: AgentRequest) -> AgentResponse:
+    def _file_part(self, request: AgentRequest) -> AgentResponse:
         import base64
         import zlib
 
         size = PART_BYTES
         try:
             while True:
-                part, file_bytes = self._snapshots.part(request.snapshot_id or 0, request.offset, size)
+                part, file_bytes = self._snapshots.read_part(request.snapshot_id or 0, request.offset, size)
                 encoded = base64.b64encode(zlib.compress(part, 1)).decode("ascii")
-                if len(encoded) <= ENCODED_BYTES:
+                if len(encoded) <= MAX_ENCODED_BYTES:
                     break
                 size //= 2
         except (OSError, OverflowError) as error:
-            return AgentResponse(request.id, clean(error))
+            return AgentResponse(request.id, printable_text(error))
         texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
@@ -217,10 +217,10 @@ class RequestHandler:
 def _classes() -> tuple[tuple[LiveClasses, ...], float]:
     """Return the classes of live bytes, and the seconds for which this thread may have paused the others."""
     began = time.thread_time()
-    return live_classes(SEARCH_SECONDS), time.thread_time() - began
+    return live_classes(HEAP_SEARCH_SECONDS), time.thread_time() - began
 
 
-def _unknown(classes: Sequence[LiveClasses]) -> str:
+def _why_classes_unknown(classes: Sequence[LiveClasses]) -> str:
     """Return the reason why no class, or not every class is known; empty if all are."""
     if classes:
         if all(one.activations_bytes is not None for one in classes):
@@ -231,11 +231,11 @@ def _unknown(classes: Sequence[LiveClasses]) -> str:
                 "objects to search"
             )
         return "other tensors and activations can't be distinguished: the program has too many objects to search"
-    adapters = LOADED.known()
+    adapters = ALLOCATORS.adapters()
     if not any(isinstance(adapter, TensorTracking) for adapter in adapters):
         names = ", ".join(adapter.name for adapter in adapters) or "none"
-        return clean(f"only PyTorch's live memory can be classified; this program's allocators: {names}")
-    pools = [pool for pool in LOADED.read() or () if pool.inside is None]
+        return printable_text(f"only PyTorch's live memory can be classified; this program's allocators: {names}")
+    pools = [pool for pool in ALLOCATORS.read() or () if pool.inside is None]
     if any(pool.live_bytes for pool in pools if pool.allocator == "torch"):
         return "live memory can't be classified: this version of PyTorch isn't supported"
     if held := sum(pool.held_bytes for pool in pools):
@@ -254,7 +254,7 @@ def _pickle(snapshot: object, path: str) -> None:
         pickle.dump(snapshot, file)
 
 
-def _write_folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> None:
+def _write_folded(sites: Sequence[AllocationSite], unrecorded_bytes: int, path: str) -> None:
     """Write the bytes of each stack as one line, outermost call first: the input of flame graphs."""
     with open(path, "w", encoding="utf-8") as file:
         for site in sites:
@@ -263,14 +263,14 @@ def _write_folded(sites: Sequence[Site], unrecorded_bytes: int, path: str) -> No
         file.write(f"allocated before the recording {unrecorded_bytes}\n")
 
 
-def _bounded(response: AgentResponse) -> AgentResponse:
+def _shorten(response: AgentResponse) -> AgentResponse:
     """Remove sites until the message is short enough."""
     while len(encode(response)) > MAX_MESSAGE_BYTES and response.sites:
         response = replace(response, sites=response.sites[: len(response.sites) // 2])
     return response
 
 
-UNREGISTERED = "this program has no function for requests to exit; register one with gpumond.agent.on_end_request"
+NO_END_FUNCTION = "this program has no function for requests to exit; register one with gpumond.agent.on_end_request"
 
 
 class EndRequests:
@@ -282,10 +282,10 @@ class EndRequests:
     def call(self, functions: Sequence[Callable[[], object]]) -> str:
         """Start the functions. Return the reason if nothing was started. Never raises."""
         if not functions:
-            return UNREGISTERED
+            return NO_END_FUNCTION
         if self._thread is not None and self._thread.is_alive():
             return "the functions of an earlier request to exit are still running"
-        thread = threading.Thread(target=_call, args=(tuple(functions),), name="gpumond-end", daemon=True)
+        thread = threading.Thread(target=_call_all, args=(tuple(functions),), name="gpumond-end", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the thread limit, or an interpreter that is about to exit
@@ -294,7 +294,7 @@ class EndRequests:
         return ""
 
 
-def _call(functions: Sequence[Callable[[], object]]) -> None:
+def _call_all(functions: Sequence[Callable[[], object]]) -> None:
     for function in functions:
         try:
             function()

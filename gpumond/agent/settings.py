@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Hook = tuple[Callable[[], "int | None"], "int | Callable[[], int | None] | None"]
 """A function of the program that frees memory, and an estimate of the bytes: a number, a function, or None."""
 
-POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
+FLUSH_POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
 MAX_WORKLOAD = 128
 
 
@@ -23,7 +23,7 @@ class AgentSettings:
         self.hooks, self.end_functions = hooks, end_functions
         self.workload = _clean_workload(os.environ.get("GPUMOND_WORKLOAD", ""))
         policy = os.environ.get("GPUMOND_FLUSH_POLICY", "")
-        self.flush_policy: FlushPolicy = next((one for one in POLICIES if one == policy), "allow")
+        self.flush_policy: FlushPolicy = next((known for known in FLUSH_POLICIES if known == policy), "allow")
         self.socket: str | None = None
         self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"
@@ -41,8 +41,8 @@ class AgentSettings:
         """Change the settings that are not None, or none of them. Raises TypeError and ValueError."""
         if workload is not None:
             workload = workload_name(workload)
-        if flush_policy is not None and flush_policy not in POLICIES:
-            raise ValueError(f"flush_policy: expected one of {', '.join(POLICIES)}, got {flush_policy!r}")
+        if flush_policy is not None and flush_policy not in FLUSH_POLICIES:
+            raise ValueError(f"flush_policy: expected one of {', '.join(FLUSH_POLICIES)}, got {flush_policy!r}")
         if socket is not None:
             if not isinstance(socket, str):
                 raise TypeError(f"socket: expected a path as str, got {type(socket).__name__}")

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpumond.agent.wakeup import identity
+from gpumond.agent.wakeup import file_identity
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, SERVICE_SOCKET, FlushResult, Message, Report, decode, encode
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 10.0
-MAX_RESULTS = 64
+MAX_QUEUED_MESSAGES = 64
 MAX_UNREAD_BYTES = 16 * MAX_MESSAGE_BYTES
 MESSAGE_RATE = (128, 1 / 16)
 """Number of messages at once, then seconds for each further one. A daemon that exceeds this is disconnected."""
@@ -29,13 +29,13 @@ MESSAGE_RATE = (128, 1 / 16)
 class Transport:
     """One connection at a time. ``now`` is any monotonic clock, in seconds."""
 
-    def __init__(self, trusted: Collection[int] | None = None) -> None:
-        self._trusted = trusted
+    def __init__(self, accepted_uids: Collection[int] | None = None) -> None:
+        self._accepted_uids = accepted_uids
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self.retry_at = 0.0
-        self._rate = RateLimit(*MESSAGE_RATE)
-        self._newest: Report | None = None
-        self._encoded = b""
+        self.next_attempt_at = 0.0
+        self._message_rate = RateLimit(*MESSAGE_RATE)
+        self._newest_report: Report | None = None
+        self._newest_encoded = b""
         """The encoded newest report, which is sent again while nothing changes."""
         self.refusals = 0
         """Number of untrusted daemons, and of connections that were closed because of invalid data."""
@@ -43,11 +43,11 @@ class Transport:
 
     def _forget(self) -> None:
         self._socket: socket.socket | None = None
-        self._identity: tuple[int, int] | None = None
+        self._file_identity: tuple[int, int] | None = None
         self._connected_at = 0.0
         self._unsent = b""
-        self._results: deque[bytes] = deque(maxlen=MAX_RESULTS)
-        self._report = b""
+        self._queued_messages: deque[bytes] = deque(maxlen=MAX_QUEUED_MESSAGES)
+        self._queued_report = b""
         self._unread = b""
 
     @property
@@ -56,7 +56,7 @@ class Transport:
 
     @property
     def has_unsent(self) -> bool:
-        return bool(self._unsent or self._results or self._report)
+        return bool(self._unsent or self._queued_messages or self._queued_report)
 
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
@@ -69,7 +69,7 @@ class Transport:
             connection.setblocking(False)  # connect() would wait as long as the backlog is full
             connection.connect(path)
             _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid not in (trusted_uids() if self._trusted is None else self._trusted):
+            if uid not in (trusted_uids() if self._accepted_uids is None else self._accepted_uids):
                 self.refusals += 1
                 raise PermissionError(f"the daemon at {path} runs as uid {uid}")
         except (OSError, AttributeError):  # no SO_PEERCRED: not Linux
@@ -77,28 +77,28 @@ class Transport:
                 connection.close()
             self._retry_later(now)
             return False
-        self._socket, self._identity = connection, identity(connection.fileno())
+        self._socket, self._file_identity = connection, file_identity(connection.fileno())
         self._connected_at = now
         return True
 
     def enqueue(self, message: Message) -> None:
         """Queue a message; of several reports only the newest."""
         if not isinstance(message, Report):
-            self._results.append(_encode_within_limit(message))
+            self._queued_messages.append(_encode_within_limit(message))
             return
-        if message != self._newest:
-            self._newest, self._encoded = message, _encode_within_limit(message)
-        self._report = self._encoded
+        if message != self._newest_report:
+            self._newest_report, self._newest_encoded = message, _encode_within_limit(message)
+        self._queued_report = self._newest_encoded
 
     def send_pending(self, now: float) -> None:
         """Send as much as the socket accepts."""
         connection = self._valid_socket()
         while connection is not None:
             if not self._unsent:
-                if self._results:
-                    self._unsent = self._results.popleft()
-                elif self._report:
-                    self._unsent, self._report = self._report, b""
+                if self._queued_messages:
+                    self._unsent = self._queued_messages.popleft()
+                elif self._queued_report:
+                    self._unsent, self._queued_report = self._queued_report, b""
                 else:
                     return
             try:
@@ -135,7 +135,7 @@ class Transport:
             return []
 
     def _decoded(self, line: bytes, now: float) -> Message:
-        if not self._rate.allows(now):
+        if not self._message_rate.allows(now):
             raise ProtocolError("rate", "too many messages")
         return decode(line)
 
@@ -152,17 +152,17 @@ class Transport:
         """Close the connection and permit the next at once; in a forked child, close the child's copy only."""
         self.close(0.0)
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self.retry_at = 0.0
+        self.next_attempt_at = 0.0
 
     def _retry_later(self, now: float) -> None:
         # Not from random: that would change the program's seeded sequence.
         jitter = 0.5 + os.urandom(1)[0] / 256
-        self.retry_at = now + self._retry_seconds * jitter
+        self.next_attempt_at = now + self._retry_seconds * jitter
         self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
 
     def _valid_socket(self) -> socket.socket | None:
         """Return the socket; None if the program has closed its descriptor, which may be another file now."""
-        if self._socket is not None and identity(self._socket.fileno()) != self._identity:
+        if self._socket is not None and file_identity(self._socket.fileno()) != self._file_identity:
             self._socket.detach()
             self._forget()
         return self._socket
@@ -190,12 +190,12 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 def trusted_uids(directory: str = SERVICE_DIRECTORY) -> frozenset[int]:
     """Return root, the program's own user, and the user that root has given the service's directory to."""
-    trusted = {0, os.geteuid()}
+    uids = {0, os.geteuid()}
     try:
-        trusted.add(service_uid(directory))
+        uids.add(service_uid(directory))
     except OSError:
         pass
-    return frozenset(trusted)
+    return frozenset(uids)
 
 
 def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
@@ -215,17 +215,17 @@ def service_uid(directory: str = SERVICE_DIRECTORY) -> int:
 
 
 class RateLimit:
-    """A token bucket: ``burst`` at once, then one every ``seconds``. ``now`` is any monotonic clock."""
+    """A token bucket: ``burst`` at once, then one every ``interval_seconds``. ``now`` is any monotonic clock."""
 
-    def __init__(self, burst: int, seconds: float) -> None:
-        self._burst, self._seconds = burst, seconds
-        self._left, self._filled_at = float(burst), float("-inf")
+    def __init__(self, burst: int, interval_seconds: float) -> None:
+        self._burst, self._interval_seconds = burst, interval_seconds
+        self._tokens, self._filled_at = float(burst), float("-inf")
 
     def allows(self, now: float) -> bool:
         """Return whether one more is within the rate; if so, count it."""
-        self._left = min(self._burst, self._left + (now - self._filled_at) / self._seconds)
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) / self._interval_seconds)
         self._filled_at = now
-        if self._left < 1:
+        if self._tokens < 1:
             return False
-        self._left -= 1
+        self._tokens -= 1
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def identity(descriptor: int) -> tuple[int, int] | None:
+def file_identity(descriptor: int) -> tuple[int, int] | None:
     """Return device and inode of the descriptor; None if it is closed."""
     try:
         status = os.fstat(descriptor)
@@ -17,7 +17,7 @@ def identity(descriptor: int) -> tuple[int, int] | None:
 class WakeupPipe:
     def __init__(self) -> None:
         self._read = self._write = -1
-        self._identity: tuple[int, int] | None = None
+        self._file_identity: tuple[int, int] | None = None
         self.renew()
 
     def renew(self) -> None:
@@ -30,7 +30,7 @@ class WakeupPipe:
         except OSError:  # the descriptor limit: waits then end by their timeout
             self._read = self._write = -1
             return
-        self._identity = identity(self._read)
+        self._file_identity = file_identity(self._read)
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
 
@@ -55,4 +55,4 @@ class WakeupPipe:
             pass
 
     def _is_open(self, descriptor: int) -> bool:
-        return descriptor >= 0 and identity(descriptor) == self._identity
+        return descriptor >= 0 and file_identity(descriptor) == self._file_identity

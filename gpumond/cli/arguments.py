@@ -26,7 +26,7 @@ def print_error(message: str) -> None:
     print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
-def confirm(question: str, otherwise: str) -> None:
+def confirm(question: str, refusal: str) -> None:
     """Ask a question. Raises GpumondError with the text ``otherwise`` unless the answer is yes, and ConfigError if
     standard input ends without an answer.
     """
@@ -35,17 +35,17 @@ def confirm(question: str, otherwise: str) -> None:
     if answer.strip().lower() in ("y", "yes"):
         return
     if answer:
-        raise GpumondError(otherwise)
+        raise GpumondError(refusal)
     print()
-    raise ConfigError(f"{otherwise}: standard input ended without an answer; pass --yes to skip the confirmation")
+    raise ConfigError(f"{refusal}: standard input ended without an answer; pass --yes to skip the confirmation")
 
 
-def print_result(arguments: argparse.Namespace, answer: object, text: Callable[[], str]) -> None:
+def print_result(arguments: argparse.Namespace, result: object, text: Callable[[], str]) -> None:
     """Print an answer as JSON with ``--json``, a list as CSV with ``--csv``, else as text."""
     if getattr(arguments, "csv", False):
-        print_csv(cast("Sequence[Mapping[str, object]]", answer))
+        print_csv(cast("Sequence[Mapping[str, object]]", result))
     else:
-        print(json.dumps(answer, indent=2) if arguments.json else text())
+        print(json.dumps(result, indent=2) if arguments.json else text())
 
 
 def print_csv(entries: Sequence[Mapping[str, object]]) -> None:
@@ -62,18 +62,18 @@ def _csv_cell(name: str, value: object) -> object:
     return json.dumps(value) if isinstance(value, (list, tuple, dict, bool)) else value
 
 
-KEY = re.compile(r"(?:body|query)\.(?:target\.)?([a-z_]+?)(_seconds|_bytes)?: ")
+REQUEST_KEY = re.compile(r"(?:body|query)\.(?:target\.)?([a-z_]+?)(_seconds|_bytes)?: ")
 
 
-def with_given_option(error: Exception, arguments: argparse.Namespace) -> str:
+def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
     """Return an error with the option that was typed instead of the key of the request."""
-    found = KEY.match(str(error))
-    option = f"--{found[1].replace('_', '-')}" if found else ""
+    match = REQUEST_KEY.match(str(error))
+    option = f"--{match[1].replace('_', '-')}" if match else ""
     typed = option in [word.partition("=")[0] for word in arguments.words]
-    if not (found and typed):
+    if not (match and typed):
         return str(error)
-    rest = str(error)[len(found[0]) :]
-    if found[2] == "_seconds":
+    rest = str(error)[len(match[0]) :]
+    if match[2] == "_seconds":
         rest = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration_text(float(bound[0])), rest)
     return f"{option}: {rest}"
 
@@ -93,19 +93,19 @@ def option_type(read: Callable[[str], T]) -> Callable[[str], T]:
     return parse
 
 
-def positive(read: Callable[[str], float]) -> Callable[[str], float]:
+def positive_type(read: Callable[[str], float]) -> Callable[[str], float]:
     """Return the type of an option that is more than 0."""
 
     def parse(text: str) -> float:
-        number = read(text)
-        if number <= 0:
+        value = read(text)
+        if value <= 0:
             raise ValueError("must be above 0")
-        return number
+        return value
 
     return option_type(parse)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise ValueError("must be a whole number above 0")
     return int(text)
@@ -121,37 +121,37 @@ def _converted(convert: Callable[[str], T], expected: str) -> Callable[[str], T]
     return option_type(read)
 
 
-whole_number = _converted(int, "a whole number")
-number = _converted(float, "a number")
-count = option_type(_count)
+parse_whole_number = _converted(int, "a whole number")
+parse_number = _converted(float, "a number")
+parse_count = option_type(_parse_count)
 """A number of lines or entries, at least 1."""
-duration = option_type(units.seconds_argument)
+parse_duration = option_type(units.parse_seconds_argument)
 """A duration such as ``90s`` or ``1h30m``, in seconds."""
 
 
-def time_argument(text: str, now: float | None = None, ahead: bool = False) -> float:
+def parse_time_argument(text: str, now: float | None = None, in_future: bool = False) -> float:
     """Convert a time that a user types to Unix time: ISO 8601 (UTC unless it has an offset), the last ``HH:MM``, or how
     long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or a delay. Raises ValueError.
     """
     now = time.time() if now is None else now
     with suppress(ValueError):
-        return now + units.seconds_argument(text) * (1 if ahead else -1)
+        return now + units.parse_seconds_argument(text) * (1 if in_future else -1)
     today = datetime.fromtimestamp(now, timezone.utc)
     is_clock = ":" in text and "-" not in text
     try:
         at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
     except ValueError:
-        distance = "a delay" if ahead else "how long ago"
+        distance = "a delay" if in_future else "how long ago"
         raise ValueError(f"expected HH:MM, a time such as 2026-11-01T08:00, or {distance}, such as 5m") from None
     at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    if is_clock and ahead != (at > today):
-        at += timedelta(days=1 if ahead else -1)
+    if is_clock and in_future != (at > today):
+        at += timedelta(days=1 if in_future else -1)
     return at.timestamp()
 
 
-def option(parser: argparse._ActionsContainer, form: str, help: str, **settings: Any) -> None:
+def add_option(parser: argparse._ActionsContainer, usage: str, help: str, **settings: Any) -> None:
     """Add an option as usage shows it: ``-n, --limit N`` has a value; ``--json`` without choices is a switch."""
-    *aliases, last = form.split(", ")
+    *aliases, last = usage.split(", ")
     name, _, metavar = last.partition(" ")
     if metavar:
         settings["metavar"] = metavar
@@ -165,10 +165,10 @@ class SelectTarget(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         if values is not None:
-            number = values.isascii() and values.isdecimal()
-            if number and not int(values):
+            is_pid = values.isascii() and values.isdecimal()
+            if is_pid and not int(values):
                 raise argparse.ArgumentError(self, f"{values!r}: a pid is above 0")
-            setattr(namespace, "pid" if number else "workload", int(values) if number else values)
+            setattr(namespace, "pid" if is_pid else "workload", int(values) if is_pid else values)
 
 
 def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = True) -> argparse._ActionsContainer:
@@ -184,18 +184,18 @@ def add_target(parser: argparse.ArgumentParser, purpose: str, device: bool = Tru
         metavar="NAME",
         help=f"{purpose} a workload by its name, or a process by its pid",
     )
-    option(target, "--pid PID", f"{purpose} one process", type=count)
+    add_option(target, "--pid PID", f"{purpose} one process", type=parse_count)
     if device:
-        option(
+        add_option(
             target,
             "--device GPU",
             f"{purpose} every process with an agent on one GPU: index, UUID or its prefix, or PCI address",
         )
-    option(target, "--workload NAME", f"{purpose} every process of one workload")
+    add_option(target, "--workload NAME", f"{purpose} every process of one workload")
     return target
 
 
-def address(text: str) -> str:
+def parse_address(text: str) -> str:
     """Return the address of a daemon. ``HOST:PORT`` and ``:PORT`` are over HTTP. Raises ArgumentTypeError."""
     url = text if "://" in text else f"http://{'127.0.0.1' if text.startswith(':') else ''}{text}"
     if not url.startswith(("http://", "https://", "unix:///")) or not _has_valid_host(url):

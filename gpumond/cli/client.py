@@ -31,10 +31,10 @@ from gpumond.cli.arguments import (
     FAILED,
     NOTHING_TO_DO,
     WRONG_USE,
-    address,
-    option,
+    add_option,
+    parse_address,
     print_error,
-    with_given_option,
+    with_typed_option,
 )
 from gpumond.facts.errors import (
     AmbiguousDevice,
@@ -45,7 +45,7 @@ from gpumond.facts.errors import (
     NoSuchDevice,
     did_you_mean,
 )
-from gpumond.facts.frame import device_uuid
+from gpumond.facts.frame import find_device_uuid
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.host import http
 from gpumond.host.files import read_secret
@@ -122,17 +122,17 @@ def add_arguments(parser: argparse.ArgumentParser, entries: str = "") -> None:
     """Add the daemon's address and the forms of the output. ``entries``: what CSV has a row for."""
     add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--json", "print JSON")
+    add_option(form, "--json", "print JSON")
     if entries:
-        option(form, "--csv", f"print {entries} as CSV; the columns are the keys of the JSON")
+        add_option(form, "--csv", f"print {entries} as CSV; the columns are the keys of the JSON")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--url URL",
         f"your daemon's address (default: $GPUMOND_URL, then {DEFAULT_URL})",
-        type=address,
+        type=parse_address,
         default=default_url(),
     )
 
@@ -156,7 +156,7 @@ def command_line(words: str, url: str) -> str:
 
 def with_commands(text: str, url: str) -> str:
     """Return a daemon's text with its commands as they reach the daemon from the shell that started this process."""
-    given = f"{_with_address(url, address(default_url()))}{program_command()} "
+    given = f"{_with_address(url, parse_address(default_url()))}{program_command()} "
     return COMMAND_IN_TEXT.sub(lambda found: given, text)
 
 
@@ -196,7 +196,7 @@ def request_address(url: str) -> str:
     except (OSError, GpumondError):
         return url
     connection.close()
-    return f"unix://{connection.path}" if connection.path else url
+    return f"unix://{connection.socket_path}" if connection.socket_path else url
 
 
 def is_local(url: str) -> bool:
@@ -229,7 +229,7 @@ def resolve_device_uuid(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
     known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
-    return device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
+    return find_device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
 
 
 def gpu_names(url: str) -> Mapping[str, str]:
@@ -269,7 +269,7 @@ def ask_programs(
         signal.signal(signal.SIGINT, at_interrupt)
     refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
     for program, error in refused:
-        text = with_given_option(error, arguments)
+        text = with_typed_option(error, arguments)
         print_error(f"gpumond: {text}" if len(programs) == 1 else f"gpumond: {program}: {text}")
     codes = {exit_code_of(arguments, error) for _, error in refused if error.status != NOT_FOUND}
     status = max(codes, default=no_match_exit_code(arguments) if len(refused) == len(programs) else DONE)
@@ -505,7 +505,9 @@ def _route(url: str, seconds: float, secret: bool) -> AuthorizedConnection:
 
 
 def _over_socket(path: Path, seconds: float) -> Connection:
-    return Connection("localhost", path=str(path), seconds=seconds, trusted=trusted_uids(str(path.parent)))
+    return Connection(
+        "localhost", socket_path=str(path), timeout_seconds=seconds, trusted_uids=trusted_uids(str(path.parent))
+    )
 
 
 def _trusted() -> frozenset[int]:

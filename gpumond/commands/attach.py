@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gpumond
-from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, print_error
+from gpumond.agent.settings import FLUSH_POLICIES, workload_name
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, parse_duration, print_error
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 
 MAX_RESPONSE_BYTES = 4096
 OTHERWISE = "start the program with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
@@ -69,15 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         help="your program's pid; the program must run the same Python version as gpumond",
     )
-    option(parser, "--workload NAME", "workload name under which your program's memory is reported")
-    option(
+    add_option(parser, "--workload NAME", "workload name under which your program's memory is reported")
+    add_option(
         parser,
         "--flush-policy",
         "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
-        choices=POLICIES,
+        choices=FLUSH_POLICIES,
     )
-    option(
-        parser, "--timeout DURATION", "how long to wait for your program (default: 10s)", type=duration, default=10.0
+    add_option(
+        parser,
+        "--timeout DURATION",
+        "how long to wait for your program (default: 10s)",
+        type=parse_duration,
+        default=10.0,
     )
 
 
@@ -93,8 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
     started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
     answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
     if why := answer.get("error"):
-        raise CannotAttach(f"the agent didn't start in process {arguments.pid}: {clean(why)}")
-    print(f"agent {clean(answer['version'])} started in process {arguments.pid} (Python {clean(answer['python'])})")
+        raise CannotAttach(f"the agent didn't start in process {arguments.pid}: {printable_text(why)}")
+    version, python = printable_text(answer["version"]), printable_text(answer["python"])
+    print(f"agent {version} started in process {arguments.pid} (Python {python})")
     return DONE
 
 
@@ -152,7 +157,7 @@ def _request_script(
             f"access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise CannotAttach(f"can't attach to process {pid}: {clean(error)}; {OTHERWISE}") from None
+        raise CannotAttach(f"can't attach to process {pid}: {printable_text(error)}; {OTHERWISE}") from None
 
 
 def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:

@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from gpumond.cli.arguments import DONE, option
-from gpumond.config.loading import read
+from gpumond.cli.arguments import DONE, add_option
+from gpumond.config.loading import read_settings_config
 from gpumond.config.tokens import check_subjects, read_tokens
 
 FIRST_LISTENER = (
@@ -18,11 +18,11 @@ FIRST_LISTENER = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="configuration file")
-    option(parser, "--json", "print the effective settings as JSON")
+    add_option(parser, "--json", "print the effective settings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = read(arguments.file, environ={})
+    config = read_settings_config(arguments.file, environ={})
     settings = config.settings()
     web = settings.web()
     if settings.tokens_file is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, address, option
+from gpumond.cli.arguments import DONE, add_option, parse_address
 from gpumond.commands.main import commands, make_parser, options
 from gpumond.facts.errors import ConfigError, GpumondError
 
@@ -85,13 +85,13 @@ SECONDS = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"%(prog)s [-h] {'|'.join(SCRIPTS)}"
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="your shell")
-    option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
-    option(parser, "--url URL", argparse.SUPPRESS, type=address)
+    add_option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
+    add_option(parser, "--url URL", argparse.SUPPRESS, type=parse_address)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.values:
-        print("\n".join(values(arguments.values, arguments.url or address(client.default_url()))))
+        print("\n".join(values(arguments.values, arguments.url or parse_address(client.default_url()))))
         return DONE
     if arguments.shell is None:
         raise ConfigError(f"expected a shell: {', '.join(SCRIPTS)}")

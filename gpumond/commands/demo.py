@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import option, option_type
+from gpumond.cli.arguments import add_option, option_type
 from gpumond.commands.serve import add_common_arguments, flags, serve
 from gpumond.config.settings import Settings
 from gpumond.devices.process.procfs import user_name
@@ -100,13 +100,13 @@ RULES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--sim-device DIR",
         "use the simulated GPU in DIR/card0, in real time and without the sample programs",
         type=Path,
     )
-    option(
+    add_option(
         parser,
         "--devices N",
         f"number of simulated GPUs, at most {MAX_DEVICES} (default: 2)",
@@ -127,12 +127,12 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpumond-demo-") as directory:
 
         def reload() -> Settings:
-            from gpumond.config.loading import load
+            from gpumond.config.loading import load_settings
 
             given = {name: value for name, value in flags(arguments).items() if value is not None}
             own = {"rules": RULES, "quotas": QUOTAS, "interval": INTERVAL_SECONDS, "log_level": "error"} | SUSPENSIONS
             own = {} if arguments.config or arguments.sim_device else own
-            return load(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
+            return load_settings(arguments.config, {"state_dir": directory} | own | given | {"source": "sim"})
 
         settings = reload()
         devices = arguments.sim_device or Path(directory)
@@ -199,7 +199,7 @@ def _programs(devices: Path, count: int, settings: Settings, address: str) -> It
     environ = os.environ | {"GPUMOND_SOCKET": str(settings.agent_socket()), "XDG_STATE_HOME": state}
     commands: dict[str, tuple[str, ...]] = {}
     for index in range(count):
-        options = ("--card", str(devices / f"card{index}"), "--parent", str(os.getpid()))
+        options = ("--device", str(devices / f"card{index}"), "--parent", str(os.getpid()))
         for name, pattern in programs_on(index).items() | ({NEED: NEED}.items() if index == 1 else ()):
             commands[name] = (*module_command("gpumond.sim.programs"), pattern, "--workload", name, *options)
     if count > 1:

@@ -6,17 +6,17 @@ import argparse
 import time
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, duration, option, print_result
+from gpumond.cli.arguments import DONE, add_option, parse_duration, print_result
 from gpumond.facts.units import clock_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--for DURATION",
         "how long to stay detached, such as 120s or 5m",
         dest="duration",
-        type=duration,
+        type=parse_duration,
         required=True,
     )
     client.add_arguments(parser)

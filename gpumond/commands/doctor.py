@@ -25,7 +25,7 @@ from gpumond.agent.allocators.adapters import ADAPTERS
 from gpumond.agent.transport import SERVICE_DIRECTORY, service_uid, trusted_uids
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED
-from gpumond.devices import AUTOMATIC, SourceSpec
+from gpumond.devices import AUTOMATIC_SOURCES, SourceSpec
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
@@ -98,7 +98,7 @@ def check_driver(simulated: bool = False) -> Iterator[Finding]:
 
     ``simulated``: the daemon reads simulated devices, which need no driver.
     """
-    missing = [spec.requires for spec in AUTOMATIC if spec.requires and util.find_spec(spec.requires) is None]
+    missing = [spec.requires for spec in AUTOMATIC_SOURCES if spec.requires and util.find_spec(spec.requires) is None]
     for module in missing:
         yield Finding(
             "driver",
@@ -106,9 +106,9 @@ def check_driver(simulated: bool = False) -> Iterator[Finding]:
             f"the module {module} isn't installed",
             "in a clone of gpumond's repository: pip install '.[daemon]'",
         )
-    present = {spec.name for spec in AUTOMATIC if spec.requires not in missing and _has_devices(spec)}
-    for spec in AUTOMATIC:
-        if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC[0]):
+    present = {spec.name for spec in AUTOMATIC_SOURCES if spec.requires not in missing and _has_devices(spec)}
+    for spec in AUTOMATIC_SOURCES:
+        if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC_SOURCES[0]):
             needed = not simulated and not present - {spec.name}
             yield from _source(spec.name, "bad" if needed else "note", simulated)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, count, option, print_csv
-from gpumond.events import REPEATS
+from gpumond.cli.arguments import DONE, add_option, parse_count, print_csv
+from gpumond.events import REPEAT_SECONDS
 from gpumond.facts.errors import ConfigError
 from gpumond.view.events import group_events, group_text, repeat_key
 from gpumond.view.text import output_width, wrap_text
@@ -19,7 +19,7 @@ POLL_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "-f, --follow",
         "show new events as they occur, until Ctrl-C; repeats of an out-of-memory error at most once a minute",
@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of past events, most recent last (default: 100); an event and its consequences, which are "
         "indented below it, count as one"
     )
-    option(parser, "--limit N", limit, type=count, default=100)
+    add_option(parser, "--limit N", limit, type=parse_count, default=100)
     client.add_url(parser)
     form = parser.add_mutually_exclusive_group()
-    option(form, "--json", "print one JSON object per line")
-    option(form, "--csv", "print past events as CSV")
+    add_option(form, "--json", "print one JSON object per line")
+    add_option(form, "--csv", "print past events as CSV")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ class Follower:
         self._waiting: list[Mapping[str, Any]] = []
 
     def due(self, events: Iterable[Mapping[str, Any]], now: float) -> list[list[Mapping[str, Any]]]:
-        """Return the groups to print: of each cause at most one in the seconds of ``REPEATS``."""
+        """Return the groups to print: of each cause at most one in the seconds of ``REPEAT_SECONDS``."""
         groups, waiting = [], []
         for group in group_events([*self._waiting, *events]):
             own = repeat_key(group[0])
@@ -68,7 +68,7 @@ class Follower:
                 waiting += group
                 continue
             groups.append(group)
-            if seconds := REPEATS.get(group[0]["kind"]):
+            if seconds := REPEAT_SECONDS.get(group[0]["kind"]):
                 self._due[own] = now + seconds
         self._waiting = waiting
         return sorted(groups, key=lambda group: min(each["id"] for each in group))

@@ -14,14 +14,14 @@ from gpumond.cli import client
 from gpumond.cli.arguments import (
     DONE,
     NOTHING_TO_DO,
-    option,
+    add_option,
     option_type,
-    positive,
+    parse_time_argument,
+    positive_type,
     print_error,
     print_result,
-    time_argument,
 )
-from gpumond.events import ENDED
+from gpumond.events import END_EVENT
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
@@ -48,22 +48,22 @@ SHORTEST_SECONDS = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     name = "a workload's name or a process's pid (default: all GPUs together; with --at: every program)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=name)
-    option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
-    seconds: dict[str, Any] = {"type": positive(units.seconds_argument), "metavar": "DURATION"}
-    option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
+    add_option(parser, "--device GPU", "only one GPU: index, UUID or its prefix, or PCI address")
+    seconds: dict[str, Any] = {"type": positive_type(units.parse_seconds_argument), "metavar": "DURATION"}
+    add_option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
         f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
         "--csv: every value that is kept)"
     )
-    option(parser, "--every DURATION", every, **seconds)
+    add_option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
-    option(
+    add_option(
         form,
         "--until TIME",
         "end of the period to show, written as for --at (default: now)",
         type=option_type(past_time),
     )
-    option(
+    add_option(
         form,
         "--at TIME",
         "show each program's use at this time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such "
@@ -81,7 +81,7 @@ def past_time(text: str, now: float | None = None) -> float:
     One that is stated as how long ago has whole seconds, as the table shows it.
     """
     now = time.time() if now is None else now
-    at = time_argument("0s" if text == "now" else text, float(int(now)))
+    at = parse_time_argument("0s" if text == "now" else text, float(int(now)))
     if at > now:
         raise ValueError("must not be in the future")
     return at
@@ -158,7 +158,7 @@ def _subjects(
         yield Subject(uuid)
         return
     running = client.frame(arguments.url)["processes"]
-    ended = [each for each in client.events(arguments.url) if each["kind"] == ENDED and each["at"] >= since]
+    ended = [each for each in client.events(arguments.url) if each["kind"] == END_EVENT and each["at"] >= since]
     known = dict.fromkeys(
         Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
         for each in (*ended, *running)

@@ -15,9 +15,17 @@ from itertools import groupby, takewhile
 from typing import Any, NoReturn, Protocol, cast
 
 from gpumond import __version__, revision
-from gpumond.cli.arguments import DONE, FAILED, WRONG_USE, number, print_error, whole_number, with_given_option
+from gpumond.cli.arguments import (
+    DONE,
+    FAILED,
+    WRONG_USE,
+    parse_number,
+    parse_whole_number,
+    print_error,
+    with_typed_option,
+)
 from gpumond.facts.errors import AmbiguousDevice, ConfigError, DaemonError, GpumondError, NoSuchDevice, did_you_mean
-from gpumond.facts.units import listed
+from gpumond.facts.units import list_text
 from gpumond.feature import Command, Feature, resolve
 from gpumond.features import features
 from gpumond.view.text import adapt_output
@@ -265,8 +273,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": HelpFormatter}
         super().__init__(**defaults | options)
-        self.register("type", int, whole_number)
-        self.register("type", float, number)
+        self.register("type", int, parse_whole_number)
+        self.register("type", float, parse_number)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -289,7 +297,7 @@ class Parser(argparse.ArgumentParser):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"
         elif required := re.fullmatch("the following arguments are required: (.+)", message):
             names = required[1].split(", ")
-            message = f"{listed(names)} {'is' if len(names) == 1 else 'are'} required"
+            message = f"{list_text(names)} {'is' if len(names) == 1 else 'are'} required"
         for action in self._actions:
             if not action.option_strings and action.metavar is None:  # its name is one of the code
                 message = message.removeprefix(f"argument {action.dest}: ")
@@ -367,7 +375,7 @@ def _run(argv: Sequence[str]) -> int:
         print_error(f"gpumond: {error}")
         return WRONG_USE
     except GpumondError as error:
-        print_error(f"gpumond: {with_given_option(error, arguments)}")
+        print_error(f"gpumond: {with_typed_option(error, arguments)}")
         return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")

@@ -9,14 +9,14 @@ import webbrowser
 from contextlib import suppress
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option
+from gpumond.cli.arguments import DONE, add_option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import duration_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_url(parser)
-    option(parser, "--print", "print the address instead of opening a browser")
+    add_option(parser, "--print", "print the address instead of opening a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 
 import gpumond.agent
-from gpumond.agent.settings import POLICIES, workload_name
-from gpumond.cli.arguments import option
+from gpumond.agent.settings import FLUSH_POLICIES, workload_name
+from gpumond.cli.arguments import add_option
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import program_socket
 
@@ -30,29 +30,31 @@ EXIT_CODES = """exit codes: those of your program, or
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--workload NAME", "workload name under which your program's memory is reported")
-    option(
+    add_option(parser, "--workload NAME", "workload name under which your program's memory is reported")
+    add_option(
         parser,
         "--flush-policy",
         "when the daemon may flush your program: at any time (allow, the default), only in step() (step), or never",
-        choices=POLICIES,
+        choices=FLUSH_POLICIES,
     )
-    option(parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again")
-    option(
+    add_option(
+        parser, "--borrow", "after a failed RMM allocation, ask the daemon to flush other programs, then try again"
+    )
+    add_option(
         parser,
         "--suspendable",
         "let the daemon suspend your program while it is idle; SIGCONT or `gpumond resume` resumes it",
     )
-    option(parser, "--allow-limit", "let `gpumond limit` and quotas limit your program")
-    option(
+    add_option(parser, "--allow-limit", "let `gpumond limit` and quotas limit your program")
+    add_option(
         parser,
         "--need SIZE|auto",
         "start your program only if this much GPU memory is available; auto: what earlier runs needed (requires "
         "--workload). Programs that start without --need can still take that memory",
     )
-    option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
-    option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: don't wait)")
-    option(
+    add_option(parser, "--need-device GPU", "with --need: which GPU, if there are several")
+    add_option(parser, "--wait DURATION", "with --need: how long to wait, such as 10m (default: don't wait)")
+    add_option(
         parser, "--url URL", "with --need: your daemon's address (default: $GPUMOND_URL, then http://127.0.0.1:9917)"
     )
     parser.add_argument(
@@ -85,18 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stderr is not None and sys.stderr.isatty():  # elsewhere, the output is the program's alone
             _say_if_unobserved()
         return _replace_process(command, environ)
-    from gpumond.agent.program_report import place_in_job
+    from gpumond.agent.program_report import rank_and_world_size
     from gpumond.cli import client
-    from gpumond.cli.arguments import address
+    from gpumond.cli.arguments import parse_address
     from gpumond.features.quotas import admission_client as admission
 
     try:
-        url = address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
+        url = parse_address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--url {error}") from None
     seconds, workload = admission.parse_wait(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
-        need = admission.auto_need(url, workload, arguments.need_device, place_in_job(environ)[1] or 1)
+        need = admission.auto_need(url, workload, arguments.need_device, rank_and_world_size(environ)[1] or 1)
     else:
         need = admission.parse_size(arguments.need)
     with admission.request_admission(url, need, arguments.need_device, workload, seconds) as granted:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumond.cli.arguments import DONE, option, option_type
+from gpumond.cli.arguments import DONE, add_option, option_type
 from gpumond.devices import SOURCES, detect_sources
-from gpumond.facts.units import seconds_argument
+from gpumond.facts.units import parse_seconds_argument
 
 if TYPE_CHECKING:
     from gpumond.config.loading import LastValidFile
@@ -23,7 +23,7 @@ SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "|".join(("auto", *(spec.name for spec in SOURCES)))
-    option(
+    add_option(
         parser,
         f"--source {names}",
         "what reads the GPUs: nvml (NVIDIA), drm (AMD and Intel), sim (simulated GPUs), all, or auto (default): the "
@@ -39,45 +39,47 @@ def add_common_arguments(
     parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info", state_dir: str = STATE_DIR
 ) -> None:
     """Add the options that ``serve`` and ``demo`` share, with their defaults in words."""
-    option(parser, "--config FILE", "your configuration file (YAML); options override it", type=Path)
-    option(
+    add_option(parser, "--config FILE", "your configuration file (YAML); options override it", type=Path)
+    add_option(
         parser,
         "--listen, --web.listen-address HOST:PORT",
         "address to serve metrics, API and web UI on (default: 127.0.0.1:9917)",
     )
-    option(
+    add_option(
         parser,
         "--socket PATH",
         "Unix socket for agents (default: agent.sock in --runtime-dir; without it, in /run/gpumond as root, otherwise "
         "in $XDG_RUNTIME_DIR/gpumond or ~/.local/state/gpumond)",
     )
-    option(
+    add_option(
         parser,
         "--runtime-dir PATH",
         "directory for api.sock and the daemon's token (default: the directory of --socket)",
     )
-    option(
+    add_option(
         parser,
         "--state-dir PATH",
         f"directory of the store and of a copy of the last valid configuration (default: {state_dir})",
     )
-    option(parser, "--interval DURATION", f"time between readings (default: {interval})", type=option_type(_duration))
-    option(
+    add_option(
+        parser, "--interval DURATION", f"time between readings (default: {interval})", type=option_type(_duration)
+    )
+    add_option(
         parser,
         "--insecure",
         "allow non-loopback addresses without TLS; anyone who can reach them can read all data, unless --web-config "
         "defines users",
         default=None,
     )
-    option(
+    add_option(
         parser,
         "--web-config, --web.config.file FILE",
         "file with your TLS and user settings, in the format of Prometheus' exporters",
         type=Path,
     )
-    option(parser, "--tokens-file FILE", "file with your tokens and their scopes", type=Path)
-    option(parser, "--log-format text|json", "log format on standard error (default: text)")
-    option(parser, "--log-level, --log.level debug|info|warning|error", f"minimum log level (default: {log_level})")
+    add_option(parser, "--tokens-file FILE", "file with your tokens and their scopes", type=Path)
+    add_option(parser, "--log-format text|json", "log format on standard error (default: text)")
+    add_option(parser, "--log-level, --log.level debug|info|warning|error", f"minimum log level (default: {log_level})")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -86,13 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
     from gpumond.config.loading import ConfigurationFile
 
     file = ConfigurationFile(arguments.config, flags(arguments))
-    settings, last_valid = file.load_or_keep()
-    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, wait_for_port=True)
+    settings, last_valid = file.load_or_use_copy()
+    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, without_port=True)
 
 
 def _duration(text: str) -> str:
     """Return a duration that has a unit as it is written, for the messages about it. Raises ValueError."""
-    seconds_argument(text)
+    parse_seconds_argument(text)
     return text
 
 
@@ -105,24 +107,24 @@ def serve(
     source: str,
     reload: Callable[[], Settings],
     pace: float = 1.0,
-    on_listening: Callable[[str], None] = lambda address: None,
+    bound: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
-    wait_for_port: bool = False,
+    without_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
-    ``pace`` is the factor by which diagnosis time is accelerated. ``on_listening`` is called with the web UI's address
-    when the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
-    ``wait_for_port``: do not end if another program uses the port.
+    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the web UI's address when
+    the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
+    ``without_port``: do not end if another program uses the port.
     """
     import asyncio
 
     from gpumond.host import logs
 
-    log_limit = logs.configure(settings.log_format, settings.log_level)
+    log_limit = logs.configure_logging(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, on_listening, last_valid, wait_for_port))
+    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, last_valid, without_port))
     return DONE
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, option, print_csv, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, print_csv, print_error
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.frame import frame_view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import (
@@ -30,18 +30,18 @@ LIMIT = "What each of the program's allocators may hold: live, cached and strand
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="show only these programs (workload names or pids)")
-    option(parser, "--healthy", "only check that the daemon responds (for health checks)")
-    option(
+    add_option(parser, "--healthy", "only check that the daemon responds (for health checks)")
+    add_option(
         parser,
         "-v, --verbose",
         "also show GPU UUIDs and PCI addresses, and what the programs' overhead consists of",
     )
-    option(parser, "-w, --wide", "show complete tables, even if they are wider than the terminal")
-    option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
+    add_option(parser, "-w, --wide", "show complete tables, even if they are wider than the terminal")
+    add_option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
     order = "order of the processes (default: used); waste is cached and stranded memory"
-    option(parser, "--sort used|waste", order, choices=("used", "waste"))
+    add_option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
-    columns = {share: MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
+    columns = {share: SHARE_MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
         "limit": LIMIT,
         "verdict": VERDICT,
     }

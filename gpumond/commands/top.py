@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, address, option, option_type
+from gpumond.cli.arguments import DONE, add_option, option_type, parse_address
 from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import short_names
 from gpumond.view.frame import CheckedFrame, frame_view, merge_views, view_of_device
@@ -36,23 +36,23 @@ class HttpDaemonClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--once", "print the tables once and exit (for scripts)")
-    option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
-    option(
+    add_option(parser, "--once", "print the tables once and exit (for scripts)")
+    add_option(parser, "--device GPU", "show one GPU: index, UUID or its prefix, or PCI address")
+    add_option(
         parser,
         "--url",
         f"your daemon's address; repeat it to show several daemons (default: $GPUMOND_URL, then {client.DEFAULT_URL})",
         action="append",
-        type=address,
+        type=parse_address,
     )
-    option(
+    add_option(
         parser,
         "--columns NAMES",
         "columns of the process table, such as used,shares,command (default: those that you last chose with `c`)",
         type=option_type(_names),
         default=(),
     )
-    option(parser, "--json", "with --once: print JSON")
+    add_option(parser, "--json", "with --once: print JSON")
 
 
 def _names(text: str) -> Sequence[str]:
@@ -62,7 +62,7 @@ def _names(text: str) -> Sequence[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    urls = arguments.url or [address(client.default_url())]
+    urls = arguments.url or [parse_address(client.default_url())]
     if arguments.device is not None and len(urls) > 1:
         raise ConfigError("--device requires a single --url")
     device = None if arguments.device is None else client.resolve_device_uuid(urls[0], arguments.device)

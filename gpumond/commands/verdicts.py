@@ -7,22 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_result
-from gpumond.facts.alerts import OVER
+from gpumond.cli.arguments import DONE, add_option, print_result
+from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.units import rough_duration_text
-from gpumond.facts.verdicts import AT_PEAK, PATTERNS, VERDICTS
+from gpumond.facts.verdicts import AT_PEAK_CONDITION, PATTERN_NAMES, VERDICT_NAMES
 from gpumond.view.rows import process_of, sort_by_urgency
 from gpumond.view.text import printable_excerpt, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--all", "also show healthy patterns, such as steady and periodic")
+    add_option(parser, "--all", "also show healthy patterns, such as steady and periodic")
     client.add_arguments(parser, entries="verdicts")
 
 
 def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
-    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in PATTERNS]
+    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in PATTERN_NAMES]
     gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     header = ("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY")
     nothing = "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"
@@ -42,8 +42,8 @@ def _alerts(frame: Mapping[str, Any]) -> str:
     shown = [
         f"{alert['rule']} ({printable_excerpt(programs[process_of(alert)], 64)}, pid {alert['pid']})"
         for alert, _ in sort_by_urgency(frame["alerts"], ())
-        if alert["phase"] == "firing" and alert["rule"] not in VERDICTS and process_of(alert) in programs
-        if not dict(alert["annotations"]).get("summary", "").startswith(OVER)
+        if alert["phase"] == "firing" and alert["rule"] not in VERDICT_NAMES and process_of(alert) in programs
+        if not dict(alert["annotations"]).get("summary", "").startswith(ENDED_PREFIX)
     ]
     return f"alerts: {', '.join(shown)}; for details, run gpumond alerts" if shown else ""
 
@@ -58,6 +58,6 @@ def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterat
             time_text(verdict["since"]),
             "-"
             if left is None
-            else rough_duration_text(left) + (" at peak use" if AT_PEAK in verdict["summary"] else ""),
+            else rough_duration_text(left) + (" at peak use" if AT_PEAK_CONDITION in verdict["summary"] else ""),
             verdict["summary"],
         ]

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from gpumond.config.models import MISSING, expectation, parse_yaml, written_at, yaml_problem
+from gpumond.config.models import MISSING, expectation, parse_yaml, value_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.host.files import read_error_text, read_text, replace_file
 
 
-def load(
+def load_settings(
     file: Path | None = None,
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -28,16 +28,16 @@ def load(
 
     ``content`` is that of the file if it has been read.
     """
-    return read(file, flags, environ, content).settings()
+    return read_settings_config(file, flags, environ, content).settings()
 
 
-def read(
+def read_settings_config(
     file: Path | None = None,
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
     content: str | None = None,
 ) -> SettingsConfig:
-    """Return the settings as they are written, like `load`."""
+    """Return the settings as they are written, like `load_settings`."""
     values, where = {}, "configuration"
     if file is not None:
         values, where = read_yaml(file, content), str(file)
@@ -55,18 +55,19 @@ def read(
             with suppress(OSError, ValueError):
                 content = read_text(file)
         problems = (
-            _with_line(explain(entry, origin, where, values), entry["loc"], file, content) for entry in error.errors()
+            _with_line(error_text(entry, origin, where, values), entry["loc"], file, content)
+            for entry in error.errors()
         )
-        places = (_place(entry["loc"], origin, where, file, content) for entry in error.errors())
+        places = (_key_and_place(entry["loc"], origin, where, file, content) for entry in error.errors())
         raise ConfigError("\n".join(problems), "; ".join(dict.fromkeys(places))) from None
     except (RecursionError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}", where) from None
 
 
-EXAMPLE = "a YAML file such as deploy/gpumond.example.yaml; without one, gpumond uses the defaults"
+EXPECTED_FILE = "a YAML file such as deploy/gpumond.example.yaml; without one, gpumond uses the defaults"
 
 
-def read_yaml(file: Path, text: str | None = None, expected: str = EXAMPLE) -> dict[str, Any]:
+def read_yaml(file: Path, text: str | None = None, expected: str = EXPECTED_FILE) -> dict[str, Any]:
     """Return the content of a file; ``text`` if it has been read. ``expected``: what it is for. Raises ConfigError."""
     import yaml  # most daemons have no file
 
@@ -88,23 +89,23 @@ def read_yaml(file: Path, text: str | None = None, expected: str = EXAMPLE) -> d
     return content
 
 
-def _place(
+def _key_and_place(
     location: Sequence[int | str], origin: Mapping[str, str], where: str, file: Path | None, text: str | None
 ) -> str:
     """Return the place of a key: its flag, variable or file; the key and its line if the text of the file is known."""
     place = origin.get(str(location[0]), where) if location else where
-    line = None if file is None or text is None or place != str(file) else _line(location, text)
-    return place if line is None else f"{key_at(location)} ({place}, line {line})"
+    line = None if file is None or text is None or place != str(file) else _line_of_key(location, text)
+    return place if line is None else f"{key_text(location)} ({place}, line {line})"
 
 
 def _with_line(problem: str, location: Sequence[int | str], file: Path | None, text: str | None) -> str:
     """Return a problem with the line of its key in the file, if it begins with the file's name and has a key."""
-    begin = f"{file}: "
-    line = _line(location, text) if location and text is not None and problem.startswith(begin) else None
-    return problem if line is None else f"{file}, line {line}: {problem.removeprefix(begin)}"
+    prefix = f"{file}: "
+    line = _line_of_key(location, text) if location and text is not None and problem.startswith(prefix) else None
+    return problem if line is None else f"{file}, line {line}: {problem.removeprefix(prefix)}"
 
 
-def _line(location: Sequence[int | str], text: str) -> int | None:
+def _line_of_key(location: Sequence[int | str], text: str) -> int | None:
     """Return the line of a key in a file with that text; None if the text can't be read again."""
     import yaml
 
@@ -136,7 +137,7 @@ def model_at(root: type[BaseModel], location: Sequence[object]) -> type[BaseMode
     return model
 
 
-def keys_of(model: type[BaseModel]) -> list[str]:
+def keys_in(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
@@ -147,47 +148,47 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
-def key_at(location: Sequence[object]) -> str:
+def key_text(location: Sequence[object]) -> str:
     """Return the text of a location, such as ``rules[0].above``."""
-    named = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).lstrip(".")
+    parts = location if location[:1] != ("receivers",) else (*location[:2], *location[3:])  # without the type
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
-def explain(error: Any, origin: Mapping[str, str], where: str, values: object = None) -> str:
+def error_text(error: Any, origin: Mapping[str, str], where: str, values: object = None) -> str:
     """Return one line for an error of pydantic. ``origin``: the places of the settings, by name; ``where``: that of the
     others. ``values``: the settings as they are written.
     """
     location = error["loc"]
     place = origin.get(str(location[0]), where) if location else where
-    key = key_at(location)
+    key = key_text(location)
     if error["type"] == "extra_forbidden":
-        known = keys_of(model_at(SettingsConfig, location))
+        known_keys = keys_in(model_at(SettingsConfig, location))
         if location[0] == "receivers" and any(location[-1] in each.model_fields for each in RECEIVER_TYPES.values()):
-            return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known)}"
-        hint = did_you_mean(str(location[-1]), known) or f"; expected one of {', '.join(known)}"
+            return f"{place}: {key}: not a key of type {location[2]}; expected one of {', '.join(known_keys)}"
+        hint = did_you_mean(str(location[-1]), known_keys) or f"; expected one of {', '.join(known_keys)}"
         return f"{place}: {key}: unknown key{hint}"
     if error["type"].startswith("union_tag"):
-        given = f" {tag!r:.80}:" if (tag := error["ctx"].get("tag")) else ""
-        return f"{place}: {key}.type:{given} expected one of {', '.join(RECEIVER_TYPES)}"
-    written = written_at(values, location)
+        tag_text = f" {tag!r:.80}:" if (tag := error["ctx"].get("tag")) else ""
+        return f"{place}: {key}.type:{tag_text} expected one of {', '.join(RECEIVER_TYPES)}"
+    written = value_at(values, location)
     message = expectation(error, written)
     if not key:
         setting, _, problem = message.partition(": ")
         flag = origin.get(setting, "")
         return f"{flag}: {problem}" if flag.startswith("--") else f"{place}: {message}"
     value = error["input"] if written is None else written
-    hidden = message == MISSING or isinstance(value, (dict, list)) or location[-1] in ("url", "metrics_url")
-    shown = "" if hidden else f" {value!r:.80}"
+    is_hidden = message == MISSING or isinstance(value, (dict, list)) or location[-1] in ("url", "metrics_url")
+    value_text = "" if is_hidden else f" {value!r:.80}"
     if place.startswith(("--", "environment variable ")):
-        return f"{place}{shown}: {message}"  # it names the key
-    return f"{place}: {key}:{shown}{':' if shown else ''} {message}"
+        return f"{place}{value_text}: {message}"  # it names the key
+    return f"{place}: {key}:{value_text}{':' if value_text else ''} {message}"
 
 
 log = logging.getLogger(__name__)
 
-COPY = "last-configuration.yaml"
+COPY_NAME = "last-configuration.yaml"
 """Name of the copy in the state directory. It may contain secrets, so only its owner can read it."""
-FIRST_LINE = "# the last content of {} that could be loaded; gpumond replaces this file\n"
+COPY_HEADER = "# the last content of {} that could be loaded; gpumond replaces this file\n"
 
 
 class LastValidFile(NamedTuple):
@@ -217,43 +218,43 @@ class ConfigurationFile:
                 text = read_text(self.path)
             except (OSError, ValueError):
                 pass  # load states the reason
-        settings = load(self.path, self.flags, content=text)
+        settings = load_settings(self.path, self.flags, content=text)
         settings.web()
         if text is not None:
-            self._keep(settings.store_file().parent, text)
+            self._write_copy(settings.store_file().parent, text)
         return settings
 
-    def load_or_keep(self) -> tuple[Settings, LastValidFile | None]:
+    def load_or_use_copy(self) -> tuple[Settings, LastValidFile | None]:
         """Load the file, or else its copy. Raises the ConfigError of the file if the copy cannot be used, either."""
         try:
             return self.load(), None
         except ConfigError as error:
-            kept = self._of_copy()
-            if kept is None:
+            copy = self._load_copy()
+            if copy is None:
                 raise
-            settings, written_at = kept
-            return settings, LastValidFile(str(error), error.place, written_at)
+            settings, loaded_at = copy
+            return settings, LastValidFile(str(error), error.place, loaded_at)
 
-    def _keep(self, directory: Path, text: str) -> None:
-        content = FIRST_LINE.format(self.path).encode() + text.encode()
-        copy = directory / COPY
+    def _write_copy(self, directory: Path, text: str) -> None:
+        content = COPY_HEADER.format(self.path).encode() + text.encode()
+        copy = directory / COPY_NAME
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(copy, content)
         except OSError as error:
             log.warning("can't keep a copy of the configuration: %s: %s", copy, error.strerror)
 
-    def _of_copy(self) -> tuple[Settings, float] | None:
+    def _load_copy(self) -> tuple[Settings, float] | None:
         """Return the settings of the copy and when it was written; None if there is no copy of this file.
 
         The state directory is that of the flags and the environment, because the file could not be loaded.
         """
         try:
-            copy = load(None, self.flags).store_file().parent / COPY
+            copy = load_settings(None, self.flags).store_file().parent / COPY_NAME
             text = read_text(copy)
-            if not text.startswith(FIRST_LINE.format(self.path)):
+            if not text.startswith(COPY_HEADER.format(self.path)):
                 return None
-            settings = load(self.path, self.flags, content=text)
+            settings = load_settings(self.path, self.flags, content=text)
             settings.web()
             return settings, copy.stat().st_mtime
         except (ConfigError, OSError, ValueError):

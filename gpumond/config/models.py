@@ -20,7 +20,7 @@ from gpumond.facts import units
 from gpumond.facts.units import require_encodable
 
 
-class Encodable(BaseModel):
+class EncodableModel(BaseModel):
     """Base of the models of request bodies and of the configuration. All text in the input, keys and unknown keys
     included, must be encodable in UTF-8, so each endpoint can write what is stored.
     """
@@ -35,12 +35,12 @@ class Encodable(BaseModel):
 Seconds = Annotated[float, BeforeValidator(units.parse_seconds)]
 
 
-class StrictModel(Encodable):
+class StrictModel(EncodableModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 MISSING = "missing"
-_TYPES: Mapping[str, str] = {
+_TYPE_TEXTS: Mapping[str, str] = {
     "string": "text",
     "int": "a whole number",
     "float": "a number",
@@ -58,13 +58,13 @@ _TYPES: Mapping[str, str] = {
     "url": "a URL",
     "bytes": "text",
 }
-_BOUNDS: Mapping[str, tuple[str, str]] = {
+_BOUND_TEXTS: Mapping[str, tuple[str, str]] = {
     "greater_than_equal": ("ge", "must be at least"),
     "greater_than": ("gt", "must be above"),
     "less_than_equal": ("le", "must be at most"),
     "less_than": ("lt", "must be below"),
 }
-_CHARACTERS = re.compile(r"(?:\^|\\A)\[([^]]+)\]\{(\d+)(?:,(\d+))?\}(?:\$|\\Z|\\z)")
+_CHARACTER_CLASS = re.compile(r"(?:\^|\\A)\[([^]]+)\]\{(\d+)(?:,(\d+))?\}(?:\$|\\Z|\\z)")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
@@ -77,36 +77,36 @@ def expectation(error: Mapping[str, Any], written: object = None) -> str:
         return "unknown key"
     if kind == "json_invalid":
         return "invalid JSON"
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
-        return f"{words} {_bound(context[name], error['input'], written)}"
+    if kind in _BOUND_TEXTS:
+        name, words = _BOUND_TEXTS[kind]
+        return f"{words} {_bound_text(context[name], error['input'], written)}"
     if kind == "string_pattern_mismatch":
-        return _form(context["pattern"])
+        return _pattern_text(context["pattern"])
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}".replace("'", "")
     if kind.endswith(("too_long", "too_short")):
-        least = kind.endswith("too_short")
-        number = context["min_length" if least else "max_length"]
+        is_minimum = kind.endswith("too_short")
+        number = context["min_length" if is_minimum else "max_length"]
         noun = "character" if kind.startswith("string") else "entry"
         plural = noun if number == 1 else "entries" if noun == "entry" else f"{noun}s"
-        return f"must have at {'least' if least else 'most'} {number} {plural}"
+        return f"must have at {'least' if is_minimum else 'most'} {number} {plural}"
     if kind == "finite_number":
         return "must be a finite number"
     name = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float").removesuffix("_parsing_size")
-    if name in _TYPES:
+    if name in _TYPE_TEXTS:
         quotes = ", in quotes" if name == "string" and isinstance(error.get("input"), (int, float)) else ""
-        return f"must be {_TYPES[name]}{quotes}"
+        return f"must be {_TYPE_TEXTS[name]}{quotes}"
     message = str(error["msg"])
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def written_at(values: object, location: Sequence[object]) -> object:
+def value_at(values: object, location: Sequence[object]) -> object:
     """Return the value that the user wrote at a location, None if there is none."""
     for part in location:  # a part that the text does not have, such as the type of a receiver, is passed over
-        inside = part in values if isinstance(values, Mapping) else _is_index(part, values)
-        values = values[part] if inside else values  # type: ignore[index]
+        is_inside = part in values if isinstance(values, Mapping) else _is_index(part, values)
+        values = values[part] if is_inside else values  # type: ignore[index]
     return None if isinstance(values, (Mapping, list, tuple)) else values
 
 
@@ -114,33 +114,33 @@ def _is_index(part: object, values: object) -> bool:
     return isinstance(values, (list, tuple)) and isinstance(part, int) and part < len(values)
 
 
-def _bound(bound: float, found: object, written: object) -> str:
+def _bound_text(bound: float, value: object, written: object) -> str:
     """Return a bound in the form in which the value was written: as a duration, a size, or a number."""
-    if isinstance(written, str) and isinstance(found, (int, float)):
-        for read, shown in ((units.parse_seconds, _duration), (units.parse_size, units.size_text)):
+    if isinstance(written, str) and isinstance(value, (int, float)):
+        for parse, text_of in ((units.parse_seconds, _duration_text), (units.parse_size, units.size_text)):
             try:
-                if not written.strip().isdigit() and isclose(read(written), found):
-                    return shown(bound)
+                if not written.strip().isdigit() and isclose(parse(written), value):
+                    return text_of(bound)
             except ValueError:
                 pass
     return f"{bound:g}"
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     unit = next(((size, name) for size, name in _UNITS if seconds >= size and seconds % size == 0), None)
     return f"{seconds / unit[0]:g}{unit[1]}" if unit else f"{seconds * 1000:g}ms"
 
 
-def _form(pattern: str) -> str:
+def _pattern_text(pattern: str) -> str:
     """Describe a pattern of one class of characters; others are shown as they are."""
-    found = _CHARACTERS.fullmatch(pattern)
-    if found is None:
+    match = _CHARACTER_CLASS.fullmatch(pattern)
+    if match is None:
         return f"must have the form {pattern.strip('^$')}"
-    least, most = found[2], found[3] or found[2]
+    least, most = match[2], match[3] or match[2]
     count = least if least == most else f"{least} to {most}"
-    if found[1] == "!-~":
+    if match[1] == "!-~":
         return f"expected {count} ASCII characters without spaces"
-    allowed = re.findall(r".-.|.", found[1])
+    allowed = re.findall(r".-.|.", match[1])
     names = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} and {allowed[-1]}"
     return f"expected {count} characters from {names}"
 
@@ -174,8 +174,8 @@ def yaml_problem(error: Exception) -> tuple[int | None, str]:
     problem = str(getattr(error, "problem", None) or error).partition("\n")[0]
     mark = getattr(error, "problem_mark", None)
     if "<stream end>" in problem or "end of stream" in problem:
-        opened = getattr(error, "context_mark", None)
-        mark = opened or mark
+        start_mark = getattr(error, "context_mark", None)
+        mark = start_mark or mark
         context = str(getattr(error, "context", ""))
         problem = "unclosed [ or {" if "flow" in context else "unclosed quote" if "scalar" in context else problem
     elif problem == "mapping values are not allowed here":

@@ -33,7 +33,7 @@ from gpumond.features.rules.settings import OverrideConfig, RuleConfig
 from gpumond.host.logs import LogFormat, LogLevel
 from gpumond.metrics.dcgm import Compat
 
-RELOADED = (
+RELOADABLE = (
     "interval",
     "compat",
     "flush_cooldown",
@@ -52,7 +52,7 @@ RELOADED = (
 )
 """Settings that a reload changes; the others require a restart."""
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        return self.host in LOOPBACK
+        return self.host in LOOPBACK_HOSTS
 
     @property
     def host(self) -> str:
@@ -159,8 +159,8 @@ class Settings:
 
     def changes_requiring_restart(self, other: Settings) -> list[str]:
         """Return the names of the settings that differ from ``other`` and require a restart."""
-        fixed = (each.name for each in fields(self) if each.name not in RELOADED)
-        return [name for name in fixed if getattr(self, name) != getattr(other, name)]
+        names = (each.name for each in fields(self) if each.name not in RELOADABLE)
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
 def host_of(listen: str) -> str:
@@ -171,18 +171,20 @@ def host_of(listen: str) -> str:
 MACHINE_SETTINGS = ("listen", "hosts", "socket", "runtime_dir", "state_dir")
 """Settings that differ between machines with the same configuration: addresses and directories."""
 HASH_DIGITS = 12
-ANY: TypeAdapter[Any] = TypeAdapter(Any)
+ANY_ADAPTER: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def hash_of_settings(settings: Settings) -> str:
     """Return a hash by which the settings of several machines are compared, without those of one machine."""
-    values = ANY.dump_python(settings, mode="json")
+    values = ANY_ADAPTER.dump_python(settings, mode="json")
     return _hash({name: value for name, value in values.items() if name not in MACHINE_SETTINGS})
 
 
 def hash_of_rules(rules: Iterable[Rule]) -> str:
     """Return a hash by which the rules of several machines are compared, in whatever order."""
-    return _hash(sorted((ANY.dump_python(rule, mode="json") for rule in rules), key=lambda rule: str(rule["name"])))
+    return _hash(
+        sorted((ANY_ADAPTER.dump_python(rule, mode="json") for rule in rules), key=lambda rule: str(rule["name"]))
+    )
 
 
 def _hash(value: object) -> str:
@@ -195,7 +197,7 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 """Settings that have neither a flag nor an environment variable."""
 
 
-def checked_source(name: str) -> str:
+def require_source(name: str) -> str:
     """Return the name. Raises ValueError."""
     known = ("auto", *(spec.name for spec in SOURCES))
     if name not in known:
@@ -206,7 +208,7 @@ def checked_source(name: str) -> str:
 class SettingsConfig(StrictModel):
     """All settings. docs/reference/configuration.md is generated from their descriptions."""
 
-    source: Annotated[str, AfterValidator(checked_source)] = Field(
+    source: Annotated[str, AfterValidator(require_source)] = Field(
         "auto",
         description="the [source](plugins.md#device-sources) of device readings: `nvml`, `drm`, `sim` or `all`; "
         "`auto` uses the drivers that are present at startup",
@@ -362,7 +364,7 @@ class SettingsConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_listen_and_names(self) -> SettingsConfig:
-        if host_of(self.listen) not in LOOPBACK and not self.insecure and self.web_config is None:
+        if host_of(self.listen) not in LOOPBACK_HOSTS and not self.insecure and self.web_config is None:
             raise ValueError(
                 f"listen: {self.listen} is reachable from other machines, so it requires TLS and authentication; "
                 "set web_config, listen on 127.0.0.1, or set insecure (--insecure) if you trust the network"
@@ -370,8 +372,8 @@ class SettingsConfig(StrictModel):
         names, receivers = [rule.name for rule in self.rules], [receiver.name for receiver in self.receivers]
         engines, quotas = [engine.name for engine in self.engines], [quota.name for quota in self.quotas]
         lists = {"rules": names, "receivers": receivers, "engines": engines, "quotas": quotas}
-        for setting, given in lists.items():
-            duplicate = next((name for name in given if given.count(name) > 1), None)
+        for setting, names_in_list in lists.items():
+            duplicate = next((name for name in names_in_list if names_in_list.count(name) > 1), None)
             if duplicate is not None:
                 raise ValueError(f"{setting}: the name {duplicate!r} is used twice")
         for name in self.rule_overrides:
@@ -384,19 +386,19 @@ class SettingsConfig(StrictModel):
                     override.check(rule)
                 except ValueError as error:
                     raise ValueError(f"rule_overrides: {rule.name}: {error}") from None
-        for own in self.rules:
-            for name in own.receivers:
+        for rule_config in self.rules:
+            for name in rule_config.receivers:
                 if name not in receivers:
                     raise ValueError(
-                        f"rules: {own.name}: unknown receiver {name!r}; known receivers: {', '.join(receivers)}"
+                        f"rules: {rule_config.name}: unknown receiver {name!r}; known receivers: {', '.join(receivers)}"
                     )
         return self
 
     def settings(self) -> Settings:
-        plain = {name: getattr(self, name) for name in type(self).model_fields}
-        built = {
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        converted = {
             "rule_overrides": {name: override.fields() for name, override in self.rule_overrides.items()},
             "rules": tuple(rule.rule() for rule in self.rules),
             "quotas": tuple(quota.quota() for quota in self.quotas),
         }
-        return Settings(**plain | built)
+        return Settings(**values | converted)

@@ -24,19 +24,19 @@ from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular, read_error_text
 
-SCOPES = ("read", "rules", "flush", "admin")
-PREFIX = "gpm_"
+TOKEN_SCOPES = ("read", "rules", "flush", "admin")
+TOKEN_PREFIX = "gpm_"
 MAX_BYTES = 1 << 20
 EXAMPLE = "nightly flush,read 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
-_EMPTY = hashlib.sha256(b"").digest()
+_EMPTY_DIGEST = hashlib.sha256(b"").digest()
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_CERTIFICATE, _ACCOUNT = "certificate:", "service-account:"
-_IDENTITIES = ("user:", "email:", "group:")
+_CERTIFICATE_PREFIX, _ACCOUNT_PREFIX = "certificate:", "service-account:"
+_IDENTITY_PREFIXES = ("user:", "email:", "group:")
 _SUBJECT = re.compile(
-    rf"{_CERTIFICATE}[!-~]{{1,512}}|{_ACCOUNT}[a-z0-9-]{{1,63}}/[a-z0-9.-]{{1,253}}|"
-    rf"({'|'.join(_IDENTITIES)})[!-~]{{1,256}}"
+    rf"{_CERTIFICATE_PREFIX}[!-~]{{1,512}}|{_ACCOUNT_PREFIX}[a-z0-9-]{{1,63}}/[a-z0-9.-]{{1,253}}|"
+    rf"({'|'.join(_IDENTITY_PREFIXES)})[!-~]{{1,256}}"
 )
 
 
@@ -53,7 +53,7 @@ class Token:
     subject: str = ""
 
 
-def digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -76,7 +76,7 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        token = _token(words, f"tokens_file {where}, line {number}")
+        token = _parse_line(words, f"tokens_file {where}, line {number}")
         if token.name in tokens:
             raise ConfigError(f"tokens_file {where}, line {number}: the name {token.name!r} is used twice")
         if token.subject and token.subject in {other.subject for other in tokens.values()}:
@@ -88,49 +88,49 @@ def parse_tokens(text: str, where: str) -> tuple[Token, ...]:
 
 
 def check_subjects(
-    tokens: Iterable[Token], client_certificates: bool, token_reviews: bool, identities: bool = False
+    tokens: Iterable[Token], accepts_certificates: bool, reviews_tokens: bool, has_identity_proxy: bool = False
 ) -> None:
     """Raise ConfigError for an entry that no caller can have, because the daemon does not verify its kind."""
     for token in tokens:
-        if token.subject.startswith(_CERTIFICATE) and not client_certificates:
+        if token.subject.startswith(_CERTIFICATE_PREFIX) and not accepts_certificates:
             raise ConfigError(
                 f"tokens_file: {token.name} is a certificate, but the daemon requests none; set client_ca_file and "
                 "client_auth_type: VerifyClientCertIfGiven in web_config"
             )
-        if token.subject.startswith(_ACCOUNT) and not token_reviews:
+        if token.subject.startswith(_ACCOUNT_PREFIX) and not reviews_tokens:
             raise ConfigError(
                 f"tokens_file: {token.name} is a Kubernetes service account, but token review is off; set "
                 "token_review_audience"
             )
-        if token.subject.startswith(_IDENTITIES) and not identities:
+        if token.subject.startswith(_IDENTITY_PREFIXES) and not has_identity_proxy:
             raise ConfigError(
                 f"tokens_file: {token.name} names a user or group that only a proxy can verify; set identity_proxy"
             )
 
 
-def _token(words: list[str], place: str) -> Token:
+def _parse_line(words: list[str], place: str) -> Token:
     """Parse one line. Error messages never repeat a word that could be the token itself."""
-    if any(word.startswith(PREFIX) for word in words):
+    if any(word.startswith(TOKEN_PREFIX) for word in words):
         raise ConfigError(f"{place}: contains a token; write its SHA-256 instead (printf %s TOKEN | sha256sum)")
     if len(words) != 3:
         raise ConfigError(f"{place}: expected NAME SCOPE[,SCOPE] SHA256, as in `{EXAMPLE}`")
-    name, scopes, hashed = words
+    name, scopes, digest_or_subject = words
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{place}: expected a name of 1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")
     for scope in scopes.split(","):
-        if scope not in SCOPES:
+        if scope not in TOKEN_SCOPES:
             raise ConfigError(
-                f"{place}: {name}: unknown scope {scope!r:.40}; expected one or more of {', '.join(SCOPES)}"
+                f"{place}: {name}: unknown scope {scope!r:.40}; expected one or more of {', '.join(TOKEN_SCOPES)}"
             )
-    if _SUBJECT.fullmatch(hashed):
-        return Token(name, frozenset(scopes.split(",")), subject=hashed)
-    if not _DIGEST.fullmatch(hashed):
+    if _SUBJECT.fullmatch(digest_or_subject):
+        return Token(name, frozenset(scopes.split(",")), subject=digest_or_subject)
+    if not _DIGEST.fullmatch(digest_or_subject):
         raise ConfigError(
             f"{place}: {name}: expected a SHA-256 of 64 hexadecimal digits, certificate:NAME, "
             "service-account:NAMESPACE/NAME, user:NAME, email:ADDRESS or group:NAME"
         )
-    hash_bytes = bytes.fromhex(hashed)
-    if hash_bytes == _EMPTY:
+    hash_bytes = bytes.fromhex(digest_or_subject)
+    if hash_bytes == _EMPTY_DIGEST:
         raise ConfigError(f"{place}: {name}: this is the hash of an empty token; was the variable with the token set?")
     return Token(name, frozenset(scopes.split(",")), hash_bytes)
 
@@ -144,7 +144,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Text = Annotated[str, Field(min_length=1, max_length=256)]
+ShortText = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class IdentityProxy(StrictModel):
@@ -156,10 +156,10 @@ class IdentityProxy(StrictModel):
     addresses: tuple[str, ...] = Field(
         (), max_length=64, description="its addresses or networks on other machines, such as `10.1.0.0/28`"
     )
-    user: Text | None = Field(
+    user: ShortText | None = Field(
         None, description="the user that it runs as on this machine, by name or uid; the kernel verifies it"
     )
-    namespaces: dict[Text, tuple[Text, ...]] = Field(
+    namespaces: dict[ShortText, tuple[ShortText, ...]] = Field(
         {}, description="by group, patterns of the Kubernetes namespaces whose programs its members see"
     )
 
@@ -167,7 +167,7 @@ class IdentityProxy(StrictModel):
     @classmethod
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
         for text in texts:
-            if network_of(text).network_address.is_loopback:
+            if parse_network(text).network_address.is_loopback:
                 raise ValueError(
                     f"{text}: any program on this machine can connect from this address, so it doesn't identify the "
                     "proxy; set user instead"
@@ -190,7 +190,7 @@ class IdentityProxy(StrictModel):
             raise ConfigError(f"identity_proxy: user: this machine has no user {self.user!r:.80}") from None
 
 
-def network_of(text: str) -> Network:
+def parse_network(text: str) -> Network:
     """Return the network of an address or a network. Raises ValueError."""
     try:
         return ipaddress.ip_network(text)

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gpumond.config.models import Encodable, expectation, parse_yaml, yaml_problem
+from gpumond.config.models import EncodableModel, expectation, parse_yaml, yaml_problem
 from gpumond.facts.errors import ConfigError
 from gpumond.host.files import open_regular, read_error_text
 
@@ -44,7 +44,7 @@ class ReloadingFile(Generic[T]):
     ) -> None:
         self._read, self._files, self._clock = read, files, clock
         self._value = read()
-        self._loaded = self._signature()
+        self._loaded_signature = self._signature()
         self._checked_at = clock()
 
     @property
@@ -57,22 +57,22 @@ class ReloadingFile(Generic[T]):
 
     def _check(self) -> None:
         signature = self._signature()
-        if signature == self._loaded:
+        if signature == self._loaded_signature:
             return
-        self._loaded = signature
+        self._loaded_signature = signature
         try:
             self._value = self._read()
         except ConfigError as error:
             log.error("a changed file is invalid; its previous content stays in effect: %s", error)
         else:
             log.info("reloaded after a change: %s", ", ".join(map(str, self._files(self._value))))
-            self._loaded = self._signature()
+            self._loaded_signature = self._signature()
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
-        return [_state(path) for path in self._files(self._value)]
+        return [_file_signature(path) for path in self._files(self._value)]
 
 
-def _state(path: Path) -> tuple[int, int, int] | None:
+def _file_signature(path: Path) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
     except OSError:
@@ -80,13 +80,13 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-VERSIONS = {
+TLS_VERSIONS = {
     "TLS10": ssl.TLSVersion.TLSv1,
     "TLS11": ssl.TLSVersion.TLSv1_1,
     "TLS12": ssl.TLSVersion.TLSv1_2,
     "TLS13": ssl.TLSVersion.TLSv1_3,
 }
-CIPHERS = {
+CIPHER_SUITES = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
@@ -102,7 +102,7 @@ CIPHERS = {
     "TLS_CHACHA20_POLY1305_SHA256": "",
 }
 """OpenSSL names by Go's names. The suites of TLS 1.3 are always enabled, as in Go."""
-BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----")
+CERTIFICATE_HEADER = re.compile(r"-----BEGIN CERTIFICATE-----")
 
 
 def server_context(
@@ -116,19 +116,19 @@ def server_context(
 ) -> ssl.SSLContext:
     """Return the context. Raises ConfigError if OpenSSL or this Python rejects an option."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load(context, cert, key)
-    context.minimum_version, context.maximum_version = (VERSIONS[version] for version in versions)
+    _load_certificate(context, cert, key)
+    context.minimum_version, context.maximum_version = (TLS_VERSIONS[version] for version in versions)
     if client_ca is not None:
-        if not BLOCK.search(client_ca):
+        if not CERTIFICATE_HEADER.search(client_ca):
             raise ConfigError("client_ca: contains no certificate")
         try:
             context.load_verify_locations(cadata=client_ca)
         except ssl.SSLError as error:
-            raise ConfigError(f"client_ca: {_reason(error)}") from None
+            raise ConfigError(f"client_ca: {_ssl_reason(error)}") from None
     context.verify_mode = client_auth
-    named = [CIPHERS[name] for name in ciphers if CIPHERS[name]]
-    if named:
-        context.set_ciphers(":".join(named))
+    cipher_names = [CIPHER_SUITES[name] for name in ciphers if CIPHER_SUITES[name]]
+    if cipher_names:
+        context.set_ciphers(":".join(cipher_names))
     if not prefer_own_ciphers:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     return context
@@ -165,7 +165,7 @@ def _kind_of(name: str) -> str:
     return "IP Address"
 
 
-def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
+def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load certificate and key from an anonymous file: OpenSSL only accepts files, and no other process sees this
     one."""
     descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)
@@ -173,12 +173,12 @@ def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
         os.write(descriptor, f"{cert}\n{key}\n".encode())
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"cert and key: {_reason(error)}") from None
+        raise ConfigError(f"cert and key: {_ssl_reason(error)}") from None
     finally:
         os.close(descriptor)
 
 
-def _reason(error: Exception) -> str:
+def _ssl_reason(error: Exception) -> str:
     """Return OpenSSL's message without its source position and file name."""
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else str(error).partition(" (")[0]
@@ -189,7 +189,7 @@ class WebSettings:
     """Validated web configuration. ``files``: the files that it was read from."""
 
     tls: ssl.SSLContext | None = None
-    mutual: bool = False
+    requires_certificate: bool = False
     allowed_sans: frozenset[str] = frozenset()
     headers: tuple[tuple[str, str], ...] = ()
     users: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -201,26 +201,26 @@ class WebSettings:
         return self.tls is not None and self.tls.verify_mode != ssl.CERT_NONE
 
 
-Version = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
+TlsVersion = Literal["TLS10", "TLS11", "TLS12", "TLS13"]
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
-HEADERS: dict[str, tuple[str, ...]] = {
+UNVERIFYING_TYPES = ("RequestClientCert", "RequireAnyClientCert")
+ALLOWED_HEADERS: dict[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-Content-Type-Options": ("nosniff",),
     "X-XSS-Protection": (),
     "Strict-Transport-Security": (),
 }
-BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
-MAX_COST = 15
+BCRYPT_HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+MAX_BCRYPT_COST = 15
 MAX_BYTES = 1 << 20
 
 
-class WebConfigModel(Encodable):
+class WebConfigModel(EncodableModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
@@ -233,8 +233,8 @@ class TlsConfig(WebConfigModel):
     client_ca_file: str | None = None
     client_auth_type: str = "NoClientCert"
     client_allowed_sans: tuple[str, ...] = ()
-    min_version: Version = "TLS12"
-    max_version: Version = "TLS13"
+    min_version: TlsVersion = "TLS12"
+    max_version: TlsVersion = "TLS13"
     cipher_suites: tuple[str, ...] = ()
     prefer_server_cipher_suites: bool = True
 
@@ -242,9 +242,9 @@ class TlsConfig(WebConfigModel):
     @classmethod
     def _ciphers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in CIPHERS:
+            if name not in CIPHER_SUITES:
                 raise ValueError(
-                    f"unknown or unsafe cipher suite {name!r:.60}; expected one or more of {', '.join(CIPHERS)}"
+                    f"unknown or unsafe cipher suite {name!r:.60}; expected one or more of {', '.join(CIPHER_SUITES)}"
                 )
         return names
 
@@ -257,13 +257,13 @@ class TlsConfig(WebConfigModel):
             if not getattr(self, name) and not getattr(self, f"{name}_file"):
                 raise ValueError(f"set {name}_file (or {name})")
         self._check_client_auth()
-        if VERSIONS[self.min_version] > VERSIONS[self.max_version]:
+        if TLS_VERSIONS[self.min_version] > TLS_VERSIONS[self.max_version]:
             raise ValueError(f"min_version {self.min_version} is above max_version {self.max_version}")
         return self
 
     def _check_client_auth(self) -> None:
         kind, ca = self.client_auth_type, self.client_ca or self.client_ca_file
-        if kind in UNVERIFIED:
+        if kind in UNVERIFYING_TYPES:
             raise ValueError(f"client_auth_type {kind} accepts any certificate; use RequireAndVerifyClientCert")
         if kind not in CLIENT_AUTH:
             raise ValueError(f"unknown client_auth_type {kind!r:.40}; expected one of {', '.join(CLIENT_AUTH)}")
@@ -286,12 +286,12 @@ class HttpConfig(WebConfigModel):
     @classmethod
     def _allowed(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
-            if name not in HEADERS:
+            if name not in ALLOWED_HEADERS:
                 raise ValueError(
-                    f"header {name!r:.60} can't be configured; expected one or more of {', '.join(HEADERS)}"
+                    f"header {name!r:.60} can't be configured; expected one or more of {', '.join(ALLOWED_HEADERS)}"
                 )
-            if value and HEADERS[name] and value.lower() not in HEADERS[name]:
-                raise ValueError(f"{name}: invalid value {value!r:.60}; expected {' or '.join(HEADERS[name])}")
+            if value and ALLOWED_HEADERS[name] and value.lower() not in ALLOWED_HEADERS[name]:
+                raise ValueError(f"{name}: invalid value {value!r:.60}; expected {' or '.join(ALLOWED_HEADERS[name])}")
             if not value.isascii() or not (value.isprintable() or not value):
                 raise ValueError(f"{name}: expected printable ASCII")
         return {name: value for name, value in headers.items() if value}
@@ -309,37 +309,37 @@ class WebFile(WebConfigModel):
             return {}
         if not isinstance(users, dict):
             raise ValueError("expected names and bcrypt hashes, as in `prometheus: $2y$10$…`")
-        for name, hashed in users.items():
+        for name, bcrypt_hash in users.items():
             if not isinstance(name, str) or not name or ":" in name:
                 raise ValueError(f"{name!r:.60} isn't a valid user name")
-            found = BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
-            if found is None:
+            match = BCRYPT_HASH.fullmatch(bcrypt_hash) if isinstance(bcrypt_hash, str) else None
+            if match is None:
                 raise ValueError(f"{name!r:.60}: expected a bcrypt hash (htpasswd -nBC 10 '' | tr -d ':\\n')")
-            if not 4 <= int(found[1]) <= MAX_COST:
-                raise ValueError(f"{name!r:.60}: the bcrypt cost is {int(found[1])}; expected 4 to {MAX_COST}")
+            if not 4 <= int(match[1]) <= MAX_BCRYPT_COST:
+                raise ValueError(f"{name!r:.60}: the bcrypt cost is {int(match[1])}; expected 4 to {MAX_BCRYPT_COST}")
         return users
 
 
 def read_web(path: Path) -> WebSettings:
     """Read the file and the certificates that it names. Raises ConfigError with file, key and expectation."""
     try:
-        file = WebFile.model_validate(_content(path))
+        file = WebFile.model_validate(_read_file(path))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(path, entry) for entry in error.errors())) from None
     if file.basic_auth_users:
         _require_bcrypt(path)
     config = file.tls_server_config
     return WebSettings(
-        tls=None if config is None else _context(config, path),
-        mutual=config is not None and config.client_auth_type == "RequireAndVerifyClientCert",
+        tls=None if config is None else _ssl_context(config, path),
+        requires_certificate=config is not None and config.client_auth_type == "RequireAndVerifyClientCert",
         allowed_sans=frozenset(config.client_allowed_sans if config else ()),
         headers=tuple(file.http_server_config.headers.items()),
-        users={name: hashed.encode() for name, hashed in file.basic_auth_users.items()},
+        users={name: bcrypt_hash.encode() for name, bcrypt_hash in file.basic_auth_users.items()},
         files=(path, *_named_files(config, path)),
     )
 
 
-def _content(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     import yaml  # most daemons have no file
 
     try:
@@ -356,19 +356,19 @@ def _content(path: Path) -> Any:
     return {} if content is None else content
 
 
-def _context(config: TlsConfig, path: Path) -> ssl.SSLContext:
+def _ssl_context(config: TlsConfig, path: Path) -> ssl.SSLContext:
     def pem(name: str) -> str | None:
-        named: str | None = getattr(config, f"{name}_file")
-        if not named:
+        file_name: str | None = getattr(config, f"{name}_file")
+        if not file_name:
             inline: str | None = getattr(config, name)
             return inline
         try:
-            return (path.parent / named).read_text(encoding="ascii")
+            return (path.parent / file_name).read_text(encoding="ascii")
         except OSError as error:
             problem = error.strerror
         except UnicodeDecodeError:
             problem = "not a PEM file"
-        raise ConfigError(f"web_config {path}: tls_server_config.{name}_file: {named}: {problem}")
+        raise ConfigError(f"web_config {path}: tls_server_config.{name}_file: {file_name}: {problem}")
 
     try:
         return server_context(
@@ -385,9 +385,9 @@ def _context(config: TlsConfig, path: Path) -> ssl.SSLContext:
 
 
 def _named_files(config: TlsConfig | None, path: Path) -> Iterator[Path]:
-    for named in (config.cert_file, config.key_file, config.client_ca_file) if config else ():
-        if named:
-            yield path.parent / named
+    for file_name in (config.cert_file, config.key_file, config.client_ca_file) if config else ():
+        if file_name:
+            yield path.parent / file_name
 
 
 def _require_bcrypt(path: Path) -> None:

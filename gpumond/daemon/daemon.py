@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import replace
 
 from gpumond.config.loading import LastValidFile
-from gpumond.config.settings import RELOADED, Settings
+from gpumond.config.settings import RELOADABLE, Settings
 from gpumond.core import Core, Dependencies, Operations, Part, Tick
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
@@ -19,19 +19,19 @@ from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
-from gpumond.facts.units import listed, plural
+from gpumond.facts.units import list_text, plural
 from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
 from gpumond.host.runtime_directory import AgentSocket
-from gpumond.host.tasks import Tasks, background, cancel_all, serve_pending_requests
+from gpumond.host.tasks import Tasks, background_task, cancel_all, serve_pending_requests
 from gpumond.metrics.owners import owners_with_series
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.programs.agent_server import AgentServer
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.store import HistoryPersistence, Store, StoreLimits
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if is_restored else None
 
-    devices = Supervisor(source, restarted=telemetry.restarted, opened=wake.set)
+    devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=wake.set)
     telemetry.add_processes(lambda: devices.pid)
     try:
         yield Dependencies(
@@ -73,9 +73,9 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             agents=AgentServer(
                 agent_socket.listener,
                 limits=SocketLimits(reserved_descriptors=reserved_descriptors()),
-                reported=telemetry.reported,
-                rejected=telemetry.count_rejection,
-                restored=restore_agent_socket,
+                on_reports=telemetry.count_report,
+                on_rejection=telemetry.count_rejection,
+                find_new_listener=restore_agent_socket,
             ),
             store=Store(settings.store_file(), StoreLimits(settings.retention)),
             telemetry=telemetry,
@@ -120,7 +120,7 @@ class Daemon(Operations):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run all parts, and tick once per interval."""
-        async with self.started(), background(self._run_forever()):
+        async with self.started(), background_task(self._run_forever()):
             yield
 
     @asynccontextmanager
@@ -163,7 +163,7 @@ class Daemon(Operations):
             verdicts = with_retainers(core.diagnosis.verdicts, snapshot)
             self._window = next_window(self._window, snapshot)
             owners = owners_with_series((core.frame and core.frame.owners) or {}, snapshot)
-            frame = Frame(snapshot, attribute(snapshot, core.frame), tuple(verdicts), owners=owners)
+            frame = Frame(snapshot, make_ledger(snapshot, core.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
             for part in core.parts:
@@ -173,7 +173,7 @@ class Daemon(Operations):
                 part.act(tick)
             self._publish(tick)
         self._history.advance(core.history, core.diagnosis.earlier_uses, snapshot.elapsed_seconds)
-        core.telemetry.faults(snapshot.faults, complete=reading is not None)
+        core.telemetry.count_faults(snapshot.faults, is_complete=reading is not None)
         return tick
 
     def _observe(self, reading: Reading | None) -> Snapshot:
@@ -242,7 +242,7 @@ class Daemon(Operations):
         except StoreUnavailable:
             return  # the store has logged it
         if part.table:
-            self.core.store.note_skipped(part.table, len(skipped))
+            self.core.store.add_skipped_rows(part.table, len(skipped))
         for problem in skipped:
             log.error("a row of the table %s is skipped: %s", part.table, problem)
 
@@ -259,14 +259,14 @@ class Daemon(Operations):
             core.telemetry.set_configuration_failed()
             raise
         needs_restart = core.settings.changes_requiring_restart(settings)
-        core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADED})
-        core.exposition.also = settings.compat
-        core.store.bounds = StoreLimits(settings.retention)
+        core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADABLE})
+        core.exposition.additional = settings.compat
+        core.store.limits = StoreLimits(settings.retention)
         for part in core.parts:
             await part.configure(settings)
         effect = f"reloaded; {plural(len(core.settings.active_rules()), 'rule')}"
         if needs_restart:
-            effect += f"; restart the daemon to apply {listed(needs_restart)}"
+            effect += f"; restart the daemon to apply {list_text(needs_restart)}"
         core.faults.pop("configuration", None)
         core.telemetry.set_configuration_loaded()
         log.info("configuration %s (requested by %s)", effect, requested_by)

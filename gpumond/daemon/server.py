@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 import uvicorn
 
 from gpumond.config.loading import LastValidFile
-from gpumond.config.settings import LOOPBACK, Settings
+from gpumond.config.settings import LOOPBACK_HOSTS, Settings
 from gpumond.config.tokens import Token, check_subjects, read_tokens
 from gpumond.config.web_file import ReloadingFile, WebSettings, alternative_names
 from gpumond.daemon.daemon import Daemon, LoadSettings, system_dependencies
@@ -30,7 +30,7 @@ from gpumond.host.machine import (
     reduce_garbage_collection,
 )
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
-from gpumond.host.tasks import background
+from gpumond.host.tasks import background_task
 from gpumond.serve.authentication import Tokens, make_token_reviews
 from gpumond.serve.deferred_app import DeferredApp
 from gpumond.serve.guard import Guard, Policy
@@ -80,7 +80,7 @@ async def serve(
         dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, last_valid)
         if log_limit is not None:
-            log_limit.dropped = daemon.core.telemetry.log_dropped
+            log_limit.dropped = daemon.core.telemetry.count_dropped_log_line
         directory = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(directory, settings.agent_socket_mode()))
         stack.callback((directory / API_SOCKET).unlink, missing_ok=True)
@@ -117,9 +117,9 @@ async def serve(
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
         server = _Server(config, web, daemon.core.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
-        await stack.enter_async_context(background(systemd.keep_alive(lambda: daemon.core.frame)))
+        await stack.enter_async_context(background_task(systemd.keep_alive(lambda: daemon.core.frame)))
         if listener is None:
-            await stack.enter_async_context(background(_await_port(settings, url, server, daemon)))
+            await stack.enter_async_context(background_task(_await_port(settings, url, server, daemon)))
         reduce_garbage_collection()
         await server.serve(sockets=[api] if listener is None else [listener, api])
 
@@ -256,7 +256,7 @@ def _policy(
     identities: IdentityHeaders | None,
     count_rejection: Callable[[str], None],
 ) -> Policy:
-    names = {*LOOPBACK, *(host.lower() for host in settings.hosts)}
+    names = {*LOOPBACK_HOSTS, *(host.lower() for host in settings.hosts)}
     if not settings.is_loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
     return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, count_rejection)

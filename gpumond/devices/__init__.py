@@ -17,9 +17,9 @@ from typing import Protocol, runtime_checkable
 
 from gpumond.facts.errors import SourceUnavailable, remedy
 from gpumond.facts.snapshot import NO_DEVICE, CgroupLimitChange, DeviceReading, Fault, Reading
-from gpumond.host.machine import ProcessStart
+from gpumond.host.machine import ProcessStat
 
-NOWHERE = -1
+NO_INDEX = -1
 
 
 class ReadProgress:
@@ -31,7 +31,7 @@ class ReadProgress:
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()
         """Changes to make in this reading."""
-        self.process_starts: Mapping[int, ProcessStart] = {}
+        self.process_starts: Mapping[int, ProcessStat] = {}
         """Start data of processes in the reading, if the source has read it."""
 
 
@@ -99,7 +99,7 @@ SOURCES = (
     SourceSpec("all", "gpumond.devices:CompositeSource", "devices of all drivers, including those loaded later"),
     SourceSpec("sim", "gpumond.devices.sim:SimSource", "simulated devices, as in `gpumond demo`"),
 )
-AUTOMATIC = tuple(spec for spec in SOURCES if spec.detector)
+AUTOMATIC_SOURCES = tuple(spec for spec in SOURCES if spec.detector)
 
 
 def spec_of(name: str) -> SourceSpec:
@@ -124,7 +124,7 @@ def detect_sources(sys: str = "/sys") -> list[SourceSpec]:
     Raises SourceUnavailable if there is none, with the first reason that a source gives.
     """
     found, errors = [], []
-    for spec in AUTOMATIC:
+    for spec in AUTOMATIC_SOURCES:
         try:
             if spec.detect(sys):
                 found.append(spec)
@@ -190,7 +190,7 @@ class CompositeSource:
         clock: Callable[[], float] = time.monotonic,
         sys: str = "/sys",
     ) -> None:
-        self._sources = [load_source(spec.name) for spec in AUTOMATIC] if sources is None else sources
+        self._sources = [load_source(spec.name) for spec in AUTOMATIC_SOURCES] if sources is None else sources
         self._clock, self._sys = clock, sys
         self._missing: dict[str, SourceUnavailable] = {}
         self._retry_at = float("-inf")

@@ -37,13 +37,13 @@ from gpumond.devices.impossible_values import (
     FaultCounter,
     ListedProcess,
     MemoryCounts,
-    processes,
+    process_usages,
     valid_memory,
     valid_usages,
 )
-from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import DeviceNode, OpenDeviceNodes, ProcessIdentity, ProcessTable
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
-from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.messages import MAX_INTEGER, printable_text
 from gpumond.facts.snapshot import NO_DEVICE, DeviceReading, ProcessUsage, Reading, Sensors
 from gpumond.facts.units import plural
 from gpumond.host.machine import read_or_empty
@@ -53,7 +53,7 @@ DRIVERS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
-_ABSENT = {errno.ENOENT, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL}
+_ABSENT_SENSOR_ERRORS = {errno.ENOENT, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL}
 """Errors that drivers return for a sensor that the device does not have."""
 
 
@@ -120,8 +120,8 @@ class DrmDevice:
     def name(self, pci_ids: tuple[str, ...] = PCI_IDS) -> str:
         """Return the name from the driver, else from the PCI ID database, else the numeric IDs."""
         vendor, device = ((self._text(f"device/{file}") or "0x?")[2:] for file in ("vendor", "device"))
-        listed = next(filter(None, (_listed(path, vendor, device) for path in pci_ids)), None)
-        return clean(self._text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
+        listed = next(filter(None, (_name_in_pci_ids(path, vendor, device) for path in pci_ids)), None)
+        return printable_text(self._text("device/product_name") or listed or f"{self.vendor} {vendor}:{device}")
 
     def is_powered_down(self) -> bool:
         """Return True if the kernel has powered the device down; reading it would power it up."""
@@ -160,7 +160,7 @@ class DrmDevice:
             with open(path, encoding="utf-8", errors="replace") as content:
                 text = content.read(4096)
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if error.errno not in _ABSENT_SENSOR_ERRORS:
                 counter.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
@@ -197,7 +197,7 @@ def fault_kind_of(error: OSError) -> FaultKind:
     return "no_permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
 
 
-def _listed(path: str, vendor: str, device: str) -> str | None:
+def _name_in_pci_ids(path: str, vendor: str, device: str) -> str | None:
     """Return the device's name from a pci.ids file, in which a vendor's devices are indented by one tab."""
     here = False
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
@@ -209,7 +209,7 @@ def _listed(path: str, vendor: str, device: str) -> str | None:
     return None
 
 
-Usages = Mapping[str, Mapping[int, int]]
+BytesByProcess = Mapping[str, Mapping[int, int]]
 """Bytes by PCI address and pid."""
 
 
@@ -220,7 +220,7 @@ class Kfd:
         self._root = f"{root}/class/kfd/kfd"
         self._devices: dict[str, str] = {}
 
-    def read(self) -> Usages:
+    def read(self) -> BytesByProcess:
         usages: dict[str, dict[int, int]] = {}
         for pid, gpu, size in self._used():
             if gpu not in self._devices:
@@ -231,14 +231,14 @@ class Kfd:
         return usages
 
     def _used(self) -> Iterator[tuple[int, str, int]]:
-        for pid in _names(f"{self._root}/proc"):
-            for file in _names(f"{self._root}/proc/{pid}"):
+        for pid in _directory_names(f"{self._root}/proc"):
+            for file in _directory_names(f"{self._root}/proc/{pid}"):
                 size = read_or_empty(f"{self._root}/proc/{pid}/{file}").strip() if file.startswith("vram_") else ""
                 if pid.isdecimal() and size.isdecimal():
                     yield int(pid), file.removeprefix("vram_"), int(size)
 
     def _topology(self) -> Iterator[tuple[str, str]]:
-        for node in _names(f"{self._root}/topology/nodes"):
+        for node in _directory_names(f"{self._root}/topology/nodes"):
             directory = f"{self._root}/topology/nodes/{node}"
             lines = (line.split() for line in read_or_empty(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
@@ -249,7 +249,7 @@ class Kfd:
                 yield read_or_empty(f"{directory}/gpu_id").strip(), address
 
 
-def _names(directory: str) -> list[str]:
+def _directory_names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
     except OSError:
@@ -323,10 +323,10 @@ def _regions(answer: bytes, header: int, region: struct.Struct) -> Iterator[tupl
 
 
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-_LOCAL = re.compile(r"drm-(resident|memory|total)-((?:vram|local)\d*)")
+_DEVICE_REGION = re.compile(r"drm-(resident|memory|total)-((?:vram|local)\d*)")
 """Regions in device memory; ``system``, ``gtt`` and ``cpu`` are host memory."""
-_COMPUTE = {"compute", "ccs"}
-_GRAPHICS = {"gfx", "render", "rcs"}
+_COMPUTE_ENGINES = {"compute", "ccs"}
+_GRAPHICS_ENGINES = {"gfx", "render", "rcs"}
 
 
 class EngineTime(NamedTuple):
@@ -349,16 +349,18 @@ class DrmClient(NamedTuple):
     @property
     def kinds(self) -> tuple[str, ...]:
         busy = {name for name, engine in self.engines.items() if engine.busy}
-        return tuple(kind for kind, names in (("compute", _COMPUTE), ("graphics", _GRAPHICS)) if busy & names)
+        return tuple(
+            kind for kind, names in (("compute", _COMPUTE_ENGINES), ("graphics", _GRAPHICS_ENGINES)) if busy & names
+        )
 
 
 def parse_client(text: str) -> DrmClient | None:
     """Return the client, or None without an ID: its memory could otherwise be counted twice."""
-    values = dict(_pair(line) for line in text.splitlines())
+    values = dict(_key_and_value(line) for line in text.splitlines())
     number = _number(values.get("drm-client-id", ""))
     if "drm-driver" not in values or number is None:
         return None
-    return DrmClient(number, values["drm-driver"], values.get("drm-pdev"), _used(values), _engines(values))
+    return DrmClient(number, values["drm-driver"], values.get("drm-pdev"), _resident_bytes(values), _engines(values))
 
 
 def utilization(before: Mapping[int, DrmClient], now: Mapping[int, DrmClient], seconds: float) -> float:
@@ -378,11 +380,11 @@ def utilization(before: Mapping[int, DrmClient], now: Mapping[int, DrmClient], s
     return min(1.0, max(shares.values(), default=0.0))
 
 
-def _used(values: Mapping[str, str]) -> int | None:
+def _resident_bytes(values: Mapping[str, str]) -> int | None:
     """Return resident bytes. Kernels before 6.5 report ``memory``, and some only the requested size."""
     sizes: dict[str, dict[str, int]] = {}
     for key, value in values.items():
-        match = _LOCAL.fullmatch(key)
+        match = _DEVICE_REGION.fullmatch(key)
         size = _bytes(value) if match else None
         if match and size is not None:
             sizes.setdefault(match[2], {})[match[1]] = size
@@ -407,7 +409,7 @@ def _engines(values: Mapping[str, str]) -> dict[str, EngineTime]:
     return engines
 
 
-def _pair(line: str) -> tuple[str, str]:
+def _key_and_value(line: str) -> tuple[str, str]:
     key, _, value = line.partition(":")
     return key.strip(), value.strip()
 
@@ -423,7 +425,7 @@ def _number(value: str) -> int | None:
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None
 
 
-Shared = Mapping[tuple[str, int], Mapping[int, DrmClient]]
+ClientsByProcess = Mapping[tuple[str, int], Mapping[int, DrmClient]]
 """Processes that have a client open, by PCI address and client ID."""
 
 
@@ -468,7 +470,7 @@ class DrmSource:
         compute = self._kfd.read()
         pids = {pid for by_pid in shared.values() for pid in by_pid}
         identities = self._table.read(pids.union(*compute.values()))
-        clients = _owned(shared, identities)
+        clients = _clients_with_owners(shared, identities)
         devices = []
         for device in present.values():
             if device.uuid not in awake:
@@ -479,7 +481,7 @@ class DrmSource:
             rocm = compute.get(device.pci_bus_id, {})
             by_pid = self._usages(device, size, own, rocm, counter)
             used_by = {pid: ratio for pid, ratio in self._used_by(device, own, now) if pid not in rocm}
-            listed = None if by_pid is None else processes(by_pid, identities, used_by)
+            listed = None if by_pid is None else process_usages(by_pid, identities, used_by)
             working = {number: entry for number, (_, entry) in own.items()}
             devices.append(self._device(device, size, listed, self._sensors(device, working, now, counter)))
             if self._descriptors.hidden:
@@ -555,7 +557,7 @@ class DrmSource:
             if any(entry.engines and number in earlier for number, entry in clients.items()):
                 yield pid, utilization(earlier, clients, now - before)
 
-    def _shared(self, awake: Iterable[DrmDevice]) -> Shared:
+    def _shared(self, awake: Iterable[DrmDevice]) -> ClientsByProcess:
         by_node = {f"/dev/dri/{node}": device for device in awake for node in device.nodes}
         by_address = {device.pci_bus_id: device for device in by_node.values()}
         shared: dict[tuple[str, int], dict[int, DrmClient]] = {}
@@ -610,7 +612,9 @@ class DrmSource:
         return by_pid
 
 
-def _owned(shared: Shared, identities: Mapping[int, ProcessOwner]) -> dict[str, dict[int, tuple[int, DrmClient]]]:
+def _clients_with_owners(
+    shared: ClientsByProcess, identities: Mapping[int, ProcessIdentity]
+) -> dict[str, dict[int, tuple[int, DrmClient]]]:
     """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
     owned: dict[str, dict[int, tuple[int, DrmClient]]] = {}
     for (address, number), by_pid in shared.items():

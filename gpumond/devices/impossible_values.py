@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumond.devices.process.procfs import ProcessOwner
+from gpumond.devices.process.procfs import ProcessIdentity
 from gpumond.facts.errors import FaultKind, ReturnCode
-from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.messages import MAX_INTEGER, printable_text
 from gpumond.facts.snapshot import Fault, ProcessUsage
 
 IMPOSSIBLE: FaultKind = "impossible_value"
@@ -51,7 +51,7 @@ class FaultCounter:
                 source,
                 kind,
                 uuid,
-                clean((f"{count}: " if count > 1 or kind == IMPOSSIBLE else "") + ", ".join(details)),
+                printable_text((f"{count}: " if count > 1 or kind == IMPOSSIBLE else "") + ", ".join(details)),
             )
             for (uuid, kind), (count, details) in self._details.items()
         )
@@ -131,14 +131,16 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], DriverUsage]) -> di
     return by_pid
 
 
-def processes(
-    by_pid: Mapping[int, DriverUsage], owners: Mapping[int, ProcessOwner], used_by: Mapping[int, float]
+def process_usages(
+    by_pid: Mapping[int, DriverUsage], owners: Mapping[int, ProcessIdentity], used_by: Mapping[int, float]
 ) -> tuple[ProcessUsage, ...]:
     """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
-    return tuple(_process(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
+    return tuple(_process_usage(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
 
 
-def _process(pid: int, usage: DriverUsage, owner: ProcessOwner, utilization_ratio: float | None) -> ProcessUsage:
+def _process_usage(
+    pid: int, usage: DriverUsage, owner: ProcessIdentity, utilization_ratio: float | None
+) -> ProcessUsage:
     return ProcessUsage(
         pid=pid,
         start_ticks=owner.start_ticks,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumond import __version__
-from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import ProcessIdentity, ProcessTable
 from gpumond.facts.errors import SourceUnavailable, remedy
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading
 from gpumond.sim.device import DamagedDevice, simulated_devices
@@ -50,14 +50,14 @@ class SimSource:
             faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
         owners = self._table.read(process.pid for device in devices for process in device.processes or ())
-        named = tuple(_named(device, owners) for device in devices)
+        named = tuple(_with_identities(device, owners) for device in devices)
         return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._uuids.clear()
 
 
-def _named(device: DeviceReading, owners: Mapping[int, ProcessOwner]) -> DeviceReading:
+def _with_identities(device: DeviceReading, owners: Mapping[int, ProcessIdentity]) -> DeviceReading:
     """Return the device with names and owners of its processes."""
     processes = []
     for process in device.processes or ():

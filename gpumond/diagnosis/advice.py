@@ -14,11 +14,11 @@ from gpumond.facts.program import LiveClasses, Oom
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import size_text
 
-ALLOC_CONF_SINCE = (2, 11)
+NEW_ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
-EXPANDABLE = "expandable_segments:True"
-OLD_NAME = "PYTORCH_CUDA_ALLOC_CONF"
-NEW_NAME = "PYTORCH_ALLOC_CONF"
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+OLD_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+NEW_ALLOC_CONF = "PYTORCH_ALLOC_CONF"
 
 FRAGMENTED_RATIO = 0.05
 """Stranded part of a device from which fragmentation is worth a setting."""
@@ -26,7 +26,7 @@ UNUSED_RATIO = 0.25
 """Part of a device that an allocator holds without use from which its size is worth a setting."""
 LARGE_RATIO = 0.5
 """Part of live bytes from which a class is worth a change."""
-LOWEST_SPLIT, HIGHEST_SPLIT = 32, 512
+MIN_SPLIT_MIB, MAX_SPLIT_MIB = 32, 512
 """Limits of the advised max_split_size_mb. PyTorch rejects 20 and less; above 512 little is protected."""
 MIB = 1 << 20
 
@@ -83,14 +83,14 @@ def context_of(report: AgentReport, device_uuid: str, snapshot: Snapshot, retrie
     )
 
 
-def advice(context: AdviceContext) -> list[str]:
+def advice_texts(context: AdviceContext) -> list[str]:
     """Return the clauses that apply, most effective first."""
     return [one.text(context) for one in ADVICE if one.applies(context)]
 
 
 def advice_clauses(context: AdviceContext) -> str:
     """Return the clauses with a leading semicolon each, for the end of a summary; empty without advice."""
-    return "".join(f"; {clause}" for clause in advice(context))
+    return "".join(f"; {clause}" for clause in advice_texts(context))
 
 
 def torch_version(frameworks: Sequence[str]) -> tuple[int, int] | None:
@@ -108,15 +108,17 @@ def torch_setting(frameworks: Sequence[str]) -> str:
     It is the older name where PyTorch's version is older or unknown: every version reads it.
     """
     version = torch_version(frameworks)
-    older = any(name.startswith("torch ") for name in frameworks) and (version is None or version < ALLOC_CONF_SINCE)
-    return OLD_NAME if older else NEW_NAME
+    older = any(name.startswith("torch ") for name in frameworks) and (
+        version is None or version < NEW_ALLOC_CONF_SINCE
+    )
+    return OLD_ALLOC_CONF if older else NEW_ALLOC_CONF
 
 
 def _pools(report: AgentReport, allocator: str, device_uuid: str) -> list[PoolUsage]:
     return [pool for pool in report.pools if (pool.allocator, pool.device_uuid) == (allocator, device_uuid)]
 
 
-def _fragmented(context: AdviceContext) -> bool:
+def _is_fragmented(context: AdviceContext) -> bool:
     """Return whether PyTorch's free memory is in pieces: much is stranded, or a smaller request failed.
 
     Cached bytes don't count: what is left of them at an error was freed since, or is in expandable segments.
@@ -139,10 +141,10 @@ def _can_sleep(context: AdviceContext) -> bool:
     return any(pool.unmapped_bytes or pool.private_bytes for pool in context.report.pools)
 
 
-def _split_size(context: AdviceContext) -> str:
+def _max_split_setting(context: AdviceContext) -> str:
     """Return the setting with the MiB of the failed request, so free blocks of at least its size stay whole."""
     request = context.oom.request_bytes if context.oom is not None else None
-    size = HIGHEST_SPLIT if request is None else min(HIGHEST_SPLIT, max(LOWEST_SPLIT, request // MIB))
+    size = MAX_SPLIT_MIB if request is None else min(MAX_SPLIT_MIB, max(MIN_SPLIT_MIB, request // MIB))
     return f"max_split_size_mb:{size}"
 
 
@@ -160,45 +162,47 @@ def whole_blocks(allocator: str, context: AdviceContext) -> str:
         return WHOLE_BLOCKS.get(allocator, "")
     name = torch_setting(context.report.frameworks)
     if not _has_expandable_segments(context):
-        return f"set {name}={_split_size(context)}"
-    return "" if _can_sleep(context) else f"set {name}={EXPANDABLE}"
+        return f"set {name}={_max_split_setting(context)}"
+    return "" if _can_sleep(context) else f"set {name}={EXPANDABLE_SEGMENTS}"
 
 
-def _training(context: AdviceContext) -> bool:
+def _is_training(context: AdviceContext) -> bool:
     return any(one.gradients_bytes or one.optimizer_bytes for one in context.live_classes())
 
 
-def _activations(context: AdviceContext) -> float:
+def _activations_ratio(context: AdviceContext) -> float:
     """Return the part of live bytes that are activations, with other tensors if these are not distinguished."""
-    return _part(context, lambda one: _undistinguished(one) + (one.activations_bytes or 0))
+    return _ratio_of_live_bytes(context, lambda one: _unclassified_bytes(one) + (one.activations_bytes or 0))
 
 
-def _of_the_batch(context: AdviceContext) -> float:
+def _batch_dependent_ratio(context: AdviceContext) -> float:
     """Return the part of live bytes that are other tensors and activations."""
-    return _part(context, lambda one: _undistinguished(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0))
+    return _ratio_of_live_bytes(
+        context, lambda one: _unclassified_bytes(one) + (one.activations_bytes or 0) + (one.tensors_bytes or 0)
+    )
 
 
-def _undistinguished(one: LiveClasses) -> int:
+def _unclassified_bytes(one: LiveClasses) -> int:
     """Return the bytes of other tensors and activations as far as they are unknown; 0 while another class is."""
     return 0 if one.buffers_bytes is None else one.unknown_bytes
 
 
-def _part(context: AdviceContext, size: Callable[[LiveClasses], int]) -> float:
+def _ratio_of_live_bytes(context: AdviceContext, size: Callable[[LiveClasses], int]) -> float:
     found = list(context.live_classes())
     live = sum(one.live_bytes for one in found)
     return sum(map(size, found)) / live if live else 0.0
 
 
-def _kinds(context: AdviceContext) -> str:
-    unknown = any(_undistinguished(one) for one in context.live_classes())
+def _activations_text(context: AdviceContext) -> str:
+    unknown = any(_unclassified_bytes(one) for one in context.live_classes())
     return "other tensors and activations" if unknown else "activations"
 
 
-def _short_of_memory(context: AdviceContext) -> bool:
+def _is_short_of_memory(context: AdviceContext) -> bool:
     return context.oom is not None or context.retried
 
 
-def _unused(context: AdviceContext, allocator: str) -> list[tuple[AgentReport, int]]:
+def _programs_with_unused_memory(context: AdviceContext, allocator: str) -> list[tuple[AgentReport, int]]:
     """Return the programs on the device whose allocator holds much that is not in use, with these bytes.
 
     Where the library does not state what it holds, the driver's count of the process is used.
@@ -216,13 +220,13 @@ def _unused(context: AdviceContext, allocator: str) -> list[tuple[AgentReport, i
 
 
 def _preallocates(context: AdviceContext, allocator: str) -> bool:
-    return _short_of_memory(context) and bool(_unused(context, allocator))
+    return _is_short_of_memory(context) and bool(_programs_with_unused_memory(context, allocator))
 
 
-def _holders(context: AdviceContext, allocator: str) -> str:
+def _holders_text(context: AdviceContext, allocator: str) -> str:
     return ", ".join(
         f"{report.workload or 'a program'} (pid {report.pid}), which holds {size_text(size)} unused"
-        for report, size in _unused(context, allocator)
+        for report, size in _programs_with_unused_memory(context, allocator)
     )
 
 
@@ -230,28 +234,32 @@ ADVICE = (
     Advice(
         "expandable-segments",
         "fragmented, with PyTorch on CUDA, without private pools or a sleep mode",
-        lambda context: _fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
-        lambda context: f"set {torch_setting(context.report.frameworks)} to {EXPANDABLE}",
+        lambda context: _is_fragmented(context) and _has_expandable_segments(context) and not _can_sleep(context),
+        lambda context: f"set {torch_setting(context.report.frameworks)} to {EXPANDABLE_SEGMENTS}",
     ),
     Advice(
         "max-split-size",
         "fragmented, with PyTorch on ROCm",
-        lambda context: _fragmented(context) and not _has_expandable_segments(context),
-        lambda context: f"set {torch_setting(context.report.frameworks)} to {_split_size(context)}",
+        lambda context: _is_fragmented(context) and not _has_expandable_segments(context),
+        lambda context: f"set {torch_setting(context.report.frameworks)} to {_max_split_setting(context)}",
     ),
     Advice(
         "gradient-checkpointing",
         "short of memory while training, and at least half of the live bytes are activations",
-        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
+        lambda context: (
+            _is_short_of_memory(context) and _is_training(context) and _activations_ratio(context) >= LARGE_RATIO
+        ),
         lambda context: (
             "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already: "
-            f"{100 * _activations(context):.0f}% of the live bytes are {_kinds(context)}"
+            f"{100 * _activations_ratio(context):.0f}% of the live bytes are {_activations_text(context)}"
         ),
     ),
     Advice(
         "mixed-precision",
         "short of memory while training, and at least half of the live bytes are activations",
-        lambda context: _short_of_memory(context) and _training(context) and _activations(context) >= LARGE_RATIO,
+        lambda context: (
+            _is_short_of_memory(context) and _is_training(context) and _activations_ratio(context) >= LARGE_RATIO
+        ),
         lambda context: (
             "use mixed precision (torch.autocast) if the program doesn't already: it halves the size of most "
             "activations"
@@ -260,10 +268,10 @@ ADVICE = (
     Advice(
         "smaller-batch",
         "short of memory, and at least half of the live bytes depend on the batch",
-        lambda context: _short_of_memory(context) and _of_the_batch(context) >= LARGE_RATIO,
+        lambda context: _is_short_of_memory(context) and _batch_dependent_ratio(context) >= LARGE_RATIO,
         lambda context: (
             "use a smaller batch, with gradient accumulation to keep the effective batch size"
-            if _training(context)
+            if _is_training(context)
             else "use a smaller batch"
         ),
     ),
@@ -273,7 +281,7 @@ ADVICE = (
         lambda context: _preallocates(context, "tensorflow"),
         lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
-            f"start of {_holders(context, 'tensorflow')}"
+            f"start of {_holders_text(context, 'tensorflow')}"
         ),
     ),
     Advice(
@@ -282,7 +290,7 @@ ADVICE = (
         lambda context: _preallocates(context, "jax"),
         lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders(context, 'jax')}"
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders_text(context, 'jax')}"
         ),
     ),
     Advice(
@@ -290,7 +298,8 @@ ADVICE = (
         "short of memory, and an RMM pool holds at least a quarter of the device's memory unused",
         lambda context: _preallocates(context, "rmm"),
         lambda context: (
-            f"create RMM's pool with a smaller initial_pool_size and maximum_pool_size in {_holders(context, 'rmm')}"
+            "create RMM's pool with a smaller initial_pool_size and maximum_pool_size in "
+            f"{_holders_text(context, 'rmm')}"
         ),
     ),
 )

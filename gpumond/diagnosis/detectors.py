@@ -17,24 +17,24 @@ from gpumond.facts.verdicts import VerdictName
 from gpumond.tick.history import MAX, USED, Series
 
 FULL_RATIO = 0.95
-FULL_CLEAR = 0.93
+FULL_CLEAR_RATIO = 0.93
 
-RAMP_FROM = 0.80
+RAMP_MIN_USED_RATIO = 0.80
 RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0
-RAMP_SECONDS = 600.0
+RAMP_MAX_SECONDS_LEFT = 600.0
 """Pressure also applies to a device above RAMP_FROM whose peaks will fill it within this time."""
-RAMP_YOUNG_SECONDS = 300.0
+RAMP_STARTUP_SECONDS = 300.0
 """Age of a process up to which its growth is a start and no ramp."""
-RAMP_LAST_STEP = 1 / 3
+RAMP_MIN_LAST_STEP_RATIO = 1 / 3
 """Minimum of the newest rise, as a share of the mean: growth must not have ended."""
-RAMP_SLOWER = 0.98
+RAMP_SLOWING_RATIO = 0.98
 """Ratio of successive rises below which growth slows down: the rises to come are then added up."""
-RAMP_LARGEST_STEP = 0.75
+RAMP_MAX_STEP_RATIO = 0.75
 """Maximum share of one step in the rise of a ramp: a program that loads its model rises once and stays there."""
 
-ORPHAN_BYTES = GIB // 2
-ORPHAN_RATIO = 0.01
+ORPHAN_MIN_BYTES = GIB // 2
+ORPHAN_MIN_RATIO = 0.01
 """The larger of the two is the limit; a driver has some memory of its own."""
 ORPHAN_SECONDS = 60.0
 ORPHAN_BUSY_RATIO = 0.02
@@ -46,20 +46,20 @@ IDLE_GAP_SECONDS = 120.0
 """Maximum distance of two readings of an idle device. A reading covers a second at most, so fewer of them miss work."""
 IDLE_RATIO = 0.05
 
-FRAGMENTED_FROM = 0.05
+FRAGMENTED_MIN_SIZE_RATIO = 0.05
 """Share of the device that a pool must keep before its fragmentation is reported."""
 FRAGMENTED_RATIO = 0.25
-FRAGMENTED_CLEAR = 0.20
-MIN_MINUTES = 5
-START_MINUTES = 6
+FRAGMENTED_CLEAR_RATIO = 0.20
+MIN_PEAK_MINUTES = 5
+STARTUP_MINUTES = 6
 """Minutes of a process in which the kept bytes grow since the program starts."""
 GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
-NEARLY_FULL = 0.97
-NEARLY_FULL_RISE = 20 * MIB
+NEARLY_FULL_RATIO = 0.97
+MIN_RISE_BYTES = 20 * MIB
 """Growth on a nearly full device: PyTorch requests this size for allocations from 1 MiB."""
-FULL_AT_END = 0.985
+FULL_AT_END_RATIO = 0.985
 """Share of the device that was used at the end of a program that filled it and crashed."""
 RISE_SECONDS, RISE_MULTIPLE, SLOW_RISE_SECONDS = 45.0, 2.0, 1800.0
 """Time since its last rise within which a process still rose: as a multiple of the time between two, and its limits."""
@@ -72,14 +72,14 @@ CONTINUED_STEPS, CONTINUED_BYTES = 2, 64 * MIB
 LOOP_CRASHES = 3
 LOOP_SECONDS = 3600.0
 
-MIN_SECONDS = 60.0
+MIN_GROWTH_SECONDS = 60.0
 """Minimum time between the two blocks that are compared."""
 RISING_RATIO = 0.02
 """Limit between both cases: additional allocations would be 50 times as large as the others are on average."""
 ERROR_RATIO = 0.1
 """Error of the smallest number, as a share of the range of the numbers in a block, which has about 15 samples."""
 
-MINUTES = 60
+PEAK_MINUTES = 60
 """Number of minutes whose peaks are kept: an evaluation may reach the peak of the live bytes once an hour."""
 RETRIED_SECONDS = 600.0
 """Time for which a retried allocation shows that fragmentation matters."""
@@ -152,11 +152,11 @@ class PoolPeaks:
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
             self._begun += 1
-            if self._begun > START_MINUTES and last.unreclaimable:
+            if self._begun > STARTUP_MINUTES and last.unreclaimable:
                 self.lowest = last.unreclaimable if self.lowest is None else min(self.lowest, last.unreclaimable)
             self._last = PoolPeak(now, live, unreclaimable)
             self._minutes.extend(self._last)
-            del self._minutes[: -3 * MINUTES]
+            del self._minutes[: -3 * PEAK_MINUTES]
         elif live > last.live or unreclaimable > last.unreclaimable:
             self._last = PoolPeak(last.at, max(last.live, live), max(last.unreclaimable, unreclaimable))
             self._minutes[-3:] = array("d", self._last)
@@ -169,12 +169,12 @@ class PoolPeaks:
     def fragmentation(self, size: float | None, now: float, active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
         own = self._minutes
-        if len(own) < 3 * MIN_MINUTES or not size:
+        if len(own) < 3 * MIN_PEAK_MINUTES or not size:
             return None
         live, unreclaimable = max(own[1::3]), max(own[2::3])
         ratio = fragmented_ratio(live, unreclaimable)
-        least = FRAGMENTED_CLEAR if active else FRAGMENTED_RATIO
-        if unreclaimable < FRAGMENTED_FROM * size or ratio <= least:
+        least = FRAGMENTED_CLEAR_RATIO if active else FRAGMENTED_RATIO
+        if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * size or ratio <= least:
             return None
         growth = 0.0 if self.lowest is None else unreclaimable - self.lowest
         if not (active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
@@ -220,9 +220,9 @@ class RiseTimes:
 
     def add(self, used: float, device_used: float, size: float, now: float) -> None:
         """Add a reading of the process and of the device. The first one isn't a rise."""
-        if self._used is None or used < self._used or device_used < NEARLY_FULL * size:
+        if self._used is None or used < self._used or device_used < NEARLY_FULL_RATIO * size:
             self._used = used
-        elif used >= self._used + NEARLY_FULL_RISE:
+        elif used >= self._used + MIN_RISE_BYTES:
             self._between, self._at, self._used = now - self._at, now, used
 
     def are_recent(self, now: float, born: float) -> bool:
@@ -233,26 +233,26 @@ class RiseTimes:
         if self._between < inf:
             longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between)
         else:
-            longest = CRASH_SECONDS if now - born > RAMP_YOUNG_SECONDS else 0.0
+            longest = CRASH_SECONDS if now - born > RAMP_STARTUP_SECONDS else 0.0
         return now - self._at <= max(RISE_SECONDS, longest)
 
 
 def seconds_until_full(series: Series, used: float, size: float) -> float | None:
     """Return the series' seconds until the device is full; None if its peaks slow down, or need over ten minutes."""
-    if used < RAMP_FROM * size:
+    if used < RAMP_MIN_USED_RATIO * size:
         return None
     times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)
     steps = [after - before for before, after in pairwise(highs)]
     if len(highs) < RAMP_BLOCKS or not all(step > 0 for step in steps):
         return None
-    if max(steps) > RAMP_LARGEST_STEP * sum(steps) or steps[-1] < RAMP_LAST_STEP * sum(steps) / len(steps):
+    if max(steps) > RAMP_MAX_STEP_RATIO * sum(steps) or steps[-1] < RAMP_MIN_LAST_STEP_RATIO * sum(steps) / len(steps):
         return None
     room = size - max(used, highs[-1])
     slower = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
-    if slower < RAMP_SLOWER and room > steps[-1] * slower / (1 - slower):
+    if slower < RAMP_SLOWING_RATIO and room > steps[-1] * slower / (1 - slower):
         return None
     left = room / sen_slope(times, highs)
-    return left if left < RAMP_SECONDS else None
+    return left if left < RAMP_MAX_SECONDS_LEFT else None
 
 
 def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeriod:
@@ -263,15 +263,15 @@ def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeri
 
 def is_orphaned(flat: FlatPeriod, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
     """Return True for constant memory without an owner; False where the utilization is unknown."""
-    if busy is None or flat.value < max(ORPHAN_BYTES, ORPHAN_RATIO * (size or 0.0)):
+    if busy is None or flat.value < max(ORPHAN_MIN_BYTES, ORPHAN_MIN_RATIO * (size or 0.0)):
         return False
     if min(idle_seconds, now - flat.since) > ORPHAN_SECONDS:
         return True
     return now - flat.since > ORPHAN_BUSY_SECONDS and flat.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
-FILLED = "after filling it"
-UNHANDLED = "after an unhandled out-of-memory error"
+FILLED_CAUSE = "after filling it"
+UNHANDLED_OOM_CAUSE = "after an unhandled out-of-memory error"
 
 
 def crash_cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
@@ -283,13 +283,13 @@ def crash_cause(ending: Ending | None, oom_at: float, now: float, filled: bool, 
     if ending == "exit":
         return ""
     if ending == "out-of-memory":
-        return UNHANDLED
+        return UNHANDLED_OOM_CAUSE
     if now - oom_at <= CRASH_SECONDS:
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:
         return "after an Xid error"
     if filled:
-        return FILLED
+        return FILLED_CAUSE
     return ""
 
 
@@ -356,7 +356,7 @@ class LiveAllocations:
         if self._begin is None:
             self._begin = _GrowthStart(at, low, live_bytes)
         begin = self._begin
-        if at - begin.at < MIN_SECONDS:
+        if at - begin.at < MIN_GROWTH_SECONDS:
             return None
         per_minute = 60.0 * pace * (low - begin.number) / (at - begin.at)
         expected = begin.number * (live_bytes / begin.live_bytes - 1.0) if begin.live_bytes > 0 else 0.0
@@ -400,14 +400,14 @@ class Detection(NamedTuple):
     seconds_left: float | None = None
 
 
-def pressure(state: DeviceState) -> Detection | None:
+def detect_pressure(state: DeviceState) -> Detection | None:
     ratio, left = state.used / state.size, state.seconds_left
-    if left is None and ratio <= (FULL_CLEAR if state.active else FULL_RATIO):
+    if left is None and ratio <= (FULL_CLEAR_RATIO if state.active else FULL_RATIO):
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, state.usable - state.used))))
     end = "" if left is None else f" and will be full in {duration_text(left)}"
     return Detection(evidence, f"{state.label} is {ratio:.0%} full{end}", left)
 
 
-DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceState], Detection | None]] = {"pressure": pressure}
+DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceState], Detection | None]] = {"pressure": detect_pressure}
 """Verdicts on a device that follow from the values of one tick."""

@@ -18,29 +18,29 @@ from gpumond.diagnosis import detectors, sentences
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.diagnosis.history_recorder import Evidence, Fall, HistoryRecorder, TrackedSeries
 from gpumond.diagnosis.leak import (
-    SKIPPED_SECONDS,
+    MODEL_LOAD_SECONDS,
     allocation_growth,
-    fit,
+    find_leak,
+    fit_leak_line,
     held_growth,
-    search,
     slowing_growth,
     update_growth,
     updated_leak,
 )
-from gpumond.diagnosis.leak_criteria import OUTSIDE, Leak, form as form_of
-from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left, pattern_of
+from gpumond.diagnosis.leak_criteria import OUTSIDE_POOLS, Leak, form_of as form_of
+from gpumond.diagnosis.patterns import REST_MINUTES, UsePattern, has_left_level, pattern_of
 from gpumond.diagnosis.previous_runs import HELD_MINUTES, EarlierUses
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import IDLE_SECONDS
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Snapshot
-from gpumond.facts.verdicts import PATTERNS, VerdictName
+from gpumond.facts.verdicts import PATTERN_NAMES, VerdictName
 from gpumond.tick.history import (
     FIVE_MINUTES,
     HELD,
     LIVE,
     MAX,
     MINUTE,
-    QUARTER,
+    QUARTER_HOUR,
     STEP_END,
     STRANDED,
     UNATTRIBUTED,
@@ -50,14 +50,14 @@ from gpumond.tick.history import (
 )
 
 RECENT_MINUTES = 15
-PEAK_NOTABLE = 0.02
+NOTABLE_PEAK_RATIO = 0.02
 """Part of a device by which its recent peak exceeds its use, so the time until it is full needs an explanation."""
 REPORT_SECONDS = 1.5
 """Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
 """Share of its device that a process must have held for a verdict memory-freed."""
-RELEASE_SECONDS = 60.0
-CRASH_SECONDS = 900.0
+MEMORY_FREED_VERDICT_SECONDS = 60.0
+CRASH_VERDICT_SECONDS = 900.0
 """Seconds for which these verdicts remain active."""
 UNATTRIBUTED_RATIO = 0.02
 """A device is classified as a whole if more than this share of it has no visible owner."""
@@ -66,11 +66,11 @@ FREED_BLOCKS = 4
 MAX_DISAGREEMENTS = 3
 """Consecutive minutes with another pattern after which a pattern's verdict ends."""
 
-MIN_DEVICES = 4
-MIN_RATIO = 0.6
-WINDOW_SECONDS = 1800.0
+MIN_GROUP_DEVICES = 4
+MIN_GROUP_RATIO = 0.6
+GROUP_ONSET_SECONDS = 1800.0
 """Maximum distance of the onsets of leaks that count as one group."""
-DEAD = ("gone", "zombie")
+DEAD_STATES = ("gone", "zombie")
 """States of processes that have ended."""
 
 
@@ -99,7 +99,7 @@ class Diagnosis:
         self._loops: dict[tuple[str, str, int | None], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
         self._flat: dict[SeriesKey, detectors.FlatPeriod] = {}
-        self._ranks = RankGroup()
+        self._ranks = LeakGroups()
         self.earlier_uses = EarlierUses()
         """What programs did before; the store keeps it."""
 
@@ -174,7 +174,7 @@ class Diagnosis:
         if tracked.pid is None and not self._is_classified_alone(tracked, device):
             tracked.leak = None
             tracked.verdicts = {
-                kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERNS, "leak")
+                kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERN_NAMES, "leak")
             }
             return
         series, signal = tracked.series, tracked.main_signal
@@ -183,10 +183,10 @@ class Diagnosis:
         if medians and size and highs[-1] == highs[-1]:
             tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
-        if medians and at >= tracked.born + SKIPPED_SECONDS:
+        if medians and at >= tracked.born + MODEL_LOAD_SECONDS:
             tracked.life.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
-        if closed > QUARTER:
-            tracked.floors.add(self.history.now, series.column(QUARTER, signal, count=1)[-1])
+        if closed > QUARTER_HOUR:
+            tracked.floors.add(self.history.now, series.column(QUARTER_HOUR, signal, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
         found = (
@@ -194,12 +194,12 @@ class Diagnosis:
         )
         if found is None or found.kind == "warm-up":
             found = self._filling(tracked, device, closed) or found
-        left = "steady" in tracked.verdicts and has_left(
+        left = "steady" in tracked.verdicts and has_left_level(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
         if found is not None and found.kind == "steady" and signal == STEP_END:
             level, live = dict(found.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
-            if live[-1] < level and has_left(level, live, size):  # freed since the last step
+            if live[-1] < level and has_left_level(level, live, size):  # freed since the last step
                 found, left = None, True
         self._set_pattern(tracked, found, left)
         if tracked.pid is not None:
@@ -244,9 +244,9 @@ class Diagnosis:
         largest = max(own, key=lambda one: one.used, default=None)
         if largest is not None and largest.used <= largest.life.any_repeated_bytes:
             return False
-        young = sum(one.used for one in own if now - one.born < detectors.RAMP_YOUNG_SECONDS)
+        young = sum(one.used for one in own if now - one.born < detectors.RAMP_STARTUP_SECONDS)
         highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
-        return young < detectors.RAMP_LARGEST_STEP * (highs[-1] - highs[0]) if own else True
+        return young < detectors.RAMP_MAX_STEP_RATIO * (highs[-1] - highs[0]) if own else True
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
@@ -258,7 +258,7 @@ class Diagnosis:
         if tracked.leak is not None:
             return updated_leak(tracked, tracked.leak, self.history.now, closed)
         known = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
-        return search(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
+        return find_leak(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and what programs can use."""
@@ -275,7 +275,7 @@ class Diagnosis:
             return
         room = self._room(tracked.uuid, device)
         allocations = allocation_growth(tracked, leak.signal, pace)
-        line = fit(leak, tracked, self.history, room, allocations)
+        line = fit_leak_line(leak, tracked, self.history, room, allocations)
         per_second, window = leak.slope * pace, leak.window / pace
         if line is not None and line.full_at is not None:
             per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
@@ -283,7 +283,7 @@ class Diagnosis:
         else:
             left = None if room is None else room / per_second
         shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
-        who = sentences.program(tracked.name, tracked.pid, _label(device))
+        who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
@@ -293,7 +293,7 @@ class Diagnosis:
             ("processes", 1.0),
             ("devices", 1.0),
         ]
-        if leak.signal == OUTSIDE:
+        if leak.signal == OUTSIDE_POOLS:
             evidence.append(("outside_pools", 1.0))
         if room is not None:
             evidence.append(("device_peak_bytes", (device.usable_bytes or 0) - room))
@@ -301,7 +301,7 @@ class Diagnosis:
         evidence += allocations.evidence if allocations else []
         size, used = float(device.usable_bytes or 0), float(device.used_bytes or 0)
         peak = size - (room or 0.0)
-        later = None if left is None or peak - used < PEAK_NOTABLE * size else left + (peak - used) / per_second
+        later = None if left is None or peak - used < NOTABLE_PEAK_RATIO * size else left + (peak - used) / per_second
         summary = sentences.leak(
             who,
             _label(device),
@@ -310,7 +310,7 @@ class Diagnosis:
             self.history.to_unix(self.history.now),
             left,
             shaped,
-            leak.signal == OUTSIDE,
+            leak.signal == OUTSIDE_POOLS,
             allocations,
             peak,
             later,
@@ -319,17 +319,17 @@ class Diagnosis:
 
     def _set_pattern(self, tracked: TrackedSeries, found: UsePattern | None, left: bool = False) -> None:
         """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
-        active = next((kind for kind in PATTERNS if kind in tracked.verdicts), None)
+        active = next((kind for kind in PATTERN_NAMES if kind in tracked.verdicts), None)
         tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
         sudden = active == "warm-up" or (found.kind == "step-change" if found is not None else tracked.leak is not None)
         if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
-        for kind in PATTERNS:
+        for kind in PATTERN_NAMES:
             if found is None or found.kind != kind:
                 tracked.verdicts.pop(kind, None)
         if found is not None:
             label = _label(self._devices[tracked.uuid])
-            who = sentences.program(tracked.name, tracked.pid, label)
+            who = sentences.program_text(tracked.name, tracked.pid, label)
             since = self._onset_time(tracked, found.kind, found.at)
             evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
             now = self.history.to_unix(self.history.now)
@@ -354,7 +354,7 @@ class Diagnosis:
             ("peak_kept_bytes", found.unreclaimable),
             ("kept_growth_bytes", found.growth),
         )
-        who = sentences.program(tracked.name, tracked.pid, "")
+        who = sentences.program_text(tracked.name, tracked.pid, "")
         summary = sentences.fragmentation(who, _label(device), found.unreclaimable, found.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._onset_time(tracked, "fragmentation", found.since), evidence, summary
@@ -379,7 +379,7 @@ class Diagnosis:
             tracked.verdicts.pop("idle-holder", None)
             return
         seconds /= self.history.pace
-        who = sentences.program(tracked.name, tracked.pid, _label(device))
+        who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
         since = self._onset_time(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
         tracked.verdicts["idle-holder"] = tracked.verdict(
@@ -416,12 +416,12 @@ class Diagnosis:
             tracked.verdicts.pop("orphan", None)
             return
         unattributed = self._recorder.unattributed.get(device.uuid, 0.0)
-        if unattributed >= detectors.ORPHAN_BYTES or "orphan" in tracked.verdicts:
+        if unattributed >= detectors.ORPHAN_MIN_BYTES or "orphan" in tracked.verdicts:
             self._check_orphan(tracked, device, unattributed, None)
         else:
             self._flat.pop(tracked.key, None)
         for process in device.processes:
-            if process.state in DEAD and process.used_bytes is not None:
+            if process.state in DEAD_STATES and process.used_bytes is not None:
                 own = self._recorder.tracked_series.get((device.uuid, process.key))
                 if own is not None:
                     self._check_orphan(own, device, float(process.used_bytes), process)
@@ -437,9 +437,9 @@ class Diagnosis:
             return
         seconds = (now - flat_period.since) / self.history.pace
         holders = [one for one in device.processes or () if "holder" in one.kinds]
-        holder = sentences.program(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
-        who = "" if process is None else sentences.program(process.comm or tracked.name, process.pid, "")
-        programs = sum("holder" not in one.kinds and one.state not in DEAD for one in device.processes or ())
+        holder = sentences.program_text(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
+        who = "" if process is None else sentences.program_text(process.comm or tracked.name, process.pid, "")
+        programs = sum("holder" not in one.kinds and one.state not in DEAD_STATES for one in device.processes or ())
         evidence = (("unattributed_bytes" if process is None else "held_bytes", size), ("unchanged_seconds", seconds))
         since = self._onset_time(tracked, "orphan", flat_period.since)
         tracked.verdicts["orphan"] = tracked.verdict(
@@ -454,20 +454,20 @@ class Diagnosis:
         if not fall.given_back or fall.size_bytes < MIN_RELEASE_RATIO * size:
             return
         label = _label(device)
-        who = sentences.program(tracked.name, tracked.pid, label)
-        filled = fall.device_used >= detectors.FULL_AT_END * (device.usable_bytes or inf) and tracked.rises.are_recent(
-            now, tracked.born
-        )
+        who = sentences.program_text(tracked.name, tracked.pid, label)
+        filled = fall.device_used >= detectors.FULL_AT_END_RATIO * (
+            device.usable_bytes or inf
+        ) and tracked.rises.are_recent(now, tracked.born)
         why = detectors.crash_cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
         evidence = (("released_bytes", fall.size_bytes),)
         if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
-            summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED)
-            self._add_event_verdict(tracked, "crash", CRASH_SECONDS, evidence, summary, at)
+            summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED_OOM_CAUSE)
+            self._add_event_verdict(tracked, "crash", CRASH_VERDICT_SECONDS, evidence, summary, at)
             self._detect_restart_loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
             failed = now - tracked.peaks.failed_at <= detectors.CRASH_SECONDS
             summary = sentences.release(who if tracked.pid else "", label, fall.size_bytes, failed)
-            self._add_event_verdict(tracked, "memory-freed", RELEASE_SECONDS, evidence, summary, at)
+            self._add_event_verdict(tracked, "memory-freed", MEMORY_FREED_VERDICT_SECONDS, evidence, summary, at)
 
     def _detect_restart_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         now, key = self.history.now, (tracked.uuid, *tracked.owner)
@@ -548,7 +548,7 @@ def _label(device: DeviceReading) -> str:
     return f"GPU {device.index}"
 
 
-class RankGroup:
+class LeakGroups:
     """Groups of series that leak together. The series that represents a group stays the same while it leaks itself."""
 
     def __init__(self) -> None:
@@ -565,18 +565,24 @@ class RankGroup:
             name: representative for name, representative in self._representatives.items() if name in leaking
         }
         for name, alike in leaking.items():
-            group = _simultaneous(alike) if len({tracked.uuid for tracked in alike}) >= MIN_DEVICES * MIN_RATIO else []
+            group = (
+                _largest_simultaneous_group(alike)
+                if len({tracked.uuid for tracked in alike}) >= MIN_GROUP_DEVICES * MIN_GROUP_RATIO
+                else []
+            )
             peers = (
                 [tracked for tracked in tracked_series if tracked.name == name and tracked.process is not None]
                 if group
                 else []
             )
-            if len({tracked.uuid for tracked in peers}) < MIN_DEVICES or len(group) < MIN_RATIO * len(peers):
+            if len({tracked.uuid for tracked in peers}) < MIN_GROUP_DEVICES or len(group) < MIN_GROUP_RATIO * len(
+                peers
+            ):
                 self._representatives.pop(name, None)
                 continue
             replacements.update((tracked.key, None) for tracked in group)
             representative = self._representative(name, group)
-            replacements[representative.key] = _for_all(representative, group)
+            replacements[representative.key] = _group_verdict(representative, group)
         return replacements
 
     def _representative(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
@@ -588,15 +594,17 @@ class RankGroup:
         return representative
 
 
-def _simultaneous(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
+def _largest_simultaneous_group(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
     """Return the largest group whose onsets lie within one window; the earliest of such groups."""
     onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
     ordered = list(alike)
-    groups = ([ordered[i] for onset, i in onsets if begin <= onset <= begin + WINDOW_SECONDS] for begin, _ in onsets)
+    groups = (
+        [ordered[i] for onset, i in onsets if begin <= onset <= begin + GROUP_ONSET_SECONDS] for begin, _ in onsets
+    )
     return max(groups, key=len, default=[])
 
 
-def _for_all(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
+def _group_verdict(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
     """Return the representative's verdict, with the time, the fit and the text of the program that is the first to
     fill its device."""
     own = representative.verdicts["leak"]

@@ -16,23 +16,23 @@ from math import inf, nan
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak, curve, is_load_rising
+from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak, curve_of, is_load_rising
 from gpumond.diagnosis.trend import least_squares, mann_kendall, sen_slope, spread
 from gpumond.facts.program import StepUsage
 from gpumond.facts.units import MIB
 from gpumond.tick.history import MEDIAN, MIN, MINUTE, TIERS, highest
 
-BLOCK = 0
+BLOCK_TIER = 0
 """Index of the tier of 15 s."""
-BLOCK_SECONDS = float(TIERS[BLOCK].seconds)
+BLOCK_SECONDS = float(TIERS[BLOCK_TIER].seconds)
 KEPT_BLOCKS = 26
 """Number of blocks of which the steps are known: those of the longest window, and two."""
-KINDS = (MEDIAN, MIN)
+STATISTICS = (MEDIAN, MIN)
 MIN_SAMPLES = 10
 """Minimum number of samples in a block, on average."""
 MAX_SPAN_RATIO = 1.5
 """Maximum span of a window, as a multiple of its blocks: a longer one has gaps."""
-LINES_OF_CLEAN_LEAK = 12
+FOLLOWED_MINUTES = 12
 """Number of minutes over which a leak that was found here is followed, as a clean one."""
 
 GROWING_BLOCKS = 7
@@ -145,13 +145,13 @@ def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
-    columns = (candidate.series.column(BLOCK, candidate.signal, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
+    columns = (candidate.series.column(BLOCK_TIER, candidate.signal, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
 def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
-    for kind in KINDS:
+    for kind in STATISTICS:
         window = _window(candidate, kind, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
@@ -182,10 +182,10 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
     return None
 
 
-def update(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
+def updated_growth(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve(candidate.series, BLOCK, candidate.signal, found.kind, ENDED_BLOCKS)
-    if not recent.times or candidate.series.times(BLOCK, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
+    recent = curve_of(candidate.series, BLOCK_TIER, candidate.signal, found.kind, ENDED_BLOCKS)
+    if not recent.times or candidate.series.times(BLOCK_TIER, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, found.onset)
     at, values = recent.times[begin:], recent.values[begin:]
@@ -199,14 +199,14 @@ def update(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growt
 
 def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
-    for kind in KINDS:
-        leak = _passes(candidate, steps, kind)
+    for kind in STATISTICS:
+        leak = _quick_leak(candidate, steps, kind)
         if leak is not None:
             return leak
     return None
 
 
-def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | None:
+def _quick_leak(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | None:
     window = _window(candidate, kind, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
@@ -217,7 +217,7 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
         return None
     if spread(at, values, slope) > QUICK_SCATTER_RATIO * growth:
         return None
-    parts = [slice(begin, end) for begin, end in pairwise(_limits(len(values), QUICK_PARTS))]
+    parts = [slice(begin, end) for begin, end in pairwise(_part_limits(len(values), QUICK_PARTS))]
     if not all(_is_within(sen_slope(at[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
     if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
@@ -230,14 +230,14 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
         return None
     if not _was_flat(candidate, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
         return None
-    if is_load_rising(candidate.device, BLOCK, QUICK_BLOCKS):
+    if is_load_rising(candidate.device, BLOCK_TIER, QUICK_BLOCKS):
         return None
     base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
         signal=candidate.signal,
         kind=kind,
         tier=MINUTE,
-        blocks=LINES_OF_CLEAN_LEAK,
+        blocks=FOLLOWED_MINUTES,
         onset=max(at[0] - (values[0] - base) / slope, candidate.born),
         base=base,
         top=values[-1],
@@ -250,10 +250,10 @@ def _passes(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | N
 
 def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
-    newest = candidate.series.column(BLOCK, candidate.signal, kind, blocks)
+    newest = candidate.series.column(BLOCK_TIER, candidate.signal, kind, blocks)
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
         return None
-    full = curve(candidate.series, BLOCK, candidate.signal, kind)
+    full = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind)
     first = bisect_left(full.times, candidate.born)
     at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
@@ -273,7 +273,7 @@ def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> 
 
 def _was_flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = curve(candidate.series, BLOCK, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
+    full = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
     first = bisect_right(full.times, candidate.born)
     at, values = full.times[first:-blocks], full.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
@@ -290,7 +290,7 @@ def _steps_go_on(steps: StepRecord, at: Sequence[float]) -> bool:
     return counts is not None and sum(b > a for a, b in pairwise(counts)) >= STEPPING_RATIO * len(counts)
 
 
-def _limits(count: int, parts: int) -> list[int]:
+def _part_limits(count: int, parts: int) -> list[int]:
     return [round(count * part / parts) for part in range(parts + 1)]
 
 

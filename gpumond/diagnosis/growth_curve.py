@@ -22,10 +22,10 @@ EXPONENTS = tuple(1.16**i for i in range(-15, 14))
 POINTS = 24
 """Maximum number of points of a fit; longer curves are reduced to medians of parts."""
 MIN_POINTS = 6
-DOUBT = 2.7
+NORMAL_QUANTILE_SQUARED = 2.7
 """Square of the 90% quantile of the normal distribution."""
 MAX_CORRELATION = 0.8
-FLOOR_BYTES = 4 * MIB
+MIN_DEVIATION_BYTES = 4 * MIB
 """Minimum deviation that is assumed: the quantum of allocators and drivers."""
 BEGIN_RATIO = 0.05
 """A growth begins where the curve last was at most this share of it above its lowest level."""
@@ -36,7 +36,7 @@ FLAT_SLOPE_RATIO, FLAT_RANGE_RATIO = 0.15, 0.25
 """Maximum slope and range of a flat curve, as shares of those of the growth."""
 CONVEX_RATIO = 0.3
 """Maximum share of a growth in the first half of its age, if it began after a flat part that is not its lowest."""
-SKIPPED_RATIO = 0.25
+SKIPPED_START_RATIO = 0.25
 """Share of a growth from the start of a process that is skipped: memory that the program allocates at first."""
 EARLIER_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.2)
 """Time from the beginning of accelerating growth to the beginning of its visible part, as a share of its age."""
@@ -128,7 +128,7 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
-    at, level = downsampled(times, values, POINTS)
+    at, level = downsample(times, values, POINTS)
     return (
         max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen_slope(at, level)) <= FLAT_SLOPE_RATIO * slope
     )
@@ -144,7 +144,7 @@ def between_rests(growth: WholeGrowth) -> WholeGrowth | None:
         return None
     changes = [after - before for before, after in itertools.pairwise(values)]
     net = median(values[-3:]) - values[0]
-    limit = max(FLOOR_BYTES, REST_RATIO * net / len(changes))
+    limit = max(MIN_DEVIATION_BYTES, REST_RATIO * net / len(changes))
     moves = [abs(change) > limit for change in changes]
     if net > 0 and sum(moves) > (1 - RESTING_RATIO) * len(moves):
         return None
@@ -160,20 +160,20 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
     """Return the curve that fits a growth best; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
     if not growth.flat:
-        first = bisect_left(times, begin + SKIPPED_RATIO * growth.age)
+        first = bisect_left(times, begin + SKIPPED_START_RATIO * growth.age)
         times, values = times[first:], values[first:]
     if len(values) < MIN_POINTS or growth.age <= 0:
         return None
-    at, level = downsampled(times, values, POINTS)
+    at, level = downsample(times, values, POINTS)
     ages = [max(0.0, (one - begin) / growth.age) for one in at]
-    fits = [_fit([age**exponent for age in ages], level) for exponent in EXPONENTS]
-    errors = [error + len(level) * FLOOR_BYTES**2 for error, _, _ in fits]
+    fits = [_fit_line([age**exponent for age in ages], level) for exponent in EXPONENTS]
+    errors = [error + len(level) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
     best = min(range(len(errors)), key=errors.__getitem__)
     _, base, height = fits[best]
-    alike = _correlation(
+    alike = _autocorrelation(
         [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)]
     )
-    limit = errors[best] * (1 + DOUBT * (1 + alike) / (1 - alike) / (len(level) - 3))
+    limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + alike) / (1 - alike) / (len(level) - 3))
     within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
     return GrowthCurve(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
 
@@ -183,23 +183,26 @@ def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
 
     Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
-    at, level = downsampled(growth.times, growth.values, POINTS)
+    at, level = downsample(growth.times, growth.values, POINTS)
     found = []
     for earlier in EARLIER_RATIOS:
         age = growth.age * (1 + earlier)
         begin = growth.times[-1] - age
         for exponent in (one for one in EXPONENTS if one >= 1):
-            error, _, height = _fit([((one - begin) / age) ** exponent for one in at], level)
+            error, _, height = _fit_line([((one - begin) / age) ** exponent for one in at], level)
             if height > 0:
                 found.append(
-                    (error + len(level) * FLOOR_BYTES**2, GrowthCurve(age, height, exponent, exponent, exponent))
+                    (
+                        error + len(level) * MIN_DEVIATION_BYTES**2,
+                        GrowthCurve(age, height, exponent, exponent, exponent),
+                    )
                 )
     found.sort()
-    limit = found[0][0] * (1 + DOUBT / (len(level) - 4)) if found else 0.0
+    limit = found[0][0] * (1 + NORMAL_QUANTILE_SQUARED / (len(level) - 4)) if found else 0.0
     return [one for error, one in found if error <= limit]
 
 
-def downsampled(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
+def downsample(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
     """Return at most so many points: medians of equally long parts."""
     count = len(values)
     if count <= most:
@@ -209,7 +212,7 @@ def downsampled(times: Sequence[float], values: Sequence[float], most: int) -> t
     return [median(times[part]) for part in parts], [median(values[part]) for part in parts]
 
 
-def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+def _fit_line(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
     """Return the sum of squared errors, and the line, of values over transformed ages."""
     count = len(values)
     mean_age, mean_value = sum(ages) / count, sum(values) / count
@@ -223,7 +226,7 @@ def _fit(ages: Sequence[float], values: Sequence[float]) -> tuple[float, float, 
     return sum((value - base - height * age) ** 2 for age, value in zip(ages, values, strict=True)), base, height
 
 
-def _correlation(rest: Sequence[float]) -> float:
+def _autocorrelation(rest: Sequence[float]) -> float:
     total = sum(value * value for value in rest)
     alike = sum(one * other for one, other in itertools.pairwise(rest)) / total if total else 0.0
     return min(MAX_CORRELATION, max(0.0, alike))

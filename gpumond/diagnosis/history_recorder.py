@@ -10,14 +10,14 @@ from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolP
 from gpumond.diagnosis.growth import Growth, StepRecord
 from gpumond.diagnosis.leak_criteria import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
-from gpumond.diagnosis.previous_runs import Owner, RunMinima, SawtoothLevels
+from gpumond.diagnosis.previous_runs import ProgramKey, RunMinima, SawtoothLevels
 from gpumond.diagnosis.serving_leak import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
-from gpumond.tick.claims import complete_lists, held_by_device, is_confirmed, outermost_pools
+from gpumond.tick.claims import devices_with_complete_lists, held_by_device, may_hold_memory, outermost_pools
 from gpumond.tick.history import LIVE, STEP_END, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
@@ -115,7 +115,7 @@ class TrackedSeries:
         return self.key[1].pid if self.key[1] else None
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ProgramKey:
         return self.name, self.uid
 
     @property
@@ -204,15 +204,15 @@ class HistoryRecorder:
         if not self.history.advance(snapshot):
             return False
         self.due, self.falls = [], []
-        pools = _pools(snapshot)
-        complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+        pools = _pool_sums_by_device(snapshot)
+        complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, answered = set(), set()
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed_readings and device.used_bytes is not None:
-                confirmed = _confirmed(device, pools.get(device.uuid, {}), device.uuid in complete)
-                self._device(device, confirmed, _load(device, snapshot.engines))
+                confirmed = _confirmed_pool_sums(device, pools.get(device.uuid, {}), device.uuid in complete)
+                self._device(device, confirmed, _engine_load(device, snapshot.engines))
                 answered.add(device.uuid)
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
@@ -347,7 +347,7 @@ class HistoryRecorder:
         ]
         for tracked in gone:
             del self.tracked_series[tracked.key]
-            size = _last(tracked)
+            size = _last_known_bytes(tracked)
             uuid = tracked.uuid
             given_back = self._returned[uuid] >= RETURNED_RATIO * size
             self.falls.append(Fall(tracked, size, True, True, given_back, self._before[uuid]))
@@ -386,22 +386,22 @@ class HistoryRecorder:
                 tracked.restart(self.history.now)
 
 
-def _last(tracked: TrackedSeries) -> float:
+def _last_known_bytes(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
     known = [value for value in tracked.series.rows.newest(1) if value == value]
     return max(known, default=0.0)
 
 
-def _confirmed(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
+def _confirmed_pool_sums(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
     if not complete or not reports:
         return reports
     counts = device.used_by_process
     if reports.keys() <= counts.keys():
         return reports  # nearly always
-    return {process: own for process, own in reports.items() if is_confirmed(counts, process, complete)}
+    return {process: own for process, own in reports.items() if may_hold_memory(counts, process, complete)}
 
 
-def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
+def _pool_sums_by_device(snapshot: Snapshot) -> dict[str, _Reports]:
     """Return the reports of programs that use a device, and their pools, by device and process."""
     table: dict[str, _Reports] = {}
     for process, report in snapshot.reports_by_process.items():
@@ -419,7 +419,7 @@ def _pools(snapshot: Snapshot) -> dict[str, _Reports]:
     return table
 
 
-def _load(device: DeviceReading, engines: Iterable[EngineReading]) -> float:
+def _engine_load(device: DeviceReading, engines: Iterable[EngineReading]) -> float:
     """Return the requests of the engines on a device, or the used part of their KV caches; NaN without one."""
     keys = device.processes_by_key
     here = [one for one in engines if one.up and any(process.key in keys for process in one.processes)]

@@ -16,39 +16,50 @@ from typing import NamedTuple
 
 from gpumond.diagnosis import leak_criteria, sentences, serving_leak
 from gpumond.diagnosis.detectors import AllocationGrowth
-from gpumond.diagnosis.growth import BLOCK, Growth, may_grow, quick_leak, recent_growth, update
+from gpumond.diagnosis.growth import BLOCK_TIER, Growth, may_grow, quick_leak, recent_growth, updated_growth
 from gpumond.diagnosis.growth_curve import (
     GrowthCurve,
     WholeGrowth,
     between_rests,
-    downsampled,
+    downsample,
     final_growth,
     fit_curve,
     forecasts,
 )
 from gpumond.diagnosis.history_recorder import TrackedSeries
-from gpumond.diagnosis.leak_criteria import OUTSIDE, CandidateCurve, Leak, curve, has_risen_with_load
+from gpumond.diagnosis.leak_criteria import OUTSIDE_POOLS, CandidateCurve, Leak, curve_of, has_risen_with_load
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
-from gpumond.facts.frame import GrowthLine, RuledOut, Verdict
+from gpumond.facts.frame import GrowthLine, RuledOutCause, Verdict
 from gpumond.facts.units import MIB
-from gpumond.tick.history import FIVE_MINUTES, HELD, LIVE, MEDIAN, MIN, MINUTE, QUARTER, TIERS, UTILIZATION, History
+from gpumond.tick.history import (
+    FIVE_MINUTES,
+    HELD,
+    LIVE,
+    MEDIAN,
+    MIN,
+    MINUTE,
+    QUARTER_HOUR,
+    TIERS,
+    UTILIZATION,
+    History,
+)
 
-PARTS, PARTS_T = 6, 2.0
+SLOPE_PARTS, STUDENT_T = 6, 2.0
 """Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
 POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
 FIRST_RATIO = 1 / 3
 """Share of a growth that is left out of its line: its rate changes."""
-MARGIN = 1.12
+MIN_LIMIT_FACTOR = 1.12
 """Minimum factor between the time to full and its limits."""
 BAND_MULTIPLE = 2.0
 """Half of the width of the residual band, in standard deviations of the scatter."""
 
 
-YOUNG_SECONDS = 60.0
+STARTUP_SECONDS = 60.0
 """Time after the start of a process before growth is suspected, on the wall clock."""
 
 
-def search(
+def find_leak(
     tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known: float
 ) -> Leak | None:
     """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
@@ -56,22 +67,22 @@ def search(
     ``known``: bytes up to which the program's earlier processes have grown.
     """
     main = _candidate(tracked, history, size, room)
-    for signal in (tracked.main_signal, OUTSIDE) if tracked.counted else (tracked.main_signal,):
+    for signal in (tracked.main_signal, OUTSIDE_POOLS) if tracked.counted else (tracked.main_signal,):
         candidate = main._replace(signal=signal)
-        found = leak_criteria.find(candidate, closed)
-        if found is None and signal != OUTSIDE and closed > FIVE_MINUTES:
-            found = serving_leak.find(candidate, tracked.quartiles)
+        found = leak_criteria.find_leak(candidate, closed)
+        if found is None and signal != OUTSIDE_POOLS and closed > FIVE_MINUTES:
+            found = serving_leak.find_leak(candidate, tracked.quartiles)
         found = confirmed_leak(tracked, candidate, found, known) if found is not None else None
         if found is not None:
             return found
     stairs = tracked.levels.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
     found = (
-        leak_criteria.update_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
+        leak_criteria.updated_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
         if stairs
         else None
     )
-    if found is None and closed > QUARTER and tracked.floors.values:
+    if found is None and closed > QUARTER_HOUR and tracked.floors.values:
         found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
         return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
     return confirmed_leak(tracked, main, found, known) if found is not None else None
@@ -85,7 +96,7 @@ URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
 """The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
 found the lines that keep it.
 """
-SKIPPED_SECONDS = 120.0
+MODEL_LOAD_SECONDS = 120.0
 """Start of a process, in which a program loads its model."""
 LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's curve, and of its lower limit: growth that slows down is a cache that fills."""
@@ -114,7 +125,7 @@ def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak)
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
-    first = candidate.born + SKIPPED_SECONDS
+    first = candidate.born + MODEL_LOAD_SECONDS
     if found.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
@@ -127,7 +138,7 @@ def _reaching_back(
     candidate: CandidateCurve, shortest: int, signal: int, kind: int
 ) -> tuple[Sequence[float], Sequence[float]]:
     for tier in range(shortest, len(TIERS)):
-        blocks = curve(candidate.series, tier, signal, kind)
+        blocks = curve_of(candidate.series, tier, signal, kind)
         if blocks.times and blocks.times[0] <= candidate.born + 2 * TIERS[tier].seconds:
             break
     return blocks.times, blocks.values
@@ -139,7 +150,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Lea
 
     ``known``: bytes up to which the program's earlier processes have grown.
     """
-    if found.signal != OUTSIDE and found.top <= max(known, tracked.life.repeated_bytes):
+    if found.signal != OUTSIDE_POOLS and found.top <= max(known, tracked.life.repeated_bytes):
         return None
     if found.pause:
         return found
@@ -165,7 +176,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Lea
 
 def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowth) -> bool:
     """Return False for growth by few or ever rarer steps between rests; True if it is older than the known minutes."""
-    minutes = curve(candidate.series, MINUTE, found.signal, MIN)
+    minutes = curve_of(candidate.series, MINUTE, found.signal, MIN)
     begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:
         return True
@@ -180,7 +191,7 @@ def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | 
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
     times, values = _reaching_back(candidate, MINUTE, tracked.main_signal, MEDIAN)
-    begin = bisect_left(times, candidate.born + SKIPPED_SECONDS)
+    begin = bisect_left(times, candidate.born + MODEL_LOAD_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
@@ -207,10 +218,10 @@ def _candidate(tracked: TrackedSeries, history: History, size: float | None, roo
 def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
     if found.pause:
-        return leak_criteria.update_stairs(found, tracked.levels.steps, now)
+        return leak_criteria.updated_stairs(found, tracked.levels.steps, now)
     if found.by_quartiles:
-        return serving_leak.update(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
-    return leak_criteria.update(found, tracked.series, closed)
+        return serving_leak.updated_leak(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
+    return leak_criteria.updated_leak(found, tracked.series, closed)
 
 
 def update_growth(
@@ -220,7 +231,7 @@ def update_growth(
 
     ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
     """
-    tracked.steps.close(tracked.series.times(BLOCK, 1)[-1])
+    tracked.steps.close(tracked.series.times(BLOCK_TIER, 1)[-1])
     candidate = _candidate(tracked, history, None, room)
     began, rising = False, may_grow(candidate, tracked.steps)
     if rising and alone and tracked.counted and tracked.leak is None:
@@ -232,8 +243,8 @@ def update_growth(
     elif tracked.growth is None:
         tracked.growth = recent_growth(candidate, tracked.steps) if rising else None
     else:
-        tracked.growth = update(tracked.growth, candidate, tracked.steps)
-    young = history.now - tracked.born < YOUNG_SECONDS * history.pace
+        tracked.growth = updated_growth(tracked.growth, candidate, tracked.steps)
+    young = history.now - tracked.born < STARTUP_SECONDS * history.pace
     if tracked.growth is None or young:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
@@ -251,7 +262,7 @@ def allocation_growth(tracked: TrackedSeries, signal: int, pace: float) -> Alloc
     """Return the growth of the number of live allocations since the verdict on the ``signal`` began."""
     if signal != LIVE or not tracked.counted:
         return None
-    (at,), (live,) = tracked.series.times(BLOCK, 1), tracked.series.column(BLOCK, LIVE, MIN, 1)
+    (at,), (live,) = tracked.series.times(BLOCK_TIER, 1), tracked.series.column(BLOCK_TIER, LIVE, MIN, 1)
     return tracked.allocations.growth(at, live, pace)
 
 
@@ -276,10 +287,10 @@ def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, hi
     ]
     if found.bytes_a_step is not None:
         evidence.append(("kept_bytes_per_step", found.bytes_a_step))
-    evidence += held_growth(tracked, tracked.main_signal, BLOCK, found.onset)
+    evidence += held_growth(tracked, tracked.main_signal, BLOCK_TIER, found.onset)
     allocations = allocation_growth(tracked, tracked.main_signal, pace)
     evidence += allocations.evidence if allocations else []
-    who = sentences.program(tracked.name, tracked.pid, label)
+    who = sentences.program_text(tracked.name, tracked.pid, label)
     summary = sentences.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary)
 
@@ -292,7 +303,7 @@ class _Slopes(NamedTuple):
     high: float
 
 
-def fit(
+def fit_leak_line(
     leak: Leak, tracked: TrackedSeries, history: History, room: float | None, allocations: AllocationGrowth | None
 ) -> GrowthLine | None:
     """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
@@ -303,7 +314,7 @@ def fit(
     times, values, curves = _points(leak, tracked, history, room)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
-    slope = _interval(times, values)
+    slope = _slope_interval(times, values)
     now, pace = history.to_unix(history.now), history.pace
     full, earliest, latest = (
         None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
@@ -316,7 +327,10 @@ def fit(
             full, earliest, latest = seconds_left[0], min(seconds_left), max(seconds_left)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
-        earliest, latest = min(earliest, full / MARGIN), None if latest is None else max(latest, full * MARGIN)
+        earliest, latest = (
+            min(earliest, full / MIN_LIMIT_FACTOR),
+            None if latest is None else max(latest, full * MIN_LIMIT_FACTOR),
+        )
     return GrowthLine(
         points=tuple((history.to_unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.to_unix(times[-1]),
@@ -342,23 +356,23 @@ def _points(
     candidate = _candidate(tracked, history, None, room)
     growth = whole_growth(tracked, candidate, leak)
     if growth is None:
-        blocks = curve(tracked.series, leak.tier, leak.signal, leak.kind, leak.blocks)
+        blocks = curve_of(tracked.series, leak.tier, leak.signal, leak.kind, leak.blocks)
         return blocks.times, blocks.values, ()
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
     own = fit_curve(growth)
     later = forecasts(growth) if own is not None and own.accelerates else ()
-    return *downsampled(growth.times[first:], growth.values[first:], POINTS), later
+    return *downsample(growth.times[first:], growth.values[first:], POINTS), later
 
 
-def _interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
+def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
     """Return the slope with the least squared error, and its interval: that of the slopes of equal parts."""
     slope = least_squares(times, values)
-    parts = min(PARTS, len(values) // 2)
+    parts = min(SLOPE_PARTS, len(values) // 2)
     limits = [round(part * (len(values) - 1) / parts) for part in range(parts + 1)]
     own = [(values[end] - values[begin]) / (times[end] - times[begin]) for begin, end in pairwise(limits)]
     mean = sum(own) / len(own)
     error = sqrt(sum((one - mean) ** 2 for one in own) / (len(own) - 1) / len(own)) if len(own) > 1 else abs(slope)
-    half = PARTS_T * error
+    half = STUDENT_T * error
     return _Slopes(slope - half, slope, slope + half)
 
 
@@ -368,28 +382,30 @@ def _seconds_to_full(room: float, slope: float) -> float | None:
 
 def _ruled_out(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
-) -> Iterator[RuledOut]:
+) -> Iterator[RuledOutCause]:
     half = len(values) // 2
     first, last = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
     if first > 0:
-        yield RuledOut("warm-up", "last half's slope relative to the first half's", last / first)
+        yield RuledOutCause("warm-up", "last half's slope relative to the first half's", last / first)
     if not leak.pause:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
-            yield RuledOut("step-change", "distance from the line, relative to the distance from a step", line / step)
+            yield RuledOutCause(
+                "step-change", "distance from the line, relative to the distance from a step", line / step
+            )
     use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
-        yield RuledOut(
+        yield RuledOutCause(
             "load",
             "rise of the device's utilization in the meantime",
             sen_slope(range(len(use)), use) * len(use),
         )
 
 
-def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOut]:
+def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOutCause]:
     if allocations and allocations.rises and allocations.ratio is not None:
-        yield RuledOut(
+        yield RuledOutCause(
             "larger-allocations",
             "relative growth of the live allocation count, as a fraction of the live bytes' growth",
             allocations.ratio,

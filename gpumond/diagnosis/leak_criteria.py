@@ -18,7 +18,7 @@ from math import inf, isfinite
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.growth_curve import downsampled
+from gpumond.diagnosis.growth_curve import downsample
 from gpumond.diagnosis.patterns import WARM_UP_SECONDS, PlateauStep
 from gpumond.diagnosis.trend import mann_kendall, sen_slope, spread
 from gpumond.facts.units import HOUR_SECONDS, MIB
@@ -30,7 +30,7 @@ from gpumond.tick.history import (
     MEDIAN,
     MIN,
     MINUTE,
-    QUARTER,
+    QUARTER_HOUR,
     TIERS,
     USED,
     UTILIZATION,
@@ -40,7 +40,7 @@ from gpumond.tick.history import (
 LIKELY_Z = 1.64
 MINUTE_SECONDS = 60.0
 
-OUTSIDE = -1
+OUTSIDE_POOLS = -1
 """The curve of a process's memory outside its pools: used less held."""
 
 SIGNIFICANT_Z = 2.33
@@ -78,7 +78,7 @@ class LeakTest:
     """Maximum size of a single rise, as a share of the growth: one large allocation isn't a leak."""
 
 
-_CLEAN = LeakTest(
+_CLEAN_TEST = LeakTest(
     tier=MINUTE,
     blocks=12,
     record_blocks=12,
@@ -91,9 +91,9 @@ _CLEAN = LeakTest(
     min_samples=12,
     min_scatter_multiple=4,
 )
-CLEAN = (_CLEAN, replace(_CLEAN, tier=FIVE_MINUTES, blocks=7, record_blocks=7, min_samples=15))
-_ROUGH = LeakTest(
-    tier=QUARTER,
+CLEAN_TESTS = (_CLEAN_TEST, replace(_CLEAN_TEST, tier=FIVE_MINUTES, blocks=7, record_blocks=7, min_samples=15))
+_ROUGH_TEST = LeakTest(
+    tier=QUARTER_HOUR,
     blocks=8,
     record_blocks=4,
     min_growth_bytes=512 * MIB,
@@ -105,9 +105,9 @@ _ROUGH = LeakTest(
     min_samples=3,
     min_scatter_multiple=2,
 )
-ROUGH = (
+ROUGH_TESTS = (
     replace(
-        _ROUGH,
+        _ROUGH_TEST,
         tier=FIVE_MINUTES,
         record_blocks=5,
         min_growth_ratio=0.005,
@@ -115,7 +115,7 @@ ROUGH = (
         min_scatter_multiple=6,
         max_rise_ratio=1 / 3,
     ),
-    _ROUGH,
+    _ROUGH_TEST,
 )
 MIN_RISES = 3
 """Minimum number of rises within the window; fewer are steps and no trend."""
@@ -182,11 +182,11 @@ class LeakCurve(NamedTuple):
     """The highest value before the first one."""
 
 
-def curve(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
+def curve_of(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
-    if signal == OUTSIDE:
+    if signal == OUTSIDE_POOLS:
         used, held = (series.column(tier, each, kind, count) for each in (USED, HELD))
         values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
     else:
@@ -213,13 +213,13 @@ class CandidateCurve(NamedTuple):
     pace: float
 
 
-def find(candidate: CandidateCurve, closed: int) -> Leak | None:
+def find_leak(candidate: CandidateCurve, closed: int) -> Leak | None:
     """Return the leak in the tiers of which a block has just closed, if any."""
-    for test in (*CLEAN, *ROUGH):
+    for test in (*CLEAN_TESTS, *ROUGH_TESTS):
         if test.tier < closed:
-            leak = _passes(candidate, test, MEDIAN)
-            if leak is None and test in CLEAN:
-                leak = _passes(candidate, test, MIN)
+            leak = _leak_in_test(candidate, test, MEDIAN)
+            if leak is None and test in CLEAN_TESTS:
+                leak = _leak_in_test(candidate, test, MIN)
             if leak is not None and not is_load_rising(candidate.device, test.tier, test.blocks):
                 return leak
     return None
@@ -254,8 +254,8 @@ def from_floors(floors: Sequence[tuple[float, float]], signal: int) -> Leak | No
     slope = (top - base) / (end - begin)
     return Leak(
         signal=signal,
-        tier=QUARTER,
-        blocks=round((end - begin) / TIERS[QUARTER].seconds),
+        tier=QUARTER_HOUR,
+        blocks=round((end - begin) / TIERS[QUARTER_HOUR].seconds),
         onset=begin,
         base=base,
         top=top,
@@ -265,7 +265,7 @@ def from_floors(floors: Sequence[tuple[float, float]], signal: int) -> Leak | No
     )
 
 
-def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
+def updated_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
     """Return the leak's present state; None when it fell, or has made no step for long."""
     if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
         return None
@@ -273,12 +273,12 @@ def update_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak 
     return replace(leak, top=steps[-1].after, slope=slope)
 
 
-def update(leak: Leak, series: Series, closed: int) -> Leak | None:
+def updated_leak(leak: Leak, series: Series, closed: int) -> Leak | None:
     """Return the leak's present state; None when it has ended, or its signal is unknown."""
     if leak.tier >= closed:
         return leak
     seconds = TIERS[leak.tier].seconds
-    times, values, _, _ = curve(series, leak.tier, leak.signal, leak.kind)
+    times, values, _, _ = curve_of(series, leak.tier, leak.signal, leak.kind)
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     begin = max(min(bisect_left(times, leak.onset), len(times) - leak.blocks), len(times) - 2 * leak.blocks, 0)
@@ -298,11 +298,13 @@ def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> 
     return max(halves) < STOPPED_RATIO * leak.first_slope
 
 
-def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None:
-    newest = curve(candidate.series, test.tier, candidate.signal, kind, round(MAX_SPAN_RATIO * test.blocks)).values
+def _leak_in_test(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None:
+    newest = curve_of(candidate.series, test.tier, candidate.signal, kind, round(MAX_SPAN_RATIO * test.blocks)).values
     if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
         return None  # as most do: the tests below take longer
-    times, values, counts, record = _since(curve(candidate.series, test.tier, candidate.signal, kind), candidate.born)
+    times, values, counts, record = _curve_since(
+        curve_of(candidate.series, test.tier, candidate.signal, kind), candidate.born
+    )
     count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
     first = bisect_left(times, candidate.born + max(WARM_UP_SECONDS, 2 * seconds))
@@ -355,7 +357,7 @@ def _passes(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None
     )
 
 
-def _since(full: LeakCurve, born: float) -> LeakCurve:
+def _curve_since(full: LeakCurve, born: float) -> LeakCurve:
     """Return the curve without the time before ``born``, if that is not the beginning of the series."""
     begin = bisect_left(full.times, born)
     if begin == 0:
@@ -379,11 +381,13 @@ def is_load_rising(device: Series, tier: int, blocks: int) -> bool:
 
 def has_risen_with_load(device: Series, age: float) -> bool:
     """Return True if one of them has risen since growth of this age began."""
-    tier = next((tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER)
+    tier = next(
+        (tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER_HOUR
+    )
     blocks = round(age / TIERS[tier].seconds)
     return any(
         _load_series_rises(
-            downsampled(range(blocks), device.column(tier, signal, MEDIAN, blocks), LOAD_POINTS)[1],
+            downsample(range(blocks), device.column(tier, signal, MEDIAN, blocks), LOAD_POINTS)[1],
             8,
             rise,
             SIGNIFICANT_Z,
@@ -409,7 +413,7 @@ def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _growth_lasts(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
-    if test in CLEAN and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
+    if test in CLEAN_TESTS and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
         return False
     length = -(-len(window) // test.parts)
     last = len(window) - length
@@ -430,9 +434,9 @@ STAIRS_MINUTES_RATIO = 0.34
 """Share of the growth, and the share of the minutes in which it happens."""
 
 
-def form(leak: Leak, series: Series, device: Series) -> str:
+def form_of(leak: Leak, series: Series, device: Series) -> str:
     """Return the form of a leak; ``linear`` unless another one is evident."""
-    minutes = curve(series, MINUTE, leak.signal, leak.kind)
+    minutes = curve_of(series, MINUTE, leak.signal, leak.kind)
     begin = max(0, bisect_left(minutes.times, leak.onset) - 1)
     times, values = minutes.times[begin:], minutes.values[begin:]
     if len(values) < MIN_MINUTES:

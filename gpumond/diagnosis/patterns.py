@@ -31,7 +31,7 @@ MIN_JUMPS = 6
 JUMP_SAMPLES = 600
 STEP_SECONDS = 900.0
 """Time in seconds for which a step determines the pattern."""
-SHORTEST_PERIOD, LONGEST_PERIOD = 3, 60
+MIN_PERIOD_MINUTES, MAX_PERIOD_MINUTES = 3, 60
 """Limits of the period in minutes."""
 MIN_CYCLES = 3
 
@@ -80,7 +80,7 @@ def pattern_of(series: Series, signal: int, born: float, levels: Plateaus, size:
     return None
 
 
-def has_left(level: float, medians: Sequence[float], size: float | None) -> bool:
+def has_left_level(level: float, medians: Sequence[float], size: float | None) -> bool:
     """Return whether the last minute is farther from the level of a steady curve than any of its minutes."""
     return bool(medians) and abs(medians[-1] - level) > max(2 * MIN_TOLERANCE_BYTES, MOVING_RATIO * (size or 0.0))
 
@@ -125,13 +125,13 @@ def _period(series: Series, signal: int, born: float) -> float | None:
     """Return the seconds between two rises of the minutes' peaks, if these are regular; else None."""
     times, highs = series.times(MINUTE), series.column(MINUTE, signal, MAX)
     values = [value for at, value in zip(times, highs, strict=True) if at >= born and value == value]
-    values = values[-2 * LONGEST_PERIOD :]
-    if len(values) < MIN_CYCLES * SHORTEST_PERIOD:
+    values = values[-2 * MAX_PERIOD_MINUTES :]
+    if len(values) < MIN_CYCLES * MIN_PERIOD_MINUTES:
         return None
     middle = (min(values) + max(values)) / 2
     rises = [i for i, (one, other) in enumerate(pairwise(values)) if one <= middle < other]
     gaps = [other - one for one, other in pairwise(rises)]
-    if len(gaps) < MIN_CYCLES - 1 or min(gaps) < SHORTEST_PERIOD or max(gaps) > 1.25 * min(gaps) + 1:
+    if len(gaps) < MIN_CYCLES - 1 or min(gaps) < MIN_PERIOD_MINUTES or max(gaps) > 1.25 * min(gaps) + 1:
         return None
     return 60.0 * sum(gaps) / len(gaps)
 

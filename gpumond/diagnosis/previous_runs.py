@@ -32,11 +32,11 @@ TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
 """Growth is below a known level up to this multiple of it, and these bytes."""
 
 
-def _limit(known: float) -> float:
+def _repeated_growth_limit(known: float) -> float:
     return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
 
 
-Owner = tuple[str, int | None]
+ProgramKey = tuple[str, int | None]
 """Workload or command, and user."""
 
 
@@ -55,20 +55,20 @@ class EarlierUse:
     @property
     def limit(self) -> float:
         """Bytes up to which growth isn't a leak."""
-        return _limit(max(self.held_bytes, self.returned_bytes))
+        return _repeated_growth_limit(max(self.held_bytes, self.returned_bytes))
 
 
 class EarlierUses:
     """The past of each program, the newest last."""
 
     def __init__(self) -> None:
-        self._known: dict[Owner, EarlierUse] = {}
+        self._known: dict[ProgramKey, EarlierUse] = {}
 
-    def limit(self, owner: Owner) -> float:
+    def limit(self, owner: ProgramKey) -> float:
         known = self._known.get(owner)
         return known.limit if known is not None else 0.0
 
-    def note(self, owner: Owner, at: float, held: float = 0.0, returned: float = 0.0) -> None:
+    def note(self, owner: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
         if not owner[0]:
             return
@@ -104,12 +104,12 @@ class SawtoothLevels:
     @property
     def repeated_bytes(self) -> float:
         """Bytes up to which growth repeats a long tooth of this process."""
-        return _limit(self.returned)
+        return _repeated_growth_limit(self.returned)
 
     @property
     def any_repeated_bytes(self) -> float:
         """Bytes up to which growth repeats any tooth of this process."""
-        return _limit(self.fell_from)
+        return _repeated_growth_limit(self.fell_from)
 
     def add(self, at: float, medians: Sequence[float], rises: bool) -> None:
         """Add a minute. ``medians``: those of the last minutes; ``rises``: a leak is active."""

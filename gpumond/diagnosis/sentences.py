@@ -8,19 +8,19 @@ from math import inf
 
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.facts.frame import Verdict
-from gpumond.facts.program import Program, Retainer, place_of
+from gpumond.facts.program import Program, Retainer, location_text
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import (
     DAY_SECONDS,
     clock_text,
     duration_text,
     growth_rate_text,
-    listed,
+    list_text,
     plural,
     rough_duration_text,
     size_text,
 )
-from gpumond.facts.verdicts import AT_PEAK
+from gpumond.facts.verdicts import AT_PEAK_CONDITION
 
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
@@ -46,14 +46,17 @@ def leak(
     """
     owner = who if who != device else "an unknown process"
     rate = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
-    details = [f"since {clock_text(since, now)}", *_number(allocations)]
+    details = [f"since {clock_text(since, now)}", *_allocation_details(allocations)]
     if outside:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
     if left is not None:
         times = [rough_duration_text(left)]
         if later is not None and rough_duration_text(later) != rough_duration_text(left):
-            times = [rough_duration_text(later), f"{rough_duration_text(left)} {AT_PEAK} of {size_text(peak)}"]
+            times = [
+                rough_duration_text(later),
+                f"{rough_duration_text(left)} {AT_PEAK_CONDITION} of {size_text(peak)}",
+            ]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
 
@@ -70,7 +73,7 @@ def growing(
     """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
     owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
     steps = [f"{size_text(step)} per step"] if step is not None and step > 0 else []
-    details = [*steps, *_number(allocations)]
+    details = [*steps, *_allocation_details(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
         f"{owner} has been growing by {growth_rate_text(per_minute)} since {clock_text(since, now)}{more}; "
@@ -78,7 +81,7 @@ def growing(
     )
 
 
-def _number(growth: AllocationGrowth | None) -> tuple[str, ...]:
+def _allocation_details(growth: AllocationGrowth | None) -> tuple[str, ...]:
     if growth is None or growth.rises is None:
         return ()
     return (
@@ -175,7 +178,7 @@ def pattern(
     return f"{who} fluctuates between {low} and {high} without growing"
 
 
-def program(name: str, pid: int | None, device: str) -> str:
+def program_text(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
@@ -200,8 +203,8 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        lines = [_line(retainer) for retainer in program.retainers[:MAX_SHOWN]]
-        return f"{listed(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
+        lines = [_retainer_text(retainer) for retainer in program.retainers[:MAX_SHOWN]]
+        return f"{list_text(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     kept = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
@@ -211,7 +214,7 @@ def retained_by(program: Program) -> str:
     return f"the measured scope {name} retains {size_text(kept[name])}" if kept.get(name, 0) > 0 else ""
 
 
-def _line(retainer: Retainer) -> str:
+def _retainer_text(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
-    place = f"{name}`{retainer.function}` at {place_of(retainer)}"
+    place = f"{name}`{retainer.function}` at {location_text(retainer)}"
     return f"{place[-MAX_PLACE:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

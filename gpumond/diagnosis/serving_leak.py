@@ -19,12 +19,12 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis.leak_criteria import UNKNOWN_BLOCKS, CandidateCurve, Leak, curve as curve_of, is_load_rising
+from gpumond.diagnosis.leak_criteria import UNKNOWN_BLOCKS, CandidateCurve, Leak, curve_of as curve_of, is_load_rising
 from gpumond.diagnosis.trend import deviation, mann_kendall, quantile, sen_slope, slopes
 from gpumond.facts.units import HOUR_SECONDS, MIB
-from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER, TIERS, HistoryRows, Series, highest
+from gpumond.tick.history import FIVE_MINUTES, MINUTE, QUARTER_HOUR, TIERS, HistoryRows, Series, highest
 
-KEPT_BLOCKS = 288
+MAX_BLOCKS = 288
 """Number of blocks that are kept: 24 hours, so the load of a whole day is known."""
 QUARTILE = 0.75
 """Quantile of the minute medians of a block."""
@@ -80,7 +80,7 @@ class ServingTest:
     """Factor of this ratio for the curve of a whole device, which also has the steps of programs that start and end."""
 
 
-SERVING = (
+SERVING_TESTS = (
     ServingTest(blocks=10, record_blocks=5, margin_ratio=0.02, steps=2, between_steps_ratio=0.28),
     ServingTest(blocks=12, record_blocks=6, margin_bytes=256 * MIB, growth_ratio=0.04),
     ServingTest(),
@@ -101,7 +101,7 @@ NEAR_RATIO, LASTING_RATIO = (0.25, 2.5), 0.75
 """Minimum median of the last half of the small rises, as a share of that of the first half, and limits of these as
 shares of the rise that is alike: a cache that fills creeps ever more slowly.
 """
-LONGEST_CHANGE = 100.0
+MAX_CHANGE_SECONDS = 100.0
 """Maximum seconds between two minutes that are compared: a longer time has a gap."""
 
 
@@ -119,7 +119,7 @@ class UpperQuartiles:
     """
 
     def __init__(self) -> None:
-        self.rows = HistoryRows(2, KEPT_BLOCKS)
+        self.rows = HistoryRows(2, MAX_BLOCKS)
         self._signal: int | None = None
 
     def add(self, series: Series, signal: int) -> None:
@@ -129,30 +129,32 @@ class UpperQuartiles:
         recent = zip(series.times(MINUTE, 6), series.column(MINUTE, signal, count=6), strict=True)
         medians = [value for at, value in recent if begin <= at < end and value == value]
         if signal != self._signal:
-            self.rows, self._signal = HistoryRows(2, KEPT_BLOCKS), signal
+            self.rows, self._signal = HistoryRows(2, MAX_BLOCKS), signal
         last = self.rows.times(1)
         if medians and (not last or begin > last[0]):
             self.rows.append((begin, quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
 
     @property
     def times(self) -> Sequence[float]:
-        return self.rows.times(KEPT_BLOCKS)
+        return self.rows.times(MAX_BLOCKS)
 
     @property
     def values(self) -> Sequence[float]:
-        return self.rows.column(0, KEPT_BLOCKS)
+        return self.rows.column(0, MAX_BLOCKS)
 
     @property
     def counts(self) -> Sequence[float]:
-        return self.rows.column(1, KEPT_BLOCKS)
+        return self.rows.column(1, MAX_BLOCKS)
 
 
-def find(candidate: CandidateCurve, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING) -> Leak | None:
+def find_leak(
+    candidate: CandidateCurve, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING_TESTS
+) -> Leak | None:
     """Return the leak that the newest block completes, if any."""
-    return next((leak for test in tests if (leak := _passes(candidate, curve, test)) is not None), None)
+    return next((leak for test in tests if (leak := _leak_in_test(candidate, curve, test)) is not None), None)
 
 
-def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
+def updated_leak(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     """Return the leak's present state; None when its growth was returned or has stopped, or its signal is unknown."""
     times, values, count = curve.times, curve.values, leak.blocks
     newest, seconds = series.times(FIVE_MINUTES, 1)[-1], TIERS[FIVE_MINUTES].seconds
@@ -161,7 +163,7 @@ def update(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     return leak.continued(times, values, sen_slope(times[-count:], values[-count:]))
 
 
-def _passes(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
+def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
     times, values = curve.times, curve.values
     count, recent = test.blocks, test.record_blocks
     if len(values) < test.skipped_blocks + count + 1:
@@ -223,7 +225,7 @@ def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> 
     changes = [
         (value - before) / (at - since)
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
-        if since >= candidate.born and at - since < LONGEST_CHANGE
+        if since >= candidate.born and at - since < MAX_CHANGE_SECONDS
     ]
     recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
     window = sorted(recent)
@@ -246,9 +248,11 @@ def _peak_before(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
     if candidate.series.born < candidate.born:
         return -inf
-    quarters = zip(candidate.series.times(QUARTER), candidate.series.column(QUARTER, candidate.signal), strict=True)
-    before = highest(value for at, value in quarters if at + TIERS[QUARTER].seconds <= since)
-    return max(before, candidate.series.records[QUARTER][candidate.signal])
+    quarters = zip(
+        candidate.series.times(QUARTER_HOUR), candidate.series.column(QUARTER_HOUR, candidate.signal), strict=True
+    )
+    before = highest(value for at, value in quarters if at + TIERS[QUARTER_HOUR].seconds <= since)
+    return max(before, candidate.series.records[QUARTER_HOUR][candidate.signal])
 
 
 def _exceeds_past(level: float, past: Sequence[float], test: ServingTest) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 
-CONSISTENT = 1.4826
+MAD_TO_STANDARD_DEVIATION = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normal noise."""
 
 
@@ -51,7 +51,7 @@ def spread(times: Sequence[float], values: Sequence[float], slope: float) -> flo
     """Return the robust standard deviation of the values around a line of that slope."""
     rest = [value - slope * at for at, value in zip(times, values, strict=True)]
     middle = median(rest)
-    return CONSISTENT * median([abs(value - middle) for value in rest])
+    return MAD_TO_STANDARD_DEVIATION * median([abs(value - middle) for value in rest])
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.facts.program import ProcessKey
 
-Scope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
+RuleScope = Literal["device", "process", "pool", "workload", "engine", "daemon"]
 
 
 Labels = tuple[tuple[str, str], ...]
@@ -51,7 +51,7 @@ class Rule:
     """
 
     name: str
-    scope: Scope
+    scope: RuleScope
     value: str
     above: float | None = None
     below: float | None = None
@@ -76,7 +76,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 """The replaced fields of rules, by the names of rules and fields."""
 
 
-def own_fields(rule: Rule) -> dict[str, Any]:
+def overridable_fields(rule: Rule) -> dict[str, Any]:
     """Return the rule's own values of the fields that can be replaced."""
     threshold = rule.below if rule.above is None else rule.above
     return {
@@ -94,7 +94,7 @@ def with_overrides(rule: Rule, fields: Mapping[str, Any]) -> Rule:
     """
     changes: dict[str, Any] = {}
     if "threshold" in fields:
-        threshold, own = fields["threshold"], own_fields(rule)["threshold"]
+        threshold, own = fields["threshold"], overridable_fields(rule)["threshold"]
         side, limit = ("below", max) if rule.above is None else ("above", min)
         changes[side] = threshold
         if rule.clear is not None and own:
@@ -156,17 +156,17 @@ AlertStates = Mapping[Labels, AlertState]
 """The alerts of one rule by the labels of their subjects."""
 
 
-OVER = "ended at "
+ENDED_PREFIX = "ended at "
 """The start of an alert's text once what it says is over, while its subject still exists."""
-WAS = "; the alert was: "
-AGAIN = "; again since "
+ALERT_WAS = "; the alert was: "
+AGAIN_SINCE = "; again since "
 """What precedes the time at the end of an alert's text if the breach has ended and come back."""
 
 
 def as_past(alert: Alert, reason: str) -> Alert:
     """Return the alert with the reason why what it says is over, and without its next step, which is pointless now."""
-    summary = dict(alert.annotations).get("summary", "").rpartition(WAS)[2]
-    texts = {**dict(alert.annotations), "summary": f"{reason}{WAS}{summary}" if summary else reason}
+    summary = dict(alert.annotations).get("summary", "").rpartition(ALERT_WAS)[2]
+    texts = {**dict(alert.annotations), "summary": f"{reason}{ALERT_WAS}{summary}" if summary else reason}
     texts.pop("description", None)
     return replace(alert, annotations=tuple(texts.items()))
 

@@ -46,14 +46,14 @@ FaultKind = Literal[
     "port_in_use",
     "limit_refused",
 ]
-"""Kinds of faults, each with a remedy in ``FAULTS``."""
+"""Kinds of faults, each with a remedy in ``FAULT_REMEDIES``."""
 
-_HARDWARE = (
+_HARDWARE_REMEDY = (
     "look for Xid errors in dmesg; drain the machine, then reset the GPU (gpumond detach-driver --for 5m, then "
     "nvidia-smi --gpu-reset) or reboot; gpumond reads it again automatically"
 )
 
-FAULTS: Mapping[str, str] = {
+FAULT_REMEDIES: Mapping[str, str] = {
     "library_not_found": "install the NVIDIA driver; in a container, use the NVIDIA container toolkit (--gpus all); "
     "without a GPU, try `gpumond demo`",
     "library_not_loadable": "reinstall the NVIDIA driver, and check LD_LIBRARY_PATH; in a container, check the "
@@ -74,9 +74,9 @@ FAULTS: Mapping[str, str] = {
     "released": "no action needed: gpumond was asked to detach from the driver, and reattaches automatically",
     "skipped": "look for Xid errors in dmesg; gpumond reads the GPU again when the hung driver call returns "
     "or, after a crash, 5 s to 10 min later",
-    "gpu_is_lost": _HARDWARE,
-    "gpu_not_found": _HARDWARE,
-    "reset_required": _HARDWARE,
+    "gpu_is_lost": _HARDWARE_REMEDY,
+    "gpu_not_found": _HARDWARE_REMEDY,
+    "reset_required": _HARDWARE_REMEDY,
     "vanished": "look for Xid errors in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again "
     "once it is back",
     "lost": "look for the reason in dmesg, and check that the GPU is on the bus (lspci); gpumond reads it again once "
@@ -262,7 +262,7 @@ class TokenReviewError(GpumondError):
 RETURN_CODE_REMEDY = "look up this NVML return code, and look for Xid errors in dmesg; only that field is missing"
 """Remedy for the kinds that are not listed: the other return codes of NVML."""
 
-CONDITIONS: Mapping[str, str] = {
+CONDITION_REMEDIES: Mapping[str, str] = {
     "private_pid_namespace": "run the daemon in the host's PID namespace (hostPID: true, --pid=host): here, the "
     "driver's pids may belong to other processes; until then, agents and open device files identify the processes",
     "agent_pid_unknown": "share the PID namespace (hostPID: true, shareProcessNamespace: true): these agents are in "
@@ -301,4 +301,4 @@ CONDITIONS: Mapping[str, str] = {
 
 def remedy(kind: str) -> str:
     """Return the remedy for a fault or a condition of that kind."""
-    return FAULTS.get(kind) or CONDITIONS.get(kind) or RETURN_CODE_REMEDY
+    return FAULT_REMEDIES.get(kind) or CONDITION_REMEDIES.get(kind) or RETURN_CODE_REMEDY

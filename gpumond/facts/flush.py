@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import NoSuchTarget, did_you_mean
-from gpumond.facts.pools import DEFAULT_STEPS, Outcome, Receipt, ordered_steps as ordered_steps
+from gpumond.facts.pools import DEFAULT_STEPS, FlushOutcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 
@@ -99,7 +99,7 @@ class FlushRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushOutcome:
+class FlushResponse:
     id: str
     receipts: tuple[Receipt, ...]
     released_bytes: int
@@ -112,13 +112,15 @@ def no_agent_error(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarg
     return NoSuchTarget(f"no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}")
 
 
-def empty_receipt(report: AgentReport, outcome: Outcome, reason: str, requested_by: str, started_at: float) -> Receipt:
+def empty_receipt(
+    report: AgentReport, outcome: FlushOutcome, reason: str, requested_by: str, started_at: float
+) -> Receipt:
     """Make the receipt of a flush that no pool has answered."""
     return receipt_without_bytes(report.key, report.workload, outcome, reason, requested_by, started_at)
 
 
 def receipt_without_bytes(
-    process: ProcessKey, workload: str, outcome: Outcome, reason: str, requested_by: str, started_at: float
+    process: ProcessKey, workload: str, outcome: FlushOutcome, reason: str, requested_by: str, started_at: float
 ) -> Receipt:
     return Receipt(
         pid=process.pid,
@@ -141,7 +143,7 @@ def receipt_without_bytes(
     )
 
 
-def concerns(labels: Mapping[str, str], report: AgentReport) -> bool:
+def labels_match_program(labels: Mapping[str, str], report: AgentReport) -> bool:
     """Return True if the labels of an alert that name a program name this one."""
     return all(labels[name] == str(getattr(report, name)) for name in PROGRAM_LABELS if name in labels)
 

@@ -21,7 +21,7 @@ Phase = Literal["pending", "firing", "resolved"]
 
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LedgerLine:
     """Bytes of one share on one device; without a process for ``unattributed``."""
 
     device_uuid: str
@@ -48,12 +48,12 @@ class Overcount:
 class Ledger:
     """Owners of all memory. For each device, the sum of its lines is used + overcount; every line is >= 0."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LedgerLine, ...] = ()
     overcounts: tuple[Overcount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RuledOut:
+class RuledOutCause:
     """Another explanation of a leak (a kind of verdict, ``load`` or ``larger-allocations``), and what rules it out."""
 
     kind: str
@@ -84,7 +84,7 @@ class GrowthLine:
     full_at_latest: float | None
     device_uuid: str | None = None
     pid: int | None = None
-    ruled_out: tuple[RuledOut, ...] = ()
+    ruled_out: tuple[RuledOutCause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +214,12 @@ class Silence:
         return "pending" if now < self.starts_at else "active" if now < self.ends_at else "ended"
 
 
-NAMED_BY = "an index, a UUID or its prefix, or a PCI address"
-MAX_LISTED = 16
-_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
+DEVICE_NAME_FORMS = "an index, a UUID or its prefix, or a PCI address"
+MAX_LISTED_DEVICES = 16
+_PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
 
 
-def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[str] = ()) -> str:
+def find_device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[str] = ()) -> str:
     """Return the UUID of the device with that name.
 
     ``others`` are UUIDs that the driver does not list, from agents or from the history. Raises NoSuchDevice and
@@ -232,40 +232,44 @@ def device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterable[st
     # A partition has the index and the address of its parent; the name then means the parent.
     whole = [device for device in devices if device.parent_uuid is None] or devices
     found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
-    if not found and (address := _address(name)):
-        found = [device.uuid for device in whole if _address(device.pci_bus_id) == address]
+    if not found and (address := _pci_address(name)):
+        found = [device.uuid for device in whole if _pci_address(device.pci_bus_id) == address]
     if not found and name:
         found = [uuid for uuid in uuids if uuid.lower().startswith(name.lower())]
     if len(found) == 1:
         return found[0]
     if found:
-        raise AmbiguousDevice(f"GPU {name!r:.128} is ambiguous: {_listed(devices, found)}; specify more of the UUID")
-    known = f"GPUs on this machine: {_listed(devices, uuids)}" if uuids else "no GPU is known"
-    raise NoSuchDevice(f"no GPU {name!r:.128}; {known}; expected {NAMED_BY}")
+        raise AmbiguousDevice(
+            f"GPU {name!r:.128} is ambiguous: {_device_list_text(devices, found)}; specify more of the UUID"
+        )
+    known = f"GPUs on this machine: {_device_list_text(devices, uuids)}" if uuids else "no GPU is known"
+    raise NoSuchDevice(f"no GPU {name!r:.128}; {known}; expected {DEVICE_NAME_FORMS}")
 
 
-def _address(text: str) -> tuple[int, ...] | None:
-    match = _PCI.fullmatch(text)
+def _pci_address(text: str) -> tuple[int, ...] | None:
+    match = _PCI_ADDRESS.fullmatch(text)
     return None if match is None else tuple(int(part or "0", 16) for part in match.groups())
 
 
-def _listed(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
+def _device_list_text(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
     indices = {device.uuid: device.index for device in devices}
     names = [f"{indices[uuid]} ({uuid})" if uuid in indices else uuid for uuid in uuids]
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
+    more = f" and {len(names) - MAX_LISTED_DEVICES} more" if len(names) > MAX_LISTED_DEVICES else ""
+    return ", ".join(names[:MAX_LISTED_DEVICES]) + more
 
 
-def device_named(name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()) -> str:
+def find_device_uuid_in_frame(
+    name: str, frame: Frame | None, uid: int | None = None, others: Iterable[str] = ()
+) -> str:
     """Return the device's UUID. With ``uid``, devices unknown to the driver are limited to those of that user's agents.
 
     Raises NoSuchDevice, AmbiguousDevice.
     """
     if frame is None:
-        return device_uuid(name, (), others)
+        return find_device_uuid(name, (), others)
     reports = (report for report in frame.snapshot.reports if uid is None or report.uid == uid)
     pools = (pool.device_uuid for report in reports for pool in report.pools)
-    return device_uuid(name, frame.snapshot.devices, (*pools, *others))
+    return find_device_uuid(name, frame.snapshot.devices, (*pools, *others))
 
 
 @fast_dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +321,7 @@ class ProcessHolding:
 
 
 @dataclass(frozen=True, slots=True)
-class StatedFault:
+class FaultWithRemedy:
     """Failure to read a value, with its remedy."""
 
     source: str
@@ -328,7 +332,7 @@ class StatedFault:
 
 
 @dataclass(frozen=True, slots=True)
-class StatedCondition:
+class ConditionWithRemedy:
     """Condition that limits the accuracy of a device's values, or of the machine's, with its remedy.
 
     `detail` states the process and the reason if the condition concerns one process.
@@ -359,5 +363,5 @@ class FullFrame:
     queue: tuple[QueuedRequest, ...] = ()
     grants: tuple[GrantedRequest, ...] = ()
     processes: tuple[ProcessHolding, ...]
-    faults: tuple[StatedFault, ...]
-    conditions: tuple[StatedCondition, ...]
+    faults: tuple[FaultWithRemedy, ...]
+    conditions: tuple[ConditionWithRemedy, ...]

@@ -16,8 +16,18 @@ from typing import Any, Literal, TypeVar
 
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.fast_dataclass import fast_dataclass
-from gpumond.facts.pools import Expected, FlushPolicy, HostPool, Outcome, PoolUsage, StepResult
-from gpumond.facts.program import SILENT, AppliedLimit, ByteChange, Dump, Ending, LiveClasses, PoolLimit, Program, Site
+from gpumond.facts.pools import ExpectedRelease, FlushOutcome, FlushPolicy, HostPool, PoolUsage, StepResult
+from gpumond.facts.program import (
+    EMPTY_PROGRAM,
+    AllocationSite,
+    AppliedLimit,
+    ByteChange,
+    Dump,
+    Ending,
+    LiveClasses,
+    PoolLimit,
+    Program,
+)
 from gpumond.facts.typed_json import ABSENT, Converter, Mismatch, Validator
 
 VERSION = 1
@@ -64,7 +74,7 @@ class Report:
     flush_policy: FlushPolicy = "allow"
     frameworks: tuple[str, ...] = ()
     pools: tuple[PoolUsage, ...] = ()
-    program: Program = SILENT
+    program: Program = EMPTY_PROGRAM
     host_pools: tuple[HostPool, ...] = ()
     limits: tuple[PoolLimit, ...] = ()
     components: tuple[str, ...] = ()
@@ -87,7 +97,7 @@ class FlushCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelFlush:
     """The daemon no longer waits for this flush. If it has not started, it must not."""
 
     id: str
@@ -99,7 +109,7 @@ class PoolChange:
 
     before: PoolUsage
     after: PoolUsage
-    expected: Expected
+    expected: ExpectedRelease
     raced: bool = False
 
 
@@ -108,7 +118,7 @@ class FlushResult:
     """The agent's response to a FlushCommand."""
 
     id: str
-    outcome: Outcome
+    outcome: FlushOutcome
     reason: str = ""
     pools: tuple[PoolChange, ...] = ()
     steps: tuple[StepResult, ...] = ()
@@ -151,7 +161,7 @@ class AgentResponse:
     limits: tuple[AppliedLimit, ...] = ()
     dump: Dump | None = None
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
     unrecorded_bytes: int = 0
     folded: Dump | None = None
     part: tuple[str, ...] = ()
@@ -162,7 +172,7 @@ class AgentResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrow:
+class BorrowRequest:
     """The agent's request for room on a device, after an allocation of ``size_bytes`` has failed.
 
     ``device_uuid`` is empty if the agent does not know the device.
@@ -174,8 +184,8 @@ class Borrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrowed:
-    """The daemon's response to Borrow, within two seconds: what flushes of other programs have released.
+class BorrowResponse:
+    """The daemon's response to a BorrowRequest, within two seconds: what flushes of other programs have released.
 
     ``fits``: the device has room for the request now. ``reason`` explains why nothing was flushed.
     """
@@ -194,18 +204,27 @@ class Goodbye:
 
 
 Message = (
-    Hello | Report | FlushCommand | Cancel | FlushResult | AgentRequest | AgentResponse | Borrow | Borrowed | Goodbye
+    Hello
+    | Report
+    | FlushCommand
+    | CancelFlush
+    | FlushResult
+    | AgentRequest
+    | AgentResponse
+    | BorrowRequest
+    | BorrowResponse
+    | Goodbye
 )
 MESSAGES: Mapping[str, type[Message]] = {
     "hello": Hello,
     "report": Report,
     "flush": FlushCommand,
-    "cancel": Cancel,
+    "cancel": CancelFlush,
     "result": FlushResult,
     "ask": AgentRequest,
     "answer": AgentResponse,
-    "borrow": Borrow,
-    "borrowed": Borrowed,
+    "borrow": BorrowRequest,
+    "borrowed": BorrowResponse,
     "bye": Goodbye,
 }
 _NAMES = {cls: name for name, cls in MESSAGES.items()}
@@ -244,7 +263,7 @@ def from_json(cls: type[T], line: bytes) -> T:
     return decoded
 
 
-def clean(value: object) -> str:
+def printable_text(value: object) -> str:
     """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
     text = str(value)[:MAX_TEXT]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -267,24 +286,24 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         body = _JSON.decode(line.decode())  # UTF-8 only
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("json", f"not a JSON object: {clean(error)}") from None
+        raise ProtocolError("json", f"not a JSON object: {printable_text(error)}") from None
     if not isinstance(body, dict):
         raise ProtocolError("json", f"expected a JSON object, got {type(body).__name__}")
     return body
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _object_with_unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     body = dict(pairs)
     if len(body) != len(pairs):
         raise ValueError("duplicate key")
     return body
 
 
-def _no_constant(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} isn't a number")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_JSON = json.JSONDecoder(object_pairs_hook=_object_with_unique_keys, parse_constant=_reject_constant)
 
 
 def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
@@ -294,7 +313,7 @@ def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
         path, expected = f"{name}{mismatch.path}", mismatch.expected
         if not expected:
             raise ProtocolError("missing", f"{path} is missing") from None
-        got = clean(repr(mismatch.value)[:80])
+        got = printable_text(repr(mismatch.value)[:80])
         raise ProtocolError("value", f"{path}: expected {expected}, got {got}") from None
 
 
@@ -358,10 +377,10 @@ SERVICE_SOCKET = f"/run/gpumond/{AGENT_SOCKET}"
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the default path of the socket; None if the user has no directory of its own."""
-    return SERVICE_SOCKET if os.geteuid() == 0 else own_socket(environ)
+    return SERVICE_SOCKET if os.geteuid() == 0 else user_socket(environ)
 
 
-def own_socket(environ: Mapping[str, str] = os.environ) -> str | None:
+def user_socket(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the path of a daemon for this user alone: in the runtime directory or, without one, below the home."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return os.path.join(runtime, "gpumond", AGENT_SOCKET)
@@ -375,6 +394,6 @@ def program_socket(environ: Mapping[str, str] = os.environ) -> str:
     """
     if path := environ.get("GPUMOND_SOCKET"):
         return path
-    runtime, own = environ.get("GPUMOND_RUNTIME_DIR"), own_socket(environ)
+    runtime, own = environ.get("GPUMOND_RUNTIME_DIR"), user_socket(environ)
     places = (os.path.join(runtime, AGENT_SOCKET) if runtime else None, own)
     return next((each for each in places if each and os.path.exists(each)), SERVICE_SOCKET)

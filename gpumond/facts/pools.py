@@ -13,7 +13,9 @@ from gpumond.facts.fast_dataclass import fast_dataclass
 
 Exactness = Literal["exact", "interval", "not_releasable"]
 FlushPolicy = Literal["allow", "step", "never"]
-Outcome = Literal["freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned", "gone", "woken"]
+FlushOutcome = Literal[
+    "freed", "partial", "nothing", "refused", "deferred", "timeout", "failed", "planned", "gone", "woken"
+]
 """``gone`` and ``woken`` are of serving engines: the process that held the memory ended as intended, or the engine has
 its memory again.
 """
@@ -26,16 +28,16 @@ ENGINE_STEP = "engine"
 
 ALL_STEPS = (*STEPS, ENGINE_STEP)
 
-SUSPENDED = "suspended, so not flushed; resume it, then flush it"
+SUSPENDED_REASON = "suspended, so not flushed; resume it, then flush it"
 """Reason of the outcome ``deferred`` for a process that the driver has locked or suspended."""
 
-FORCED = 'with "force": true'
+API_FORCE_HINT = 'with "force": true'
 """How a request ignores the cooldown, in messages of the API."""
 
 
 def with_option_names(message: str) -> str:
     """Return a message of the API with the option of the command line in place of the request's key."""
-    return message.replace(FORCED, "with --force")
+    return message.replace(API_FORCE_HINT, "with --force")
 
 
 DEFAULT_STEPS: tuple[str, ...] = ("ipc", "cache", "trim")
@@ -121,7 +123,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRelease:
     """Bytes that a flush with the requested steps would return: between ``low`` and ``high``, most probably ``likely``.
 
     ``likely`` is None if it is unknown. ``exactness`` is ``interval`` if a step's result can't be predicted, and None
@@ -163,9 +165,9 @@ class Receipt:
     workload: str
     device_uuid: str | None
     allocator: str | None
-    outcome: Outcome
+    outcome: FlushOutcome
     reason: str
-    expected: Expected | None
+    expected: ExpectedRelease | None
     released_bytes: int
     driver_released_bytes: int | None
     before: PoolBytes | None
@@ -175,7 +177,7 @@ class Receipt:
     requested_by: str
     started_at: float
     duration_seconds: float
-    planned: Expected | None = None
+    planned: ExpectedRelease | None = None
     start_ticks: int | None = None
     method: str | None = None
     models: tuple[str, ...] = ()

@@ -65,7 +65,7 @@ def process_key(pid: int | None, start_ticks: int | None) -> ProcessKey | None:
 ByteChange = NewType("ByteChange", int)
 """Number of bytes by which a value grew; negative if it shrank."""
 
-Seen = Literal["counter", "scope", "retry", "unhandled", "oom_pool"]
+OomDetection = Literal["counter", "scope", "retry", "unhandled", "oom_pool"]
 
 Ending = Literal["exit", "error", "out-of-memory"]
 """End of a program: without an unhandled exception (or by Ctrl-C), with one, or with an out-of-memory one."""
@@ -82,7 +82,7 @@ OTHER = "other"
 MAX_OOMS = 4
 """Maximum number of OOM snapshots in a report."""
 
-OOM_POOLS = 8
+MAX_OOM_POOLS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AllocationSite:
     """Live memory of the blocks that one stack allocated; ``calls`` innermost first."""
 
     size_bytes: int
@@ -178,7 +178,7 @@ class ThreadStack:
     calls: tuple[Call, ...]
 
 
-CLASSES: Mapping[str, str] = {
+CLASS_NAMES: Mapping[str, str] = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer state",
@@ -242,7 +242,7 @@ class Oom:
 
     number: int
     at: float
-    seen: Seen
+    seen: OomDetection
     device_uuid: str | None = None
     request_bytes: int | None = None
     scope: str = ""
@@ -253,7 +253,7 @@ class Oom:
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
     free_bytes: int | None = None
     allocator: str = ""
     limit_bytes: int | None = None
@@ -294,15 +294,15 @@ class Program:
     retainers: tuple[Retainer, ...] = ()
 
 
-SILENT = Program()
+EMPTY_PROGRAM = Program()
 
 
-PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+PACKAGE_DIRECTORIES = re.compile(r".*/(?:site|dist)-packages/")
 
 
-def place_of(code: Call | Retainer) -> str:
+def location_text(code: Call | Retainer) -> str:
     """Return a line of code, such as ``torch/nn/modules/linear.py:125``: packages without the directory they are in."""
-    return f"{PACKAGES.sub('', code.file)}:{code.line}"
+    return f"{PACKAGE_DIRECTORIES.sub('', code.file)}:{code.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ Share = Literal["live", "cached", "stranded", "overhead", "opaque", "unattribute
 
 SHARES: tuple[Share, ...] = ("live", "cached", "stranded", "overhead", "opaque", "unattributed")
 
-MEANINGS: Mapping[str, str] = {
+SHARE_MEANINGS: Mapping[str, str] = {
     "live": "Memory that the program has allocated and not freed, such as tensors (PyTorch: memory_allocated).",
     "cached": "Free memory that an allocator keeps for reuse; a flush returns it to the driver (PyTorch: free segments "
     "of the caching allocator).",
@@ -35,8 +35,10 @@ MEANINGS: Mapping[str, str] = {
 }
 """The shares of used memory in their order, then what else a bar of the web UI shows."""
 
-HELD = "Memory that an allocator has taken from the driver: live, cached and stranded (PyTorch: memory_reserved)."
-FLUSH = (
+HELD_MEANING = (
+    "Memory that an allocator has taken from the driver: live, cached and stranded (PyTorch: memory_reserved)."
+)
+FLUSH_MEANING = (
     "A flush asks running programs to call their allocators' own release functions (PyTorch: "
     "torch.cuda.empty_cache()). Cached memory returns to the driver, and the programs keep running."
 )

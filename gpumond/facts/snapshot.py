@@ -12,7 +12,7 @@ from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import FaultKind, ReturnCode
 from gpumond.facts.fast_dataclass import fast_dataclass
 from gpumond.facts.pools import FlushPolicy, HostPool, PoolUsage
-from gpumond.facts.program import MAX_PID, SILENT, Ending, HasProcessKey, PoolLimit, ProcessKey, Program
+from gpumond.facts.program import EMPTY_PROGRAM, MAX_PID, Ending, HasProcessKey, PoolLimit, ProcessKey, Program
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest
 from gpumond.facts.suspension import MemoryHolder, SuspendedProgram
 
@@ -144,7 +144,7 @@ class CgroupLimitChange:
 
 MPS_SERVER = "nvidia-cuda-mps"
 """Beginning of the command name of an MPS server, nvidia-cuda-mps-server: the kernel keeps 15 characters."""
-MISSED_LIMIT = 3
+MAX_MISSED_READINGS = 3
 """Number of consecutive readings without a device after which its values are withheld."""
 
 
@@ -192,10 +192,10 @@ class DeviceReading:
     ``size_bytes`` is the machine's memory, ``free_bytes`` what the kernel could still allocate, and ``used_bytes`` the
     sum over the processes, so the three don't add up. Only MIG instances have a ``gpu_instance_id``.
     ``missed_readings`` counts consecutive ticks without new values; the values are then those of the last good reading,
-    and all None from ``MISSED_LIMIT`` on. ``up`` is False as soon as a read of the device fails; a late reading doesn't
-    change it. ``idle_seconds``: observed time without work on the device. ``source`` names its source if there may be
-    several. ``cgroup_limits``: limits on its processes' cgroups, if the driver supports them. ``partition_bytes``: how
-    much the driver lets the daemon's own cgroup use, if it limits that.
+    and all None from ``MAX_MISSED_READINGS`` on. ``up`` is False as soon as a read of the device fails; a late reading
+    doesn't change it. ``idle_seconds``: observed time without work on the device. ``source`` names its source if there
+    may be several. ``cgroup_limits``: limits on its processes' cgroups, if the driver supports them.
+    ``partition_bytes``: how much the driver lets the daemon's own cgroup use, if it limits that.
     """
 
     uuid: str
@@ -333,7 +333,7 @@ class AgentReport(HasProcessKey):
     frameworks: tuple[str, ...]
     flush_policy: FlushPolicy
     pools: tuple[PoolUsage, ...]
-    program: Program = SILENT
+    program: Program = EMPTY_PROGRAM
     host_pools: tuple[HostPool, ...] = ()
     uses_device: bool = True
     limits: tuple[PoolLimit, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpumond.facts.program import HasProcessKey
-from gpumond.facts.units import listed, size_text
+from gpumond.facts.units import list_text, size_text
 
 SuspensionState = Literal["suspending", "suspended", "waiting", "resuming", "stuck"]
 """``waiting``: to be resumed as soon as its memory is granted. ``stuck``: the driver reports an error that it cannot
@@ -81,7 +81,7 @@ class MemoryHolder:
 
 def largest_programs(device: str, holders: Sequence[str]) -> str:
     """Return which programs hold most of a device, such as GPU 0."""
-    return f"{device}'s largest program{'s are' if len(holders) > 1 else ' is'} {listed(holders)}"
+    return f"{device}'s largest program{'s are' if len(holders) > 1 else ' is'} {list_text(holders)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

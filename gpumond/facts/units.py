@@ -46,7 +46,7 @@ def parse_size(value: object) -> int:
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 
-def size_argument(text: str) -> int:
+def parse_size_argument(text: str) -> int:
     """Convert a size that a user types, which has a unit unless it is 0. Raises ValueError."""
     size = parse_size(text)
     if size and (number := text.strip()).replace(".", "", 1).isdecimal():
@@ -54,7 +54,7 @@ def size_argument(text: str) -> int:
     return size
 
 
-def seconds_argument(text: str) -> float:
+def parse_seconds_argument(text: str) -> float:
     """Convert a duration that a user types, which has a unit unless it is 0. Raises ValueError."""
     duration = parse_seconds(text)
     if duration and (number := text.strip()).replace(".", "", 1).isdecimal():
@@ -114,17 +114,17 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else ending}"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_text(names: Sequence[str]) -> str:
     """Return names as a part of a sentence: ``a, b and c``."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
-CALLERS = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
+CALLER_NAMES = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
 """Callers whose names people would not know."""
 
 
-_LOCAL = re.compile(r"(?:(token[^/@]*)[^@]*@)?uid:(\d+)(?:/[^@]*)?")
+_LOCAL_CALLER = re.compile(r"(?:(token[^/@]*)[^@]*@)?uid:(\d+)(?:/[^@]*)?")
 """A caller on the daemon's machine: token and uid; with a slash for a browser."""
 
 
@@ -133,21 +133,21 @@ def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], s
 
     ``user_name`` returns the name of a uid, if it is known: ``root``, ``root (token)`` or ``root (token, browser)``.
     """
-    caller = CALLERS.get(name, name)
-    if (local := _LOCAL.fullmatch(name)) and (user := user_name(int(local[2]))):
+    caller = CALLER_NAMES.get(name, name)
+    if (local := _LOCAL_CALLER.fullmatch(name)) and (user := user_name(int(local[2]))):
         means = [local[1], "browser" if "/" in name else None]
         caller = f"{user} ({', '.join(filter(None, means))})" if any(means) else user
     return f"gpumond for {requested_for} of {caller}" if requested_for else caller
 
 
-LARGEST = 999.95
+NEXT_UNIT_FROM = 999.95
 """Number from which on the next unit is used: rounded, it has four digits."""
 
 
 def size_text(size: float) -> str:
     """Format bytes: ``31.2 GiB``, ``1.5 TiB``. The number has at most three digits before the point."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < (999.5 if unit == "B" else LARGEST):
+        if abs(size) < (999.5 if unit == "B" else NEXT_UNIT_FROM):
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
@@ -206,13 +206,13 @@ def accepts(header: str, name: str) -> bool:
     for item in header.lower().split(","):
         listed, *parameters = (part.replace(" ", "") for part in item.split(";"))
         if listed == name:
-            return not any(_ZERO.fullmatch(parameter) for parameter in parameters)
+            return not any(_ZERO_WEIGHT.fullmatch(parameter) for parameter in parameters)
     return False
 
 
-_ZERO = re.compile(r"q=0(\.0*)?")
+_ZERO_WEIGHT = re.compile(r"q=0(\.0*)?")
 
 
-def backoff(first: float, failures: int, longest: float) -> float:
+def backoff_seconds(first: float, failures: int, longest: float) -> float:
     """Return the seconds before another attempt: they double with each failure, up to the longest."""
     return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError

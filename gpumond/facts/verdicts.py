@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-AT_PEAK = "if usage returns to the recent peak"
+AT_PEAK_CONDITION = "if usage returns to the recent peak"
 """Condition of a time to full, in a summary that states another one without it."""
 
 VerdictName = Literal[
@@ -50,7 +50,7 @@ class VerdictKind:
         return self.name.replace("-", "_")
 
 
-KINDS = (
+VERDICT_KINDS = (
     VerdictKind(
         name="warm-up",
         meaning="the first five minutes after the start or a large fall, or growth since then that is slowing down",
@@ -159,7 +159,7 @@ KINDS = (
     ),
 )
 
-VERDICTS = frozenset(kind.name for kind in KINDS)
-PATTERNS = tuple(kind.name for kind in KINDS if kind.is_pattern)
-PROBLEMS = tuple(kind for kind in KINDS if kind.remedy)
-REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEMS}
+VERDICT_NAMES = frozenset(kind.name for kind in VERDICT_KINDS)
+PATTERN_NAMES = tuple(kind.name for kind in VERDICT_KINDS if kind.is_pattern)
+PROBLEM_KINDS = tuple(kind for kind in VERDICT_KINDS if kind.remedy)
+VERDICT_REMEDIES: Mapping[str, str] = {kind.name: kind.remedy for kind in PROBLEM_KINDS}

@@ -13,7 +13,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import has_control_characters
 
 MAX_BYTES = 16 * 1024**2
-NULL = os.makedev(1, 3)
+NULL_DEVICE = os.makedev(1, 3)
 """Device number of /dev/null on Linux: an empty file."""
 
 
@@ -21,7 +21,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, also if it is neither a regular file nor /dev/null."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL):
+    if stat.S_ISREG(status.st_mode) or (stat.S_ISCHR(status.st_mode) and status.st_rdev == NULL_DEVICE):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))

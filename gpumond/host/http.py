@@ -25,9 +25,9 @@ from gpumond.facts.errors import ConfigError, HttpError
 from gpumond.host.files import read_error_text
 from gpumond.host.peer import listener_uid, peer_uid
 
-CONNECT_SECONDS = 30.0
+CONNECT_TIMEOUT_SECONDS = 30.0
 """Limit of one attempt to connect, which nothing else can end."""
-ACCEPTED_SECONDS = 10.0
+ACCEPT_TIMEOUT_SECONDS = 10.0
 """Longest wait until a server has accepted a connection over which a secret is sent."""
 MAX_RESPONSE_BYTES = 32 << 20
 
@@ -48,10 +48,10 @@ class HttpResponse(NamedTuple):
 class Connection(HTTPConnection):
     """A connection that another thread can end, from the moment it exists to the last byte of an answer.
 
-    ``http.client`` drops its own reference to the socket when the headers of an answer have arrived. ``path`` is that
-    of a Unix socket. ``tls`` adds TLS, with ``server_name`` as the name in the certificate if it is not the host.
-    ``seconds`` is the longest wait for the next bytes; None if only `end` limits it. ``trusted``: the users to whose
-    listener it may connect, as the kernel names them; None for any.
+    ``http.client`` drops its own reference to the socket when the headers of an answer have arrived. ``socket_path`` is
+    that of a Unix socket. ``tls`` adds TLS, with ``server_name`` as the name in the certificate if it is not the host.
+    ``timeout_seconds`` is the longest wait for the next bytes; None if only `abort` limits it. ``trusted_uids``: the
+    users to whose listener it may connect, as the kernel names them; None for any.
     """
 
     def __init__(
@@ -59,68 +59,71 @@ class Connection(HTTPConnection):
         host: str,
         port: int | None = None,
         *,
-        path: str = "",
+        socket_path: str = "",
         tls: ssl.SSLContext | None = None,
         server_name: str | None = None,
-        seconds: float | None = None,
-        trusted: frozenset[int] | None = None,
+        timeout_seconds: float | None = None,
+        trusted_uids: frozenset[int] | None = None,
     ) -> None:
         self.default_port = 443 if tls else 80
         super().__init__(host, port or self.default_port)
-        self.path, self._tls, self._server_name = path, tls, server_name
-        self._seconds, self._trusted = seconds, trusted
-        self._opened: socket.socket | None = None
-        self._ended = False
+        self.socket_path, self._tls, self._server_name = socket_path, tls, server_name
+        self._timeout_seconds, self._trusted_uids = timeout_seconds, trusted_uids
+        self._socket: socket.socket | None = None
+        self._is_aborted = False
 
     def connect(self) -> None:
         """Open the connection. Raises OSError, and HttpError for the listener of a user who is not trusted."""
-        if self.path:
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._keep(opened)
-            opened.settimeout(self._seconds)
-            opened.connect(self.path)
+        if self.socket_path:
+            new_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._set_socket(new_socket)
+            new_socket.settimeout(self._timeout_seconds)
+            new_socket.connect(self.socket_path)
         else:
-            seconds = CONNECT_SECONDS if self._seconds is None else min(self._seconds, CONNECT_SECONDS)
             try:
-                opened = socket.create_connection((self.host, self.port), seconds)
+                connect_seconds = self._timeout_within(CONNECT_TIMEOUT_SECONDS)
+                new_socket = socket.create_connection((self.host, self.port), connect_seconds)
             except UnicodeError:
                 raise socket.gaierror(socket.EAI_NONAME, "not a name") from None
-            opened.settimeout(self._seconds)
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            new_socket.settimeout(self._timeout_seconds)
+            new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls:
             name = self._server_name or self.host
-            opened = self._tls.wrap_socket(opened, server_hostname=name, do_handshake_on_connect=False)
-        self._keep(opened)
-        if isinstance(opened, ssl.SSLSocket):
-            opened.do_handshake()
-        if self._trusted is not None:
-            self._prove_listener(opened, self._trusted)
+            new_socket = self._tls.wrap_socket(new_socket, server_hostname=name, do_handshake_on_connect=False)
+        self._set_socket(new_socket)
+        if isinstance(new_socket, ssl.SSLSocket):
+            new_socket.do_handshake()
+        if self._trusted_uids is not None:
+            self._verify_listener(new_socket, self._trusted_uids)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Make the call on the socket return, which another thread waits for, and each later one fail."""
-        self._ended = True
-        if self._opened is not None:
+        self._is_aborted = True
+        if self._socket is not None:
             with suppress(OSError):  # closed in the meantime
-                socket.socket.shutdown(self._opened, socket.SHUT_RDWR)  # that of TLS would drop its state
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # that of TLS would drop its state
 
-    def _keep(self, opened: socket.socket) -> None:
-        self.sock = self._opened = opened
-        if self._ended:
+    def _timeout_within(self, limit_seconds: float) -> float:
+        return limit_seconds if self._timeout_seconds is None else min(self._timeout_seconds, limit_seconds)
+
+    def _set_socket(self, new_socket: socket.socket) -> None:
+        self.sock = self._socket = new_socket
+        if self._is_aborted:
             raise ConnectionAbortedError
 
-    def _prove_listener(self, opened: socket.socket, trusted: frozenset[int]) -> None:
-        longest = ACCEPTED_SECONDS if self._seconds is None else min(self._seconds, ACCEPTED_SECONDS)
+    def _verify_listener(self, connected: socket.socket, trusted_uids: frozenset[int]) -> None:
+        wait_seconds = self._timeout_within(ACCEPT_TIMEOUT_SECONDS)
         try:
-            uid = peer_uid(opened) if self.path else listener_uid(opened, longest)
+            uid = peer_uid(connected) if self.socket_path else listener_uid(connected, wait_seconds)
         except TimeoutError:
             self.close()
             raise HttpError(
-                "timeout", f"no response: the server has accepted no connection for {longest:g} s"
+                "timeout", f"no response: the server has accepted no connection for {wait_seconds:g} s"
             ) from None
-        if uid not in trusted:
+        if uid not in trusted_uids:
             self.close()
             who = "an unknown user listens" if uid is None else f"uid {uid} listens"
-            where = f"on {self.path}" if self.path else f"at {self.host}:{self.port}"
+            where = f"on {self.socket_path}" if self.socket_path else f"at {self.host}:{self.port}"
             raise HttpError(
                 "untrusted",
                 f"{who} {where}, and this request is sent only to root, to yourself, to the user of the service, or "
@@ -132,10 +135,10 @@ def split_address(url: str) -> SplitResult:
     """Return the parts of an http:// or https:// address with a host. Raises HttpError for anything else."""
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # brackets or the port
-        valid = False
-    if not valid:
+        is_valid = False
+    if not is_valid:
         raise HttpError("address", "the address isn't http:// or https://")
     return parts
 
@@ -143,23 +146,23 @@ def split_address(url: str) -> SplitResult:
 def connection_to(
     url: SplitResult,
     tls: Callable[[], ssl.SSLContext],
-    seconds: float | None = None,
-    trusted: frozenset[int] | None = None,
+    timeout_seconds: float | None = None,
+    trusted_uids: frozenset[int] | None = None,
 ) -> Connection:
     """Return a connection to the address that `split_address` has returned, which is not open yet.
 
-    ``trusted``: the request contains a secret, and without TLS it is sent only to a listener of this machine that
+    ``trusted_uids``: the request contains a secret, and without TLS it is sent only to a listener of this machine that
     belongs to one of these users. Raises HttpError if there is no such way.
     """
     host = url.hostname or ""
     if url.scheme == "https":
-        return Connection(host, url.port, tls=tls(), seconds=seconds)
-    if trusted is not None and not is_loopback(host):
+        return Connection(host, url.port, tls=tls(), timeout_seconds=timeout_seconds)
+    if trusted_uids is not None and not is_loopback(host):
         raise HttpError(
             "untrusted",
             "the token isn't sent without TLS; set web_config in the daemon's configuration, and use https",
         )
-    return Connection(host, url.port, seconds=seconds, trusted=trusted)
+    return Connection(host, url.port, timeout_seconds=timeout_seconds, trusted_uids=trusted_uids)
 
 
 def target_of(url: SplitResult, path: str = "") -> str:
@@ -188,21 +191,21 @@ def may_receive_token(url: str) -> bool:
     return parts.scheme == "https" or is_loopback(parts.hostname)
 
 
-def is_verified_server(url: str, seconds: float, trusted: frozenset[int]) -> bool:
+def is_verified_server(url: str, timeout_seconds: float, trusted_uids: frozenset[int]) -> bool:
     """Return True if the server is verified: by TLS, or by the kernel as a listener of a trusted user."""
     try:
-        verify_server(url, seconds, trusted)
+        verify_server(url, timeout_seconds, trusted_uids)
     except HttpError:
         return False
     return True
 
 
-def verify_server(url: str, seconds: float, trusted: frozenset[int]) -> None:
+def verify_server(url: str, timeout_seconds: float, trusted_uids: frozenset[int]) -> None:
     """Verify the server, as `is_verified_server` does. Raises HttpError if it isn't trusted or can't be reached."""
     with http_errors():
         parts = split_address(url)
         if parts.scheme != "https":
-            probe = connection_to(parts, tls_context, seconds, trusted)
+            probe = connection_to(parts, tls_context, timeout_seconds, trusted_uids)
             probe.connect()
             probe.close()
 
@@ -222,24 +225,24 @@ def check_token(token: object, where: str) -> str:
     return token
 
 
-NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 """What OpenSSL, by version, calls a response without TLS."""
 
 
 @contextmanager
-def http_errors(seconds: float = CONNECT_SECONDS) -> Iterator[None]:
+def http_errors(timeout_seconds: float = CONNECT_TIMEOUT_SECONDS) -> Iterator[None]:
     """Raise HttpError for a failure of the network. Its sentence has neither the address nor a header."""
     try:
         yield
     except TimeoutError:
-        raise HttpError("timeout", f"no response within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {timeout_seconds:g} s") from None
     except socket.gaierror as error:
         raise HttpError("dns", f"the host name can't be resolved: {error.strerror}") from None
     except ssl.SSLCertVerificationError as error:
         mismatch = error.verify_message.partition(",")[0]  # the name of the host follows
         raise HttpError("certificate", f"the certificate isn't valid for this address: {mismatch}") from None
     except ssl.SSLError as error:
-        reason = "the server doesn't use TLS" if error.reason in NO_TLS else error.reason or "failed"
+        reason = "the server doesn't use TLS" if error.reason in NO_TLS_REASONS else error.reason or "failed"
         raise HttpError("tls", f"no TLS connection: {reason}") from None
     except (ConnectionRefusedError, FileNotFoundError):
         raise HttpError("refused", "nothing is listening at this address") from None
@@ -257,9 +260,9 @@ def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPRe
     try:
         if connection.sock is None:
             connection.connect()
-        fields = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **request.headers}
+        headers = {"User-Agent": f"gpumond/{__version__}", "Connection": "close", **request.headers}
         with suppress(BrokenPipeError):  # the server has answered before it read the body
-            connection.request(request.method, request.target, request.body, fields)
+            connection.request(request.method, request.target, request.body, headers)
         with connection.getresponse() as response:
             yield response
     finally:
@@ -267,56 +270,56 @@ def response_to(connection: Connection, request: HttpRequest) -> Iterator[HTTPRe
 
 
 def exchange(
-    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
+    connection: Connection, request: HttpRequest, timeout_seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
 ) -> HttpResponse:
     """Return the answer, whatever its status, if its body has at most ``max_bytes``; with 0, the body is not read.
 
-    ``seconds`` limits the whole exchange. A request that was not sent by then is never sent. Raises HttpError.
+    ``timeout_seconds`` limits the whole exchange. A request that was not sent by then is never sent. Raises HttpError.
     """
-    answered = _start_exchange(connection, request, seconds, max_bytes)
+    future = _start_exchange(connection, request, timeout_seconds, max_bytes)
     try:
-        return answered.result(seconds)
+        return future.result(timeout_seconds)
     except FutureTimeoutError:
-        raise HttpError("timeout", f"no response within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {timeout_seconds:g} s") from None
     finally:
-        if not answered.done():
-            connection.end()
+        if not future.done():
+            connection.abort()
 
 
 async def exchange_async(
-    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
+    connection: Connection, request: HttpRequest, timeout_seconds: float, max_bytes: int = MAX_RESPONSE_BYTES
 ) -> HttpResponse:
     """Return the answer as `exchange` does, without a delay of the event loop. Raises HttpError."""
     import asyncio  # the command line starts faster without
 
-    answered = _start_exchange(connection, request, seconds, max_bytes)
+    future = _start_exchange(connection, request, timeout_seconds, max_bytes)
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(answered), seconds)
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_seconds)
     except (asyncio.TimeoutError, TimeoutError):
-        raise HttpError("timeout", f"no response within {seconds:g} s") from None
+        raise HttpError("timeout", f"no response within {timeout_seconds:g} s") from None
     finally:
-        if not answered.done():
-            connection.end()
+        if not future.done():
+            connection.abort()
 
 
 def _start_exchange(
-    connection: Connection, request: HttpRequest, seconds: float, max_bytes: int
+    connection: Connection, request: HttpRequest, timeout_seconds: float, max_bytes: int
 ) -> Future[HttpResponse]:
     """Return the answer of an exchange in another thread."""
-    answered: Future[HttpResponse] = Future()
-    answered.set_running_or_notify_cancel()
+    future: Future[HttpResponse] = Future()
+    future.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            with http_errors(seconds), response_to(connection, request) as response:
+            with http_errors(timeout_seconds), response_to(connection, request) as response:
                 body = response.read(max_bytes + 1) if max_bytes else b""
-                answer = HttpResponse(response.status, response.headers, body)
+                result = HttpResponse(response.status, response.headers, body)
             if len(body) > max_bytes:
                 raise HttpError("too_large", f"the response has more than {max_bytes >> 20} MiB")
         except Exception as error:
-            answered.set_exception(error)
+            future.set_exception(error)
         else:
-            answered.set_result(answer)
+            future.set_result(result)
 
     Thread(target=work, name="gpumond-http", daemon=True).start()
-    return answered
+    return future

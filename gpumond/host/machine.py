@@ -27,7 +27,7 @@ MAX_TEXT_BYTES = 65536
 STAT_BYTES = 1024
 """Size that contains a stat line up to its 22nd field."""
 
-KERNEL_THREAD = 0x00200000
+KERNEL_THREAD_FLAG = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h."""
 
 MAX_ANCESTORS = 64
@@ -38,8 +38,8 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Inode number of the host's PID namespace (include/linux/proc_ns.h)."""
 
 
-class ProcessStart(NamedTuple):
-    """Variable data of a process: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
+class ProcessStat(NamedTuple):
+    """Fields of a process's stat file: ``state`` is the kernel's letter, ``flags`` are the kernel's PF_*.
 
     ``start_ticks`` counts from boot, in USER_HZ. ``parent`` and ``session`` are pids, or 0 if they are in another PID
     namespace.
@@ -52,17 +52,17 @@ class ProcessStart(NamedTuple):
     session: int
 
 
-def process_start(proc: str, pid: int) -> ProcessStart | None:
+def read_process_stat(proc: str, pid: int) -> ProcessStat | None:
     """Return the process's data, or None if it does not exist."""
     try:
-        return parse_start(stat_fields(read_head(f"{proc}/{pid}/stat")))
+        return parse_process_stat(stat_fields(read_head(f"{proc}/{pid}/stat")))
     except (OSError, ValueError, IndexError):
         return None
 
 
-def start_ticks(pid: int, proc: str = "/proc") -> int | None:
+def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
     """Return the start of a process, or None if it does not exist."""
-    start = process_start(proc, pid)
+    start = read_process_stat(proc, pid)
     return None if start is None else start.start_ticks
 
 
@@ -74,7 +74,7 @@ def started_at(process: ProcessKey) -> float | None:
 
 def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None:
     """Return a process and the uid of its user, or None if it does not exist or has ended."""
-    start = process_start(proc, pid)
+    start = read_process_stat(proc, pid)
     try:
         uid = os.stat(f"{proc}/{pid}").st_uid
     except OSError:
@@ -84,8 +84,8 @@ def find_process(pid: int, proc: str = "/proc") -> tuple[ProcessKey, int] | None
 
 def has_ended(process: ProcessKey) -> bool:
     """Return whether a process has ended; False if that is unknown, as its start is."""
-    found = find_process(process.pid)
-    return process.start_ticks is not None and (found is None or found[0] != process)
+    current = find_process(process.pid)
+    return process.start_ticks is not None and (current is None or current[0] != process)
 
 
 def is_descendant(pid: int, ancestors: Collection[int], proc: str = "/proc") -> bool:
@@ -93,17 +93,17 @@ def is_descendant(pid: int, ancestors: Collection[int], proc: str = "/proc") -> 
     for _ in range(MAX_ANCESTORS):
         if pid in ancestors:
             return True
-        start = process_start(proc, pid)
+        start = read_process_stat(proc, pid)
         if start is None or start.parent <= 1:
             return False
         pid = start.parent
     return False
 
 
-def is_signal_pending(pid: int, number: int, proc: str = "/proc") -> bool:
+def is_signal_pending(pid: int, signal_number: int, proc: str = "/proc") -> bool:
     """Return whether a signal waits for a process that blocks it."""
-    found = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", read_or_empty(f"{proc}/{pid}/status"), re.MULTILINE)
-    return any(int(pending, 16) >> (number - 1) & 1 for pending in found)
+    masks = re.findall(r"^S[ih][gd]Pnd:\s*([0-9a-f]+)$", read_or_empty(f"{proc}/{pid}/status"), re.MULTILINE)
+    return any(int(pending, 16) >> (signal_number - 1) & 1 for pending in masks)
 
 
 def stat_fields(stat: bytes) -> list[bytes]:
@@ -111,9 +111,9 @@ def stat_fields(stat: bytes) -> list[bytes]:
     return stat.rpartition(b")")[2].split(maxsplit=20)
 
 
-def parse_start(fields: list[bytes]) -> ProcessStart:
+def parse_process_stat(fields: list[bytes]) -> ProcessStat:
     """Parse the fields of a stat line. Raises ValueError or IndexError if it is incomplete."""
-    return ProcessStart(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
+    return ProcessStat(int(fields[19]), fields[0].decode("ascii"), int(fields[6]), int(fields[1]), int(fields[3]))
 
 
 def read_or_empty(path: str) -> str:
@@ -142,8 +142,8 @@ def in_private_pid_namespace(proc: str = "/proc") -> bool | None:
         return None
 
 
-TARGET = 16384
-OTHERS = 64
+DESCRIPTOR_LIMIT = 16384
+OTHER_DESCRIPTORS = 64
 """Descriptors for the store, the driver process, receivers, logs, and connections that are being closed."""
 MAX_CONNECTIONS = 1024
 RESERVED_CONNECTIONS = 16
@@ -161,22 +161,24 @@ def reduce_garbage_collection() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise RLIMIT_NOFILE to at most TARGET, within the hard limit; many systems start programs with 1024."""
+    """Raise RLIMIT_NOFILE to at most DESCRIPTOR_LIMIT, within the hard limit; many systems start programs with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = TARGET if hard == resource.RLIM_INFINITY else min(TARGET, hard)
+    target = DESCRIPTOR_LIMIT if hard == resource.RLIM_INFINITY else min(DESCRIPTOR_LIMIT, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def max_http_connections(limit: int | None = None) -> int:
-    """Return the limit of HTTP connections: a quarter of what OTHERS leaves, at most MAX_CONNECTIONS."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
-    return MAX_CONNECTIONS if limit < 0 else max(8, min(MAX_CONNECTIONS, (limit - OTHERS) // 4))
+def max_http_connections(descriptor_limit: int | None = None) -> int:
+    """Return the limit of HTTP connections: a quarter of what OTHER_DESCRIPTORS leaves, at most MAX_CONNECTIONS."""
+    descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if descriptor_limit is None else descriptor_limit
+    if descriptor_limit < 0:
+        return MAX_CONNECTIONS
+    return max(8, min(MAX_CONNECTIONS, (descriptor_limit - OTHER_DESCRIPTORS) // 4))
 
 
 def reserved_descriptors() -> int:
     """Return the number of descriptors that are not available to agent connections."""
-    return OTHERS + max_http_connections() + RESERVED_CONNECTIONS
+    return OTHER_DESCRIPTORS + max_http_connections() + RESERVED_CONNECTIONS
 
 
 def max_http_connections_per_user(connections: int) -> int:
@@ -186,14 +188,14 @@ def max_http_connections_per_user(connections: int) -> int:
 
 def available_bytes(pids: Iterable[int], proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int | None:
     """Return the smallest of MemAvailable and the free bytes of each cgroup above the processes; None if unknown."""
-    stated = re.search(r"^MemAvailable:\s+(\d+)", read_or_empty(f"{proc}/meminfo"), re.MULTILINE)
-    sizes = [int(stated[1]) << 10] if stated else []
+    match = re.search(r"^MemAvailable:\s+(\d+)", read_or_empty(f"{proc}/meminfo"), re.MULTILINE)
+    sizes = [int(match[1]) << 10] if match else []
     for pid in pids:
-        sizes += _limits(read_or_empty(f"{proc}/{pid}/cgroup"), cgroups)
+        sizes += _available_in_cgroups(read_or_empty(f"{proc}/{pid}/cgroup"), cgroups)
     return min(sizes, default=None)
 
 
-def _limits(text: str, cgroups: str) -> Iterator[int]:
+def _available_in_cgroups(text: str, cgroups: str) -> Iterator[int]:
     """Yield limit minus use of a process's memory cgroup and of all above it, in version 1 and 2."""
     for line in text.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -204,15 +206,13 @@ def _limits(text: str, cgroups: str) -> Iterator[int]:
         else:
             continue
         while path.strip("/"):
-            most, used = (
-                read_or_empty(f"{root}{path}/{limit}").strip(),
-                read_or_empty(f"{root}{path}/{current}").strip(),
-            )
-            if most.isdigit() and used.isdigit():
-                yield max(0, int(most) - int(used) + _file_cache(f"{root}{path}/memory.stat"))
+            limit_text = read_or_empty(f"{root}{path}/{limit}").strip()
+            used_text = read_or_empty(f"{root}{path}/{current}").strip()
+            if limit_text.isdigit() and used_text.isdigit():
+                yield max(0, int(limit_text) - int(used_text) + _file_cache_bytes(f"{root}{path}/memory.stat"))
             path = path.rpartition("/")[0]
 
 
-def _file_cache(path: str) -> int:
+def _file_cache_bytes(path: str) -> int:
     """Return the bytes of files in memory, which the kernel drops before the limit applies."""
     return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", read_or_empty(path), re.MULTILINE))

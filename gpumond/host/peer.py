@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpumond.facts.program import MAX_PID, HasProcessKey
 from gpumond.host.files import read_text
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 
 _CREDENTIALS = struct.Struct("3i")
 SO_PEERPIDFD = 77
@@ -26,11 +26,11 @@ ALL_STATES = 0xFFFFFFFF
 _NETLINK_HEADER = struct.Struct("=IHHII")
 _DIAG_REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16sI8s")
-_OWNER = struct.Struct("=II")
+_UID_AND_INODE = struct.Struct("=II")
 OWNER_OFFSET = 64
 """Offset of uid and inode in struct inet_diag_msg (linux/inet_diag.h)."""
-UNKNOWN_SECONDS = 0.5
-"""Time after which a connection whose other end the kernel does not find is not of this machine."""
+LOOKUP_SECONDS = 0.5
+"""Time after which a connection whose other end the kernel doesn't find comes from another machine."""
 _connection_numbers = itertools.count(MAX_PID + 1 + int.from_bytes(os.urandom(4), "big") % (1 << 30))
 """Numbers of connections, which remain below 2**31."""
 
@@ -47,11 +47,11 @@ class PeerIdentity(HasProcessKey):
     uid: int
 
 
-def identify(peer: socket.socket, pidfd: int | None) -> PeerIdentity | None:
+def identify_peer(peer: socket.socket, pidfd: int | None) -> PeerIdentity | None:
     """Return the peer's identity, or None if its process has exited or is not visible in /proc."""
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    start = start_ticks(pid) if pid else None
-    if (pid and start is None) or (pidfd is not None and has_ended(pidfd)):
+    start = read_start_ticks(pid) if pid else None
+    if (pid and start is None) or (pidfd is not None and has_exited(pidfd)):
         return None
     return PeerIdentity(pid or next(_connection_numbers), start, uid)
 
@@ -62,30 +62,32 @@ def peer_uid(peer: socket.socket) -> int:
     return uid
 
 
-def listener_uid(connection: socket.socket, seconds: float) -> int | None:
+def listener_uid(connection: socket.socket, timeout_seconds: float) -> int | None:
     """Return the uid of the server of a local TCP connection, or None if the kernel does not report it.
 
-    The connection has no owner before the server has accepted it. Raises TimeoutError after ``seconds`` without one.
+    The connection has no owner before the server has accepted it. Raises TimeoutError if it has none after
+    ``timeout_seconds``.
     """
-    until, known_until = time.monotonic() + seconds, time.monotonic() + min(seconds, UNKNOWN_SECONDS)
+    started = time.monotonic()
+    deadline, lookup_deadline = started + timeout_seconds, started + min(timeout_seconds, LOOKUP_SECONDS)
     while True:
-        owner, now = _owner(connection), time.monotonic()
+        owner, now = _remote_owner(connection), time.monotonic()
         if owner is not None and owner[1]:
             return owner[0]
-        if owner is None and now > known_until:
+        if owner is None and now > lookup_deadline:
             return None
-        if now > until:
+        if now > deadline:
             raise TimeoutError
         time.sleep(0.005)
 
 
 def loopback_uid(connection: socket.socket) -> int | None:
     """Return the uid that owns the other end of a local TCP connection, or None if the kernel does not report it."""
-    owner = _owner(connection)
+    owner = _remote_owner(connection)
     return owner[0] if owner is not None and owner[1] else None
 
 
-def _owner(connection: socket.socket) -> tuple[int, int] | None:
+def _remote_owner(connection: socket.socket) -> tuple[int, int] | None:
     """Return uid and inode of the other end of a local TCP connection, or None if the kernel does not report it.
 
     A socket that its program has closed, or not accepted yet, has no inode, and is reported as root's. Requests that
@@ -96,8 +98,8 @@ def _owner(connection: socket.socket) -> tuple[int, int] | None:
     except OSError:
         return None  # the peer has disconnected
     addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, own))
-    sought = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
-    request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + sought
+    socket_id = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
+    request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + socket_id
     header = _NETLINK_HEADER.pack(_NETLINK_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
@@ -108,7 +110,7 @@ def _owner(connection: socket.socket) -> tuple[int, int] | None:
         return None
     if _NETLINK_HEADER.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
         return None
-    uid, inode = _OWNER.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
+    uid, inode = _UID_AND_INODE.unpack_from(answer, _NETLINK_HEADER.size + OWNER_OFFSET)
     return int(uid), int(inode)
 
 
@@ -122,7 +124,7 @@ def peer_pidfd(peer: socket.socket) -> int | None:
     return pidfd
 
 
-def has_ended(pidfd: int) -> bool:
+def has_exited(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
@@ -137,13 +139,13 @@ def sender_pid(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     return None
 
 
-FIRST_PERSON = 1000
+FIRST_PERSON_UID = 1000
 """Lower uids are system accounts. Their ranges belong to the containers of a service, not to a person."""
-BLOCK = 65536
-"""Uids of one container. A block of a system account's range counts as one user."""
+UIDS_PER_CONTAINER = 65536
+"""Size of the block of uids of one container. Each block of a system account's range counts as one user."""
 CHECK_SECONDS = 1.0
 
-Range = tuple[int, int, int | None]
+UidRange = tuple[int, int, int | None]
 """Start and end of a range, and the person that owns it; None for a system account or an unknown name."""
 
 
@@ -154,7 +156,7 @@ class SubordinateUids:
         self._subuid, self._passwd = subuid, passwd
         self._version: tuple[int, int, int] | None = None
         self._check_at = float("-inf")
-        self._ranges: tuple[list[int], list[Range]] = [], []
+        self._ranges: tuple[list[int], list[UidRange]] = [], []
         """The starts of the ranges, and the ranges; replaced as a whole, since several threads use them."""
 
     def person_uid(self, uid: int) -> int:
@@ -169,7 +171,7 @@ class SubordinateUids:
         start, end, person = ranges[index]
         if uid >= end:
             return uid
-        return start + (uid - start) // BLOCK * BLOCK if person is None else person
+        return start + (uid - start) // UIDS_PER_CONTAINER * UIDS_PER_CONTAINER if person is None else person
 
     def _refresh(self) -> None:
         try:
@@ -182,14 +184,14 @@ class SubordinateUids:
             version, ranges = None, []
         self._version, self._ranges = version, ([start for start, _, _ in ranges], ranges)
 
-    def _read(self) -> Iterator[Range]:
+    def _read(self) -> Iterator[UidRange]:
         lines = [line.split(":") for line in read_text(self._subuid).splitlines()]
         accounts = (line.split(":") for line in read_text(self._passwd).splitlines())
         uids = {fields[0]: fields[2] for fields in accounts if len(fields) > 2}
         for owner, start, count in (line for line in lines if len(line) == 3):
             uid = owner if owner.isdecimal() else uids.get(owner, "")
             if start.isdecimal() and count.isdecimal():
-                person = int(uid) if uid.isdecimal() and int(uid) >= FIRST_PERSON else None
+                person = int(uid) if uid.isdecimal() and int(uid) >= FIRST_PERSON_UID else None
                 yield int(start), int(start) + int(count), person
 
 
@@ -201,14 +203,14 @@ def person_uid(uid: int) -> int:
     return _uids.person_uid(uid)
 
 
-CALLER = re.compile(r"(uid:([0-9]+)|token(?::[A-Za-z0-9._-]+)?)(?:/session:[0-9a-f]+)*(?:@.*)?")
+CALLER_NAME = re.compile(r"(uid:([0-9]+)|token(?::[A-Za-z0-9._-]+)?)(?:/session:[0-9a-f]+)*(?:@.*)?")
 """A caller's name, with the sessions and the place from which it sends requests, as in `token:ci@10.0.0.7`."""
 
 
 def counted_name(name: str) -> str:
     """Return the name under which a caller is counted, wherever the requests are from: that of the person for
     ``uid:N``, that of the token, else the name itself."""
-    found = CALLER.fullmatch(name)
-    if found is None:
+    match = CALLER_NAME.fullmatch(name)
+    if match is None:
         return name
-    return found[1] if found[2] is None else f"uid:{person_uid(int(found[2]))}"
+    return match[1] if match[2] is None else f"uid:{person_uid(int(match[2]))}"

@@ -41,20 +41,20 @@ async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, st
     """Send the status and, while frames arrive, the watchdog signal. Returns at once without a notify socket."""
     if not environ.get("NOTIFY_SOCKET"):
         return
-    limit = int(environ.get("WATCHDOG_USEC", 0)) / 1e6
-    period = min(STATUS_SECONDS, limit / 3) if limit else STATUS_SECONDS
+    watchdog_seconds = int(environ.get("WATCHDOG_USEC", 0)) / 1e6
+    pause_seconds = min(STATUS_SECONDS, watchdog_seconds / 3) if watchdog_seconds else STATUS_SECONDS
     clock = asyncio.get_running_loop().time
     last, last_at = frame(), clock()
     while True:
         newest = frame()
         if newest is not last:
             last, last_at = newest, clock()
-        alive = clock() - last_at < STALLED_SECONDS
-        notify(f"STATUS={status(newest)}" + ("\nWATCHDOG=1" if alive else ""), environ)
-        await asyncio.sleep(period)
+        is_alive = clock() - last_at < STALLED_SECONDS
+        notify(f"STATUS={status_text(newest)}" + ("\nWATCHDOG=1" if is_alive else ""), environ)
+        await asyncio.sleep(pause_seconds)
 
 
-def status(frame: Frame | None) -> str:
+def status_text(frame: Frame | None) -> str:
     """Return one line for ``systemctl status``."""
     if frame is None:
         return "the first reading is in progress"

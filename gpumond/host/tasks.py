@@ -16,7 +16,7 @@ CANCEL_SECONDS = 1.0
 
 
 @asynccontextmanager
-async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run ``work`` as a task; at the end of the block it is cancelled and awaited. An error of it is logged."""
     task = asyncio.create_task(work)
     try:
@@ -56,13 +56,13 @@ class Tasks(set["asyncio.Task[Any]"]):
         await self.finish()
 
 
-TURNS = 6
+EVENT_LOOP_TURNS = 6
 """Turns of the event loop from the arrival of a request on a new connection to its answer."""
 
 
 async def serve_pending_requests() -> None:
     """Let the event loop answer the requests that have arrived."""
-    for _ in range(TURNS):
+    for _ in range(EVENT_LOOP_TURNS):
         await asyncio.sleep(0)
 
 

@@ -11,43 +11,44 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import Frame
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import Program, ScopeDevice, ScopeUsage, StepUsage
-from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, ProcessUsage, Snapshot, XidErrors
-from gpumond.facts.verdicts import KINDS, PATTERNS
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_KINDS
 from gpumond.metrics import owners
 from gpumond.quantities.device_quantities import (
     DEVICE_IDLE,
     DEVICE_UP,
     DRIVER_RESPONSIVE,
     DRIVER_UP,
-    MEMORY,
-    SENSORS,
+    MEMORY_QUANTITIES,
+    SENSOR_QUANTITIES,
     SHARED_FAMILIES,
 )
 from gpumond.quantities.program_quantities import (
-    ENGINE,
+    ENGINE_QUANTITIES,
     ENGINE_USED,
-    HOST_POOL,
-    POOL,
+    HOST_POOL_QUANTITIES,
+    POOL_QUANTITIES,
     PROCESS_USED,
     PROCESS_UTILIZATION,
-    PROGRAM,
+    PROGRAM_QUANTITIES,
     REPORT_AGE,
-    STEP,
+    STEP_QUANTITIES,
 )
-from gpumond.quantities.quantity import Quantity
+from gpumond.quantities.quantity import Quantity, attribute_quantity
 from gpumond.tick.reading_conditions import DEVICE_CONDITIONS, conditions
 
-Row = tuple[tuple[str, ...], float | None]
-"""Label values in the family's order, and the value. A row whose value is None is omitted."""
+LabelValues = tuple[str, ...]
+"""In the order of the family's labels."""
+Row = tuple[LabelValues, float | None]
+"""A row whose value is None is omitted."""
 
 
 MetricKind = Literal["gauge", "counter"]
@@ -69,60 +70,60 @@ class Family(NamedTuple):
 
 TOTAL = "_total"
 
-Fact = TypeVar("Fact")
-Facts = Callable[[Frame], Iterable[tuple[tuple[str, ...], Fact]]]
-"""The facts of one kind in a frame, each with its label values."""
+Subject = TypeVar("Subject")
+LabeledSubjects = Callable[[Frame], Iterable[tuple[LabelValues, Subject]]]
+"""The subjects of one kind in a frame, such as its pools, each with its label values."""
 
 
 def families(
-    prefix: str, labels: tuple[str, ...], facts: Facts[Fact], quantities: Iterable[Quantity[Fact]]
+    prefix: str, labels: tuple[str, ...], subjects: LabeledSubjects[Subject], quantities: Iterable[Quantity[Subject]]
 ) -> Iterator[Family]:
     """Yield the families of quantities in their order; consecutive ones of one name share a family."""
-    facts = _read_once(facts)
+    subjects = _keep_last(subjects)
     for name, group in groupby(quantities, lambda quantity: quantity.metric):
         members = tuple(group)
         if name and members[0].labels:
             names = (*labels, *members[0].labels)
-            yield Family(f"{prefix}{name}", SHARED_FAMILIES[name], names, partial(_shared, facts, members))
+            yield Family(f"{prefix}{name}", SHARED_FAMILIES[name], names, partial(_shared_rows, subjects, members))
         elif name:
             (quantity,) = members
-            yield family(prefix, labels, quantity, partial(_rows, facts, quantity.export or quantity.read))
+            yield family(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
 
 
 def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
-    """Return the family of a quantity whose rows are not one for each fact."""
+    """Return the family of a quantity whose rows are not one for each subject."""
     return Family(f"{prefix}{quantity.metric}", quantity.help + note, labels, rows)
 
 
-def _read_once(facts: Facts[Fact]) -> Facts[Fact]:
-    """Return a function that keeps the facts of the last frame, which all families of these facts read."""
-    kept: tuple[Frame | None, Collection[tuple[tuple[str, ...], Fact]]] = None, ()
+def _keep_last(subjects: LabeledSubjects[Subject]) -> LabeledSubjects[Subject]:
+    """Return a function that keeps the subjects of the last frame, which all families of these subjects read."""
+    last: tuple[Frame | None, Collection[tuple[LabelValues, Subject]]] = None, ()
 
-    def read(frame: Frame) -> Collection[tuple[tuple[str, ...], Fact]]:
-        nonlocal kept
-        last, read_facts = kept
-        if frame is not last:
-            read_facts = tuple(facts(frame))
-            kept = frame, read_facts
-        return read_facts
+    def read(frame: Frame) -> Collection[tuple[LabelValues, Subject]]:
+        nonlocal last
+        if frame is not last[0]:
+            last = frame, tuple(subjects(frame))
+        return last[1]
 
     return read
 
 
-def _rows(facts: Facts[Fact], read: Callable[[Fact], float | None], frame: Frame) -> Iterable[Row]:
-    return [(labels, read(fact)) for labels, fact in facts(frame)]
+def _rows(subjects: LabeledSubjects[Subject], read: Callable[[Subject], float | None], frame: Frame) -> Iterable[Row]:
+    return [(labels, read(subject)) for labels, subject in subjects(frame)]
 
 
-def _shared(facts: Facts[Fact], quantities: Iterable[Quantity[Fact]], frame: Frame) -> Iterator[Row]:
-    for labels, fact in facts(frame):
+def _shared_rows(
+    subjects: LabeledSubjects[Subject], quantities: Iterable[Quantity[Subject]], frame: Frame
+) -> Iterator[Row]:
+    for labels, subject in subjects(frame):
         for quantity in quantities:
-            yield (*labels, *quantity.labels.values()), quantity.read(fact)
+            yield (*labels, *quantity.labels.values()), quantity.read(subject)
 
 
 DEVICE_LABELS = ("uuid", "gpu")
 
 
-def labeled_devices(frame: Frame) -> Iterator[tuple[tuple[str, ...], DeviceReading]]:
+def labeled_devices(frame: Frame) -> Iterator[tuple[LabelValues, DeviceReading]]:
     for device in frame.snapshot.devices:
         yield (device.uuid, str(device.index)), device
 
@@ -147,20 +148,20 @@ def _compute_mode(frame: Frame) -> Iterator[Row]:
             yield (*labels, device.sensors.compute_mode), 1
 
 
-def _of_xids(value: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[Row]]:
+def _xid_rows(read: Callable[[XidErrors], float]) -> Callable[[Frame], Iterator[Row]]:
     def rows(frame: Frame) -> Iterator[Row]:
-        index = frame.snapshot.gpu_labels
+        gpu_labels = frame.snapshot.gpu_labels
         for errors in frame.snapshot.xids:
-            yield (errors.device_uuid, index.get(errors.device_uuid, ""), str(errors.xid)), value(errors)
+            yield (errors.device_uuid, gpu_labels.get(errors.device_uuid, ""), str(errors.xid)), read(errors)
 
     return rows
 
 
 def _device_faults(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for uuid, kind in {(fault.device_uuid, fault.kind) for fault in frame.snapshot.faults}:
         if uuid is not None:
-            yield (uuid, index.get(uuid, ""), kind), 1
+            yield (uuid, gpu_labels.get(uuid, ""), kind), 1
 
 
 def _device_count(frame: Frame) -> Iterator[Row]:
@@ -173,7 +174,7 @@ XID_ERRORS = Family(
     "gpumond_device_xid_errors_total",
     "Xid errors that the driver has reported to the daemon, including those of devices that are now lost.",
     ("uuid", "gpu", "xid"),
-    _of_xids(lambda errors: errors.count),
+    _xid_rows(lambda errors: errors.count),
 )
 
 
@@ -190,7 +191,7 @@ COMPUTE_MODE = Family(
 
 def _sensors() -> Iterator[Family]:
     """Yield the families of the sensors that are numbers, and after related ones those that are names."""
-    for each in families("gpumond_device_", DEVICE_LABELS, labeled_devices, SENSORS):
+    for each in families("gpumond_device_", DEVICE_LABELS, labeled_devices, SENSOR_QUANTITIES):
         yield each
         if each.name == "gpumond_device_performance_state":
             yield THROTTLE
@@ -204,7 +205,7 @@ NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
         "1 if the device uses host memory. Its size and free memory are then the host's, and its used memory is the "
         "sum over its processes.",
         lambda device: float(device.unified) if device.size_bytes is not None else None,
-        boolean=True,
+        is_boolean=True,
     ),
 )
 """Quantities that rules do not compare."""
@@ -223,14 +224,14 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),
-    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (*MEMORY, *NO_RULE_VALUES)),
+    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (*MEMORY_QUANTITIES, *NO_RULE_VALUES)),
     *_sensors(),
     XID_ERRORS,
     Family(
         "gpumond_device_xid_last_seen_timestamp_seconds",
         "Unix time at which the driver last reported this Xid error.",
         ("uuid", "gpu", "xid"),
-        _of_xids(lambda errors: errors.last_seen_at),
+        _xid_rows(lambda errors: errors.last_seen_at),
     ),
     Family(
         "gpumond_devices",
@@ -244,53 +245,51 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
 PROCESSES_PER_DEVICE = 50
 PROCESS_LABELS = ("uuid", "gpu", "pid")
 
-Labels = tuple[str, ...]
 
-
-def labeled_processes(frame: Frame) -> Iterator[tuple[Labels, ProcessUsage]]:
+def labeled_processes(frame: Frame) -> Iterator[tuple[LabelValues, ProcessUsage]]:
     """Yield the largest processes of each device."""
     for device, usages in frame.processes_by_size:
         for process in usages[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process
 
 
-def labeled_pools(frame: Frame) -> Iterator[tuple[Labels, PoolUsage]]:
-    index = frame.snapshot.gpu_labels
+def labeled_pools(frame: Frame) -> Iterator[tuple[LabelValues, PoolUsage]]:
+    gpu_labels = frame.snapshot.gpu_labels
     for report in frame.snapshot.reports:
         pid = str(report.pid)
         for pool in report.pools:
             uuid = pool.device_uuid
-            yield (uuid, index.get(uuid, ""), pid, report.workload, pool.allocator), pool
+            yield (uuid, gpu_labels.get(uuid, ""), pid, report.workload, pool.allocator), pool
 
 
-def labeled_host_pools(frame: Frame) -> Iterator[tuple[Labels, HostPool]]:
+def labeled_host_pools(frame: Frame) -> Iterator[tuple[LabelValues, HostPool]]:
     for report in frame.snapshot.reports:
         for pool in report.host_pools:
             yield (str(report.pid), report.workload, pool.allocator), pool
 
 
-def labeled_programs(frame: Frame) -> Iterator[tuple[Labels, Program]]:
+def labeled_programs(frame: Frame) -> Iterator[tuple[LabelValues, Program]]:
     for report in frame.snapshot.reports:
         yield (str(report.pid), report.workload), report.program
 
 
-def labeled_steps(frame: Frame) -> Iterator[tuple[Labels, StepUsage]]:
+def labeled_steps(frame: Frame) -> Iterator[tuple[LabelValues, StepUsage]]:
     for labels, program in labeled_programs(frame):
         if program.step is not None:
             yield labels, program.step
 
 
-def labeled_scopes(frame: Frame) -> Iterator[tuple[Labels, ScopeUsage]]:
+def labeled_scopes(frame: Frame) -> Iterator[tuple[LabelValues, ScopeUsage]]:
     for labels, program in labeled_programs(frame):
         for scope in program.scopes:
             yield (*labels, scope.name), scope
 
 
-def labeled_scope_devices(frame: Frame) -> Iterator[tuple[Labels, ScopeDevice]]:
-    index = frame.snapshot.gpu_labels
+def labeled_scope_devices(frame: Frame) -> Iterator[tuple[LabelValues, ScopeDevice]]:
+    gpu_labels = frame.snapshot.gpu_labels
     for labels, scope in labeled_scopes(frame):
         for device in scope.devices:
-            yield (device.device_uuid, index.get(device.device_uuid, ""), *labels), device
+            yield (device.device_uuid, gpu_labels.get(device.device_uuid, ""), *labels), device
 
 
 def _process_used(frame: Frame) -> Iterator[Row]:
@@ -298,24 +297,24 @@ def _process_used(frame: Frame) -> Iterator[Row]:
         for process in processes[:PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
         if len(processes) > PROCESSES_PER_DEVICE:
-            used = sum(process.used_bytes or 0 for process in processes[PROCESSES_PER_DEVICE:])
-            yield (device.uuid, str(device.index), "other"), used
+            used_bytes = sum(process.used_bytes or 0 for process in processes[PROCESSES_PER_DEVICE:])
+            yield (device.uuid, str(device.index), "other"), used_bytes
 
 
 def _process_limit(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for (uuid, key), limit_bytes in frame.snapshot.limits.items():
-        yield (uuid, index.get(uuid, ""), str(key.pid)), limit_bytes
+        yield (uuid, gpu_labels.get(uuid, ""), str(key.pid)), limit_bytes
 
 
-def _cgroups(field: str) -> Rows:
+def _cgroup_rows(field: str) -> Rows:
     """Return the rows of one value of all cgroups with a limit."""
 
     def rows(frame: Frame) -> Iterator[Row]:
         for device in frame.snapshot.devices:
             for each in device.cgroup_limits:
                 if each.is_limited:
-                    yield (device.uuid, str(device.index), clean(each.cgroup)), getattr(each, field)
+                    yield (device.uuid, str(device.index), printable_text(each.cgroup)), getattr(each, field)
 
     return rows
 
@@ -336,19 +335,19 @@ def _process_reserve_shortage(frame: Frame) -> Iterator[Row]:
 
 def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
-    seen: set[int] = set()  # the label: several series for one pid would break joins
+    pids: set[int] = set()  # the label: several series for one pid would break joins
     for _, processes in frame.processes_by_size:
         for process in processes[:PROCESSES_PER_DEVICE]:
-            if process.pid in seen:
+            if process.pid in pids:
                 continue
-            seen.add(process.pid)
+            pids.add(process.pid)
             report = reports.get(process.key)
             workload = report.workload if report else ""
             user = process.user or ("" if process.uid is None else str(process.uid))
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
             names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
-            place = (report.rank, report.world_size, report.job) if report else (None, None, "")
-            owner = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in place))
+            rank = (report.rank, report.world_size, report.job) if report else (None, None, "")
+            owner = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in rank))
             yield (*labels, *(name or "" for name in (*names, *owner))), 1
 
 
@@ -360,22 +359,21 @@ def _report_age(frame: Frame) -> Iterator[Row]:
         yield (pid,), age
 
 
-SCOPE_DEVICE: tuple[Quantity[ScopeDevice], ...] = (
-    Quantity(
+SCOPE_DEVICE_QUANTITIES: tuple[Quantity[ScopeDevice], ...] = (
+    attribute_quantity(
         "retained_bytes",
         "Growth of live memory within the measured scope, summed over all entries; negative if memory was freed.",
-        attrgetter("retained_bytes"),
     ),
-    Quantity("peak_bytes", "Peak live memory within the measured scope.", attrgetter("peak_bytes")),
+    attribute_quantity("peak_bytes", "Peak live memory within the measured scope."),
 )
-SCOPE: tuple[Quantity[ScopeUsage], ...] = (
-    Quantity("entries_total", "Number of times the measured scope was entered.", attrgetter("entries")),
-    Quantity(
-        "retries_total",
+SCOPE_QUANTITIES: tuple[Quantity[ScopeUsage], ...] = (
+    attribute_quantity("entries", "Number of times the measured scope was entered.", "entries_total"),
+    attribute_quantity(
+        "retries",
         "Allocations within the measured scope that succeeded only after the allocator had emptied its cache.",
-        attrgetter("retries"),
+        "retries_total",
     ),
-    Quantity("ooms_total", "Entries of the measured scope that ended with an out-of-memory error.", attrgetter("ooms")),
+    attribute_quantity("ooms", "Entries of the measured scope that ended with an out-of-memory error.", "ooms_total"),
 )
 
 PROCESS_FAMILIES: tuple[Family, ...] = (
@@ -405,7 +403,7 @@ PROCESS_FAMILIES: tuple[Family, ...] = (
         _process_reserve_shortage,
     ),
     *(
-        Family(f"gpumond_cgroup_memory_{name}_bytes", text, ("uuid", "gpu", "cgroup"), _cgroups(f"{name}_bytes"))
+        Family(f"gpumond_cgroup_memory_{name}_bytes", text, ("uuid", "gpu", "cgroup"), _cgroup_rows(f"{name}_bytes"))
         for name, text in (
             ("limit", "Memory that the driver lets this cgroup's processes allocate, in total."),
             ("guaranteed", "Memory that the driver guarantees to this cgroup's processes, in total."),
@@ -426,50 +424,55 @@ PROCESS_FAMILIES: tuple[Family, ...] = (
 
 REPORT_FAMILIES: tuple[Family, ...] = (
     family("gpumond_", ("pid",), REPORT_AGE, _report_age),
-    *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL),
-    *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL),
-    *families("gpumond_scope_", ("uuid", "gpu", "pid", "workload", "scope"), labeled_scope_devices, SCOPE_DEVICE),
-    *families("gpumond_scope_", ("pid", "workload", "scope"), labeled_scopes, SCOPE),
-    *families("gpumond_", ("pid", "workload"), labeled_steps, STEP),
-    *families("gpumond_", ("pid", "workload"), labeled_programs, PROGRAM),
+    *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL_QUANTITIES),
+    *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL_QUANTITIES),
+    *families(
+        "gpumond_scope_", ("uuid", "gpu", "pid", "workload", "scope"), labeled_scope_devices, SCOPE_DEVICE_QUANTITIES
+    ),
+    *families("gpumond_scope_", ("pid", "workload", "scope"), labeled_scopes, SCOPE_QUANTITIES),
+    *families("gpumond_", ("pid", "workload"), labeled_steps, STEP_QUANTITIES),
+    *families("gpumond_", ("pid", "workload"), labeled_programs, PROGRAM_QUANTITIES),
 )
 
 
 def _ledger(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     sums: Counter[tuple[str, str, str, str]] = Counter()
     for line in frame.ledger.lines:
-        sums[line.device_uuid, index[line.device_uuid], line.workload, line.share] += line.used_bytes
+        sums[line.device_uuid, gpu_labels[line.device_uuid], line.workload, line.share] += line.used_bytes
     yield from sums.items()
 
 
 def _device_shares(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for (uuid, share), size in frame.shares.items():
-        yield (uuid, index[uuid], share), size
+        yield (uuid, gpu_labels[uuid], share), size
 
 
 def _overcount(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for entry in frame.ledger.overcounts:
-        yield (entry.device_uuid, index[entry.device_uuid]), entry.overcount_bytes
+        yield (entry.device_uuid, gpu_labels[entry.device_uuid]), entry.overcount_bytes
 
 
 def _verdicts(frame: Frame) -> Iterator[Row]:
     """Yield the verdicts except patterns: each program has one at any time, and a new series for each change."""
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for verdict in frame.verdicts:
-        if verdict.kind not in PATTERNS:
-            yield (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind), 1
+        if verdict.kind not in PATTERN_NAMES:
+            yield (
+                (verdict.device_uuid, gpu_labels.get(verdict.device_uuid, ""), str(verdict.pid or ""), verdict.kind),
+                1,
+            )
 
 
 def _time_to_full(frame: Frame) -> Iterator[Row]:
     """Yield the lowest estimate if several verdicts apply to the same process."""
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     times: dict[tuple[str, str, str], float] = {}
     for verdict in frame.verdicts:
         if (seconds := verdict.time_to_full_seconds) is not None:
-            labels = (verdict.device_uuid, index.get(verdict.device_uuid, ""), str(verdict.pid or ""))
+            labels = (verdict.device_uuid, gpu_labels.get(verdict.device_uuid, ""), str(verdict.pid or ""))
             times[labels] = min(seconds, times.get(labels, seconds))
     yield from times.items()
 
@@ -479,7 +482,7 @@ def _alerts(frame: Frame) -> Iterator[Row]:
     yield from Counter(alerts).items()
 
 
-def _engines(frame: Frame) -> Iterator[tuple[tuple[str, ...], EngineReading]]:
+def _engines(frame: Frame) -> Iterator[tuple[LabelValues, EngineReading]]:
     for engine in frame.snapshot.engines:
         yield (engine.name, engine.kind), engine
 
@@ -491,7 +494,7 @@ def _engine_memory(frame: Frame) -> Iterator[Row]:
             yield (device.uuid, str(device.index), engine.name, engine.kind), used
 
 
-def _snapshot(frame: Frame) -> Iterator[tuple[tuple[str, ...], Snapshot]]:
+def _snapshot(frame: Frame) -> Iterator[tuple[LabelValues, Snapshot]]:
     yield (), frame.snapshot
 
 
@@ -502,10 +505,10 @@ def _driver_down_reason(frame: Frame) -> Iterator[Row]:
 
 
 def _conditions(frame: Frame) -> Iterator[Row]:
-    index = frame.snapshot.gpu_labels
+    gpu_labels = frame.snapshot.gpu_labels
     for uuid, kind in dict.fromkeys((each.device_uuid, each.kind) for each in conditions(frame.snapshot)):
         if uuid is not None:
-            yield (uuid, index[uuid], kind), 1
+            yield (uuid, gpu_labels[uuid], kind), 1
 
 
 def _driver_info(frame: Frame) -> Iterator[Row]:
@@ -515,15 +518,15 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
-_owners = _read_once(owners.usages)
+_owners = _keep_last(owners.usages)
 
 
-def _machine(frame: Frame) -> Iterator[tuple[tuple[str, ...], owners.MachineUsage]]:
+def _machine(frame: Frame) -> Iterator[tuple[LabelValues, owners.MachineUsage]]:
     return owners.machine_usage(frame, [usage for _, usage in _owners(frame)])
 
 
 MACHINE_FAMILIES: tuple[Family, ...] = (
-    *families("gpumond_machine_", (), _machine, owners.MACHINE),
+    *families("gpumond_machine_", (), _machine, owners.MACHINE_QUANTITIES),
     Family(
         "gpumond_machine_memory_share_bytes",
         "Used memory on the machine's devices, by share.",
@@ -534,7 +537,7 @@ MACHINE_FAMILIES: tuple[Family, ...] = (
 
 
 OWNER_FAMILIES: tuple[Family, ...] = (
-    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER),
+    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER_QUANTITIES),
     Family(
         "gpumond_owner_verdicts",
         "Number of active verdicts on the owner's programs by kind, except healthy patterns.",
@@ -567,7 +570,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     ),
     Family(
         "gpumond_memory_overcount_bytes",
-        MEANINGS["overcount"],
+        SHARE_MEANINGS["overcount"],
         ("uuid", "gpu"),
         _overcount,
     ),
@@ -576,7 +579,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
     Family(
         "gpumond_verdict",
         "1 for each active verdict; healthy patterns are only in /api/v1/verdicts. Kinds: "
-        f"{', '.join(kind.name for kind in KINDS if not kind.is_pattern)}.",
+        f"{', '.join(kind.name for kind in VERDICT_KINDS if not kind.is_pattern)}.",
         ("uuid", "gpu", "pid", "kind"),
         _verdicts,
     ),
@@ -598,7 +601,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("workload",),
         lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),
-    *families("gpumond_engine_", ("engine", "kind"), _engines, ENGINE),
+    *families("gpumond_engine_", ("engine", "kind"), _engines, ENGINE_QUANTITIES),
     family("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
     *families("gpumond_", (), _snapshot, (DRIVER_UP,)),
     Family(

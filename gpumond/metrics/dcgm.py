@@ -25,29 +25,29 @@ from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import MIB
 from gpumond.host.machine import MACHINE_NAME
 
-VENDORS = ("nvidia", "sim")
+DCGM_VENDORS = ("nvidia", "sim")
 
 
-class DcgmVersion(NamedTuple):
+class DcgmDialect(NamedTuple):
     """Names of one range of versions of dcgm-exporter."""
 
-    former: bool
+    uses_former_names: bool
     """Names and units before exporter 4.9."""
     hostname: str
     driver_version: str
     xid: str
 
 
-DIALECTS: Mapping[Compat, DcgmVersion] = {
-    "dcgm-4.7": DcgmVersion(True, "Hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
-    "dcgm-4.8": DcgmVersion(True, "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
-    "dcgm-4.9": DcgmVersion(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
-    "dcgm": DcgmVersion(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+DIALECTS: Mapping[Compat, DcgmDialect] = {
+    "dcgm-4.7": DcgmDialect(True, "Hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.8": DcgmDialect(True, "hostname", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERRORS"),
+    "dcgm-4.9": DcgmDialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
+    "dcgm": DcgmDialect(False, "hostname", "DCGM_FI_SYSTEM_DRIVER_VERSION", "DCGM_FI_DEV_XID_ERROR"),
 }
 """``dcgm-4.7`` is also that of exporter 4.8.0 to 4.8.2; ``dcgm`` is the newest."""
 
 
-class Unit(NamedTuple):
+class DcgmUnit(NamedTuple):
     """Unit since exporter 4.9, the former unit, and the number of former units in one unit."""
 
     name: str = ""
@@ -55,44 +55,44 @@ class Unit(NamedTuple):
     factor: float = 1
 
 
-NUMBER = Unit()
-UNITS: Mapping[str, Unit] = {
-    "_bytes_per_second": Unit("in bytes per second", "in bytes per second"),
-    "_bytes": Unit("in bytes", "in MiB", 1 / MIB),
-    "_hertz": Unit("in Hz", "in MHz", 1e-6),
-    "_celsius": Unit("in C", "in C"),
-    "_watts": Unit("in W", "in W"),
-    "_joules": Unit("in J", "in mJ", 1e3),
-    "_ratio": Unit("0 to 1", "in %", 100),
+NO_UNIT = DcgmUnit()
+UNITS_BY_SUFFIX: Mapping[str, DcgmUnit] = {
+    "_bytes_per_second": DcgmUnit("in bytes per second", "in bytes per second"),
+    "_bytes": DcgmUnit("in bytes", "in MiB", 1 / MIB),
+    "_hertz": DcgmUnit("in Hz", "in MHz", 1e-6),
+    "_celsius": DcgmUnit("in C", "in C"),
+    "_watts": DcgmUnit("in W", "in W"),
+    "_joules": DcgmUnit("in J", "in mJ", 1e3),
+    "_ratio": DcgmUnit("0 to 1", "in %", 100),
 }
 """Units by the ends of the names of fields."""
 
 
 class DcgmFamily(NamedTuple):
-    """Family with its name since exporter 4.9 and its former name; ``value`` is in the unit since 4.9.
+    """Family with its name since exporter 4.9 and its former name; ``read`` is in the unit since 4.9.
 
-    With ``memory``, MIG instances replace their GPU. DCGM's counters are exported as untyped, because prometheus_client
-    requires counter names to end in ``_total``.
+    If it ``is_per_mig_instance``, MIG instances replace their GPU. DCGM's counters are exported as untyped, because
+    prometheus_client requires counter names to end in ``_total``.
     """
 
     new_name: str
     former_name: str
     meaning: str
-    unit: Unit
-    value: Callable[[DeviceReading], float | None]
-    memory: bool = False
+    unit: DcgmUnit
+    read: Callable[[DeviceReading], float | None]
+    is_per_mig_instance: bool = False
     kind: Literal["gauge", "untyped"] = "gauge"
 
-    def name(self, former: bool) -> str:
-        return f"DCGM_FI_{self.former_name if former else self.new_name}"
+    def name(self, use_former_name: bool) -> str:
+        return f"DCGM_FI_{self.former_name if use_former_name else self.new_name}"
 
-    def help(self, former: bool) -> str:
-        unit = self.unit.former if former else self.unit.name
+    def help(self, use_former_unit: bool) -> str:
+        unit = self.unit.former if use_former_unit else self.unit.name
         return f"{self.meaning} ({unit})." if unit else f"{self.meaning}."
 
 
-def _unit(field: str) -> Unit:
-    return next((unit for end, unit in UNITS.items() if field.endswith(end)), NUMBER)
+def _unit(field: str) -> DcgmUnit:
+    return next((unit for suffix, unit in UNITS_BY_SUFFIX.items() if field.endswith(suffix)), NO_UNIT)
 
 
 def _sensor(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
@@ -105,12 +105,14 @@ def _counter(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
 
 def _profiled(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
     """Return a family whose ratios are from 0 to 1 under both names."""
-    unit = NUMBER if field.endswith("_ratio") else _unit(field)
+    unit = NO_UNIT if field.endswith("_ratio") else _unit(field)
     return DcgmFamily(f"PROF_{new}", f"PROF_{former}", meaning, unit, attrgetter(f"sensors.{field}"))
 
 
 def _memory(new: str, former: str, meaning: str, field: str) -> DcgmFamily:
-    return DcgmFamily(f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, _unit(field), attrgetter(field), memory=True)
+    return DcgmFamily(
+        f"DEV_FB_{new}", f"DEV_FB_{former}", meaning, _unit(field), attrgetter(field), is_per_mig_instance=True
+    )
 
 
 FAMILIES = (
@@ -181,17 +183,21 @@ FAMILIES = (
 
 def metrics(frame: Frame, compat: Compat = "dcgm", hostname: str = MACHINE_NAME) -> Iterator[Metric]:
     dialect = DIALECTS[compat]
-    former = dialect.former
-    devices = {device.uuid: device for device in frame.snapshot.devices if device.vendor in VENDORS}
-    split = {device.parent_uuid for device in devices.values()}
+    use_former_names = dialect.uses_former_names
+    devices = {device.uuid: device for device in frame.snapshot.devices if device.vendor in DCGM_VENDORS}
+    parents_of_mig_instances = {device.parent_uuid for device in devices.values()}
     machine = {dialect.hostname: hostname, dialect.driver_version: frame.snapshot.source.driver_version or ""}
     labels = {device.uuid: _labels(device, devices, machine) for device in devices.values()}
     for family in FAMILIES:
-        name, factor = family.name(former), family.unit.factor if former else 1
-        metric = Metric(name, family.help(former), family.kind)
+        name, factor = family.name(use_former_names), family.unit.factor if use_former_names else 1
+        metric = Metric(name, family.help(use_former_names), family.kind)
         for device in devices.values():
-            value = family.value(device)
-            if value is None or (device.uuid in split if family.memory else device.parent_uuid is not None):
+            value = family.read(device)
+            if value is None or (
+                device.uuid in parents_of_mig_instances
+                if family.is_per_mig_instance
+                else device.parent_uuid is not None
+            ):
                 continue
             metric.add_sample(name, labels[device.uuid], round(value * factor, 6))
         yield metric
@@ -204,9 +210,9 @@ def _last_xid(
     """Return the last Xid per device. 0 means none, and is exported only while Xid events are subscribed."""
     metric = Metric(name, "Value of the last Xid error encountered.", "gauge")
     for device in devices:
-        own = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
-        if own or device.sensors.xid_events:
-            last = max(own, key=lambda errors: errors.last_seen_at).xid if own else 0
+        xids = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
+        if xids or device.sensors.xid_events:
+            last = max(xids, key=lambda errors: errors.last_seen_at).xid if xids else 0
             metric.add_sample(metric.name, {**labels[device.uuid], "err_code": str(last)}, last)
     return metric
 

@@ -20,26 +20,26 @@ from prometheus_client import (
 from gpumond import __version__, revision
 from gpumond.events import Event, EventKind
 from gpumond.facts.frame import SilenceState
-from gpumond.facts.pools import Outcome, Receipt
+from gpumond.facts.pools import FlushOutcome, Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.quantities.device_quantities import STORE_WRITABLE
 
 MAX_WORKLOADS = 100
 """Maximum number of workloads with their own series. A new workload replaces the oldest one without programs."""
 
-OUTCOMES = tuple(outcome for outcome in get_args(Outcome) if outcome != "planned")
+OUTCOMES = tuple(outcome for outcome in get_args(FlushOutcome) if outcome != "planned")
 
 
-class Workloads:
+class WorkloadFlushCounters:
     """Counters of flushes by workload, which persist after the programs have exited."""
 
-    def __init__(self, registry: CollectorRegistry, most: int = MAX_WORKLOADS) -> None:
-        self._most = most
-        self._known: dict[str, None] = {}
+    def __init__(self, registry: CollectorRegistry, max_workloads: int = MAX_WORKLOADS) -> None:
+        self._max_workloads = max_workloads
+        self._workloads: dict[str, None] = {}
         self._connected: frozenset[str] = frozenset()
         self._flushes = Counter(
             "gpumond_workload_flushes",
-            f"Flush receipts of a workload by outcome, excluding dry runs. Limited to {most} workloads.",
+            f"Flush receipts of a workload by outcome, excluding dry runs. Limited to {max_workloads} workloads.",
             ["workload", "outcome"],
             registry=registry,
         )
@@ -65,13 +65,13 @@ class Workloads:
     def set_connected(self, workloads: Iterable[str]) -> None:
         """Set the workloads that have programs. Their series start at 0, because rate() ignores the first value."""
         self._connected = frozenset(workloads)
-        for workload in sorted(self._connected - self._known.keys()):
-            self._admit(workload)
+        for workload in sorted(self._connected - self._workloads.keys()):
+            self._add(workload)
 
     def add_receipt(self, receipt: Receipt) -> None:
         """Count a receipt whose outcome is not ``planned``."""
         workload = receipt.workload
-        if workload not in self._known and not self._admit(workload):
+        if workload not in self._workloads and not self._add(workload):
             return
         self._flushes.labels(workload, receipt.outcome).inc()
         self._released.labels(workload).inc(max(0, receipt.released_bytes))
@@ -81,21 +81,21 @@ class Workloads:
             self._before.labels(workload).inc(receipt.before.held_bytes)
             self._after.labels(workload).inc(receipt.after.held_bytes)
 
-    def _admit(self, workload: str) -> bool:
-        if len(self._known) >= self._most and not self._forget():
+    def _add(self, workload: str) -> bool:
+        if len(self._workloads) >= self._max_workloads and not self._remove_oldest():
             return False
-        self._known[workload] = None
+        self._workloads[workload] = None
         for outcome in OUTCOMES:
             self._flushes.labels(workload, outcome)
         for counter in self._bytes_counters:
             counter.labels(workload)
         return True
 
-    def _forget(self) -> bool:
-        stale = next((workload for workload in self._known if workload not in self._connected), None)
+    def _remove_oldest(self) -> bool:
+        stale = next((workload for workload in self._workloads if workload not in self._connected), None)
         if stale is None:
             return False
-        del self._known[stale]
+        del self._workloads[stale]
         for outcome in OUTCOMES:
             self._flushes.remove(stale, outcome)
         for counter in self._bytes_counters:
@@ -107,7 +107,7 @@ class Workloads:
         return self._expected, self._released, self._before, self._after
 
 
-NO_PROCESS = -1
+NO_PID = -1
 """A pid of no process: its metrics are absent."""
 TICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 FLUSH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -121,7 +121,7 @@ class Telemetry:
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        self._active: set[tuple[str, str, str | None]] = set()
+        self._active_faults: set[tuple[str, str, str | None]] = set()
         self._flushes = counter("gpumond_flushes", "Flush receipts by outcome, including dry runs.", ["outcome"])
         self._released = counter(
             "gpumond_flush_released_bytes", "Memory released by flushes, as counted by the allocators."
@@ -134,16 +134,16 @@ class Telemetry:
             "Time from a flush request to the receipt of one pool.",
             buckets=FLUSH_BUCKETS,
         )
-        self.workloads = Workloads(registry)
-        self.reported = counter("gpumond_agent_reports", "Reports accepted from agents.").inc
-        self._rejects = counter(
+        self.workloads = WorkloadFlushCounters(registry)
+        self.count_report = counter("gpumond_agent_reports", "Reports accepted from agents.").inc
+        self._rejected = counter(
             "gpumond_agent_connections_rejected", "Agent connections and messages rejected, by reason.", ["reason"]
         )
         self._http_rejected = counter(
             "gpumond_http_rejected", "HTTP connections and requests rejected, by reason.", ["reason"]
         )
-        self.log_dropped = counter("gpumond_log_dropped", "Log lines dropped by the rate limit.").inc
-        self.restarted = counter("gpumond_collector_restarts", "Restarts of the driver process.").inc
+        self.count_dropped_log_line = counter("gpumond_log_dropped", "Log lines dropped by the rate limit.").inc
+        self.count_driver_restart = counter("gpumond_collector_restarts", "Restarts of the driver process.").inc
         self._faults = counter("gpumond_faults", "Faults, each counted once when it starts.", ["source", "kind"])
         self._events = counter("gpumond_events", "Events by kind, as listed by /api/v1/events.", ["kind"])
         self.tick_duration = histogram(
@@ -154,7 +154,7 @@ class Telemetry:
         self.ticks_skipped = counter("gpumond_ticks_skipped", "Ticks skipped because the previous tick took too long.")
         for kind in get_args(EventKind):  # starts at 0: rate() ignores the first value of a series
             self._events.labels(kind)
-        for outcome in get_args(Outcome):
+        for outcome in get_args(FlushOutcome):
             self._flushes.labels(outcome)
         self._notifications = counter(
             "gpumond_notifications",
@@ -170,7 +170,7 @@ class Telemetry:
         self._silences = gauge("gpumond_silences", "Silences that haven't ended, by state.", ["state"])
         self.count_silences(())
         self.series_dropped = counter("gpumond_series_dropped", "Series dropped because a scrape reached its limit.")
-        self._hashes = "", ""
+        self._config_hashes = "", ""
         self._reload_successful = gauge(
             "gpumond_config_last_reload_successful",
             "1 if the last start or reload could load the configuration file, else 0.",
@@ -196,7 +196,7 @@ class Telemetry:
         PlatformCollector(registry=self.registry)
         ProcessCollector(registry=self.registry)
         ProcessCollector(
-            namespace="gpumond_collector", pid=lambda: driver_process_pid() or NO_PROCESS, registry=self.registry
+            namespace="gpumond_collector", pid=lambda: driver_process_pid() or NO_PID, registry=self.registry
         )
 
     def set_configuration_loaded(self) -> None:
@@ -205,8 +205,8 @@ class Telemetry:
 
     def set_config_hashes(self, settings_hash: str, rules_hash: str) -> None:
         """Replace the hashes of the settings and of the rules in effect."""
-        if (settings_hash, rules_hash) != self._hashes:
-            self._hashes = settings_hash, rules_hash
+        if (settings_hash, rules_hash) != self._config_hashes:
+            self._config_hashes = settings_hash, rules_hash
             self._config_info.clear()
             self._config_info.labels(settings_hash, rules_hash).set(1)
 
@@ -217,7 +217,7 @@ class Telemetry:
             self._reload_success_time.set(loaded_at)
 
     def count_rejection(self, reason: str) -> None:
-        self._rejects.labels(reason).inc()
+        self._rejected.labels(reason).inc()
 
     def count_http_rejection(self, reason: str) -> None:
         self._http_rejected.labels(reason).inc()
@@ -230,16 +230,16 @@ class Telemetry:
 
     def count_silences(self, states: Iterable[SilenceState]) -> None:
         """Set the number of silences from the states of all that have not ended."""
-        known = list(states)
+        current = list(states)
         for state in ("pending", "active"):
-            self._silences.labels(state).set(known.count(state))
+            self._silences.labels(state).set(current.count(state))
 
-    def faults(self, active: Iterable[Fault], complete: bool = True) -> None:
+    def count_faults(self, active: Iterable[Fault], is_complete: bool = True) -> None:
         """Count the faults that have started. After an incomplete reading, no fault is considered over."""
-        now: set[tuple[str, str, str | None]] = {(fault.source, fault.kind, fault.device_uuid) for fault in active}
-        for source, kind, _ in now - self._active:
+        faults: set[tuple[str, str, str | None]] = {(fault.source, fault.kind, fault.device_uuid) for fault in active}
+        for source, kind, _ in faults - self._active_faults:
             self._faults.labels(source, kind).inc()
-        self._active = now if complete else self._active | now
+        self._active_faults = faults if is_complete else self._active_faults | faults
 
     def count_events(self, events: Iterable[Event]) -> None:
         for event in events:

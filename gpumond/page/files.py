@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumond.events import ENDED, FOLLOWS, LIBRARY_PATHS, MARKS, PROGRAM_PATHS, REPEATS
+from gpumond.events import CONSEQUENCES, END_EVENT, EVENT_MARKS, LIBRARY_PATHS, PROGRAM_PATHS, REPEAT_SECONDS
 from gpumond.facts.engines import NOT_READ
-from gpumond.facts.pools import FORCED
-from gpumond.facts.shares import FLUSH, SHARES
-from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import KINDS, PATTERNS, REMEDIES
+from gpumond.facts.pools import API_FORCE_HINT
+from gpumond.facts.shares import FLUSH_MEANING, SHARES
+from gpumond.facts.snapshot import MAX_MISSED_READINGS
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_KINDS, VERDICT_REMEDIES
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.quantities import SCOPES
 
@@ -134,21 +134,21 @@ def words_module() -> str:
     known: dict[str, object] = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
-        "ORDINARY": sorted(PATTERNS),
-        "NOTES": sorted(kind.name for kind in KINDS if not kind.is_pattern and not kind.remedy),
-        "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in KINDS},
-        "REMEDIES": REMEDIES,
-        "MISSED_LIMIT": MISSED_LIMIT,
+        "ORDINARY": sorted(PATTERN_NAMES),
+        "NOTES": sorted(kind.name for kind in VERDICT_KINDS if not kind.is_pattern and not kind.remedy),
+        "VERDICTS": {kind.name: kind.meaning.replace("`", "") for kind in VERDICT_KINDS},
+        "REMEDIES": VERDICT_REMEDIES,
+        "MISSED_LIMIT": MAX_MISSED_READINGS,
         "NOT_READ": NOT_READ,
-        "MARKS": MARKS,
-        "ENDED": ENDED,
-        "FOLLOWS": FOLLOWS,
-        "REPEATS": REPEATS,
+        "MARKS": EVENT_MARKS,
+        "ENDED": END_EVENT,
+        "FOLLOWS": CONSEQUENCES,
+        "REPEATS": REPEAT_SECONDS,
         "NAMES": {"oom": "out of memory", "xid": "Xid error"},
         "RUNBOOKS": sorted(RUNBOOKS),
         "LIBRARIES": LIBRARY_PATHS,
         "OWN_FILES": PROGRAM_PATHS,
-        "FORCED": FORCED,
+        "FORCED": API_FORCE_HINT,
     }
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
@@ -156,14 +156,14 @@ def words_module() -> str:
 def booleans_module() -> str:
     """Return the rule values that are 0 or 1, and the scopes and values of ratios that can exceed 1, as a module."""
     all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.values]
-    booleans = sorted({value.name for _, value in all_values if value.boolean})
-    exceeding = [f"{scope} {value.name}" for scope, value in all_values if value.exceeds_one]
+    booleans = sorted({value.name for _, value in all_values if value.is_boolean})
+    exceeding = [f"{scope} {value.name}" for scope, value in all_values if value.may_exceed_one]
     return f"export const BOOLEANS = {json.dumps(booleans)};\nexport const EXCEEDING = {json.dumps(exceeding)};\n"
 
 
 def flush_meaning_module() -> str:
     """Return what a flush is, which only the help says, as a module."""
-    return f"export const FLUSH = {json.dumps(FLUSH)};\n"
+    return f"export const FLUSH = {json.dumps(FLUSH_MEANING)};\n"
 
 
 DIRECTORY = Path(__file__).parent

@@ -18,19 +18,19 @@ from gpumond.facts.messages import (
     Hello,
     Message,
     Report,
-    clean,
     decode,
     encode,
+    printable_text,
 )
 from gpumond.facts.program import MAX_RANKS, MAX_SCOPES, PoolLimit
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import PeerIdentity
-from gpumond.tick.claims import MAX_REPORTED_POOLS, bounded
+from gpumond.tick.claims import MAX_REPORTED_POOLS, limit_pools
 
 MAX_COMPONENTS = 8
-JOB = re.compile(r"[A-Za-z0-9._/-]{0,128}")
+JOB_PATTERN = re.compile(r"[A-Za-z0-9._/-]{0,128}")
 ResponseT = TypeVar("ResponseT")
-SCOPE = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+SCOPE_PATTERN = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 class AgentConnection:
@@ -51,7 +51,7 @@ class AgentConnection:
         self.report: Report | None = None
         self.unread = b""
         """Message of a report that has not been decoded."""
-        self._read: int | None = None
+        self._report_hash: int | None = None
         """Hash of the message of ``report``; None if that was decoded at once."""
         self.received_at = self.partial_since = now
         self.resumed_at = float("-inf")
@@ -68,7 +68,7 @@ class AgentConnection:
         """
         if self.unread:
             encoded, self.unread = self.unread, b""
-            if hash(encoded) == self._read:
+            if hash(encoded) == self._report_hash:
                 return self.report
             report = decode(encoded)
             if not isinstance(report, Report):
@@ -76,12 +76,12 @@ class AgentConnection:
             self.set_report(report, hash(encoded))
         return self.report
 
-    def set_report(self, report: Report, read: int | None = None) -> None:
+    def set_report(self, report: Report, report_hash: int | None = None) -> None:
         """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
-            report = replace(report, pools=bounded(report.pools, most=MAX_REPORTED_POOLS))
-        self.report, self.unread, self._read = report, b"", read
+            report = replace(report, pools=limit_pools(report.pools, most=MAX_REPORTED_POOLS))
+        self.report, self.unread, self._report_hash = report, b"", report_hash
 
     def split(self, chunk: bytes, now: float) -> list[bytes]:
         """Return the messages that are complete with these bytes. Raises ProtocolError."""
@@ -124,7 +124,7 @@ def check_hello(hello: Hello) -> None:
     if len(hello.workload) > MAX_WORKLOAD:
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
     for name, text in (("job", hello.job), ("account", hello.account)):
-        if not JOB.fullmatch(text):
+        if not JOB_PATTERN.fullmatch(text):
             raise ProtocolError("value", f"hello.{name}: {text!r:.80} isn't [A-Za-z0-9._/-]{{0,128}}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
@@ -136,9 +136,11 @@ def check_hello(hello: Hello) -> None:
 def check_report(report: Report) -> None:
     """Check number and length of names that become labels. Raises ProtocolError."""
     names = [scope.name for scope in report.program.scopes]
-    wrong = next((name for name in names if not SCOPE.fullmatch(name)), None)
+    wrong = next((name for name in names if not SCOPE_PATTERN.fullmatch(name)), None)
     if wrong is not None:
-        raise ProtocolError("value", f"report.program.scopes: {clean(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}")
+        raise ProtocolError(
+            "value", f"report.program.scopes: {printable_text(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}"
+        )
     if len(names) > MAX_SCOPES + 1:
         raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {MAX_SCOPES + 1}")
 
@@ -157,7 +159,7 @@ def agent_report(
         pools=report.pools,
         program=report.program,
         host_pools=report.host_pools,
-        limits=own_limits(report),
+        limits=limits_of_reported_pools(report),
         allows_limit="limit" in hello.answers,
         admission=hello.admission,
         rank=hello.rank,
@@ -171,7 +173,7 @@ def agent_report(
     )
 
 
-def own_limits(report: Report) -> tuple[PoolLimit, ...]:
+def limits_of_reported_pools(report: Report) -> tuple[PoolLimit, ...]:
     """Return the limits of pools that the report contains; a program may have stated any others, or zero."""
     if not report.limits:
         return ()
@@ -213,10 +215,10 @@ class ReadBudget:
 
     def wait(self, now: float) -> float:
         """Return the seconds until this user may be read again; 0 if at once."""
-        limits, passed = self._limits, now - self._filled_at
+        limits, elapsed_seconds = self._limits, now - self._filled_at
         self._filled_at = now
-        self.messages = min(limits.messages_per_second, self.messages + passed * limits.messages_per_second)
-        self.bytes = min(limits.bytes_per_second, self.bytes + passed * limits.bytes_per_second)
+        self.messages = min(limits.messages_per_second, self.messages + elapsed_seconds * limits.messages_per_second)
+        self.bytes = min(limits.bytes_per_second, self.bytes + elapsed_seconds * limits.bytes_per_second)
         return max(0.0, -self.messages / limits.messages_per_second, -self.bytes / limits.bytes_per_second)
 
 

@@ -27,9 +27,9 @@ from gpumond.facts.messages import (
     VERSION,
     AgentRequest,
     AgentResponse,
-    Borrow,
-    Borrowed,
-    Cancel,
+    BorrowRequest,
+    BorrowResponse,
+    CancelFlush,
     FlushCommand,
     FlushResult,
     Goodbye,
@@ -40,7 +40,15 @@ from gpumond.facts.messages import (
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessEnd
-from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, identify, peer_pidfd, peer_uid, person_uid, sender_pid
+from gpumond.host.peer import (
+    CREDENTIALS_SPACE,
+    PeerIdentity,
+    identify_peer,
+    peer_pidfd,
+    peer_uid,
+    person_uid,
+    sender_pid,
+)
 from gpumond.host.tasks import Tasks
 from gpumond.programs.agent_connection import (
     AgentConnection,
@@ -58,17 +66,17 @@ def identity_of(report: AgentReport) -> PeerIdentity:
     return PeerIdentity(report.pid, report.start_ticks, report.uid)
 
 
-ACCEPTED_AT_ONCE = 16
+MAX_ACCEPTED_AT_ONCE = 16
 REJECTED_PAUSE_SECONDS = 0.004
-"""Pause after each ``ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than two seconds."""
-REPORT = b'{"v":%d,"type":"report"' % VERSION
+"""Pause after each ``MAX_ACCEPTED_AT_ONCE`` rejected connections. A full queue of 4096 then takes less than 2 s."""
+REPORT_PREFIX = b'{"v":%d,"type":"report"' % VERSION
 READING_PAUSE_SECONDS = 0.1
 """Pause after a reading of the connections: a wake-up for each message takes longer than to read it."""
-EXITED_REPORTS_KEPT = 256
-ENDS_KEPT = 8192
-ASK_SECONDS = 30.0
-SUSPENDED = "the program is suspended and can't respond; resume it first: gpumond resume --pid {}"
-UNASKED = {
+MAX_EXITED_REPORTS = 256
+MAX_ENDS = 8192
+ANSWER_TIMEOUT_SECONDS = 30.0
+NO_ANSWER_WHILE_SUSPENDED = "the program is suspended and can't respond; resume it first: gpumond resume --pid {}"
+WHY_UNSUPPORTED = {
     "limit": "doesn't allow limits; start it with gpumond run --allow-limit, gpumond.agent.start(allow_limit=True) or "
     "GPUMOND_ALLOW_LIMIT=1",
     "end": "has no function for requests to exit; register one with gpumond.agent.on_end_request",
@@ -84,27 +92,27 @@ class AgentServer:
         listener: socket.socket,
         *,
         limits: SocketLimits = SocketLimits(),
-        reported: Callable[[int], None] = lambda count: None,
-        rejected: Callable[[str], None] = lambda reason: None,
+        on_reports: Callable[[int], None] = lambda count: None,
+        on_rejection: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
-        restored: Callable[[], socket.socket | None] = lambda: None,
+        find_new_listener: Callable[[], socket.socket | None] = lambda: None,
     ) -> None:
-        """``restored`` returns another listener if the socket's file was removed. It is called once a second."""
+        """``find_new_listener`` returns another listener if the socket's file was removed; called once a second."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
         self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
-        self._listener, self._clock, self._restored = listener, clock, restored
-        self._reported, self._rejected = reported, rejected
+        self._listener, self._clock, self._find_new_listener = listener, clock, find_new_listener
+        self._on_reports, self._on_rejection = on_reports, on_rejection
         self._peers: dict[int, AgentConnection] = {}
         self._arrivals = select.epoll()
         """The connections that have sent a hello; those that have not are read by the event loop."""
-        self._awaited = 0
+        self._awaited_answers = 0
         """Number of answers that are awaited."""
-        self._exited_reports: deque[AgentReport] = deque(maxlen=EXITED_REPORTS_KEPT)
-        self._ends: deque[ProcessEnd] = deque(maxlen=ENDS_KEPT)
+        self._exited_reports: deque[AgentReport] = deque(maxlen=MAX_EXITED_REPORTS)
+        self._ends: deque[ProcessEnd] = deque(maxlen=MAX_ENDS)
         self._usage = UserUsage(self._limits)
         self._reports_received = 0
         self._suspended: Collection[ProcessKey] = frozenset()
-        self._borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]] | None = None
+        self._borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]] | None = None
         self._borrowers: set[PeerIdentity] = set()
         self._borrow_tasks = Tasks()
         self._accepting = False
@@ -116,7 +124,7 @@ class AgentServer:
     def serve(self) -> None:
         self._listener.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._read_on()
+        self._resume_reading()
         self._sweep()
 
     def close(self) -> None:
@@ -126,7 +134,7 @@ class AgentServer:
             self._loop.remove_reader(self._arrivals.fileno())
         for task in self._borrow_tasks:
             task.cancel()
-        self._accept_no_more()
+        self._stop_accepting()
         self._paused_for_hellos = False
         self._listener.close()  # before the drops: an agent that reconnects at once must wait for the next daemon
         for peer in list(self._peers.values()):
@@ -165,10 +173,10 @@ class AgentServer:
         self.receive()
         newest: dict[PeerIdentity, AgentReport] = {}
         for peer in list(self._peers.values()):
-            report = self._report_of(peer)
+            report = self._agent_report(peer)
             if report is not None:
                 newest[peer.identity] = _newer_report(report, newest.get(peer.identity))
-        self._reported(self._reports_received)
+        self._on_reports(self._reports_received)
         self._reports_received = 0
         return tuple(newest.values())
 
@@ -177,13 +185,13 @@ class AgentServer:
         self.receive()
         newest: AgentReport | None = None
         for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
-            report = self._report_of(peer)
+            report = self._agent_report(peer)
             newest = newest if report is None else _newer_report(report, newest)
         return newest
 
     def silent_reports(self) -> tuple[AgentReport, ...]:
         """Return the last report of each agent that is connected and reported too long ago."""
-        reports = (self._report_of(peer, silent=True) for peer in list(self._peers.values()))
+        reports = (self._agent_report(peer, silent=True) for peer in list(self._peers.values()))
         return tuple(report for report in reports if report is not None)
 
     async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
@@ -192,13 +200,13 @@ class AgentServer:
         if peer is None:
             return None
         seconds = request.timeout_seconds + self._limits.answer_seconds
-        answer = await self._exchange(peer, request, peer.answers, seconds)
+        answer = await self._send_and_await(peer, request, peer.answers, seconds)
         if answer is None:
             peer.unanswered.add(request.id)
         return answer
 
     async def ask(
-        self, identity: PeerIdentity, request: AgentRequest, seconds: float = ASK_SECONDS
+        self, identity: PeerIdentity, request: AgentRequest, seconds: float = ANSWER_TIMEOUT_SECONDS
     ) -> AgentResponse | None:
         """Send a command as `flush` does. A command that the agent does not support, or its program forbids, is
         not sent, and none to a suspended program.
@@ -207,33 +215,33 @@ class AgentServer:
         if peer is None or peer.hello is None:
             return None
         if request.kind not in peer.hello.answers:
-            why = UNASKED.get(request.kind) if peer.hello.answers else None
+            why = WHY_UNSUPPORTED.get(request.kind) if peer.hello.answers else None
             name = f"{peer.hello.workload or 'a program'} (pid {identity.pid})"
             return AgentResponse(request.id, f"{name} {why or 'has an agent that is too old for this request'}")
         if identity.process in self._suspended:
-            return AgentResponse(request.id, SUSPENDED.format(identity.process.pid))
-        return await self._exchange(peer, request, peer.requests, seconds)
+            return AgentResponse(request.id, NO_ANSWER_WHILE_SUSPENDED.format(identity.process.pid))
+        return await self._send_and_await(peer, request, peer.requests, seconds)
 
-    async def _exchange(
+    async def _send_and_await(
         self,
         peer: AgentConnection,
         request: FlushCommand | AgentRequest,
         answers: dict[str, asyncio.Future[ResponseT]],
         seconds: float,
     ) -> ResponseT | None:
-        """Send a request and await its answer. An agent that wakes up too late finds a Cancel behind the request."""
+        """Send a request and await its answer. An agent that wakes up late finds a CancelFlush after the request."""
         if not self._send(peer, request):
             return None
         answer = answers[request.id] = self._loop.create_future()
-        self._awaited += 1
-        self._read_on()
+        self._awaited_answers += 1
+        self._resume_reading()
         try:
             return await asyncio.wait_for(answer, seconds)
         except (asyncio.TimeoutError, ConnectionError):
-            self._send(peer, Cancel(request.id))
+            self._send(peer, CancelFlush(request.id))
             return None
         finally:
-            self._awaited -= 1
+            self._awaited_answers -= 1
             answers.pop(request.id, None)
 
     def is_flushing(self, identity: PeerIdentity) -> bool:
@@ -244,16 +252,16 @@ class AgentServer:
         own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
         return max(own, key=lambda peer: peer.received_at, default=None)
 
-    def _report_of(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
+    def _agent_report(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
         now = self._clock()
         suspended = bool(self._suspended) and peer.identity.process in self._suspended
         is_silent = now - max(peer.received_at, peer.resumed_at) > self._limits.stale_seconds and not suspended
-        report = self._newest_of(peer) if is_silent is silent else None
+        report = self._decode_newest_report(peer) if is_silent is silent else None
         if peer.hello is None or report is None:
             return None
         return agent_report(peer.identity, peer.hello, report, now - peer.received_at, suspended)
 
-    def _newest_of(self, peer: AgentConnection) -> Report | None:
+    def _decode_newest_report(self, peer: AgentConnection) -> Report | None:
         """Return its newest report; None if that is malformed or the agent has disconnected."""
         try:
             report = peer.newest_report()
@@ -270,10 +278,10 @@ class AgentServer:
 
     def _accept(self) -> None:
         admitted = False
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(MAX_ACCEPTED_AT_ONCE):
             if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.peers:
                 self._paused_for_hellos = len(self._peers) < self._limits.peers
-                self._accept_no_more()
+                self._stop_accepting()
                 return
             try:
                 connection, _ = self._listener.accept()
@@ -281,12 +289,12 @@ class AgentServer:
                 return
             except OSError as error:
                 log.warning("can't accept agents at the moment: %s", error)
-                self._accept_no_more()
+                self._stop_accepting()
                 return
             admitted |= self._admit(connection)
         if not admitted:
-            self._accept_no_more()
-            self._pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._accept_again)
+            self._stop_accepting()
+            self._pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._resume_accepting)
 
     def _admit(self, connection: socket.socket) -> bool:
         """Return False if the connection is rejected and closed."""
@@ -297,7 +305,7 @@ class AgentServer:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
-        identity = identify(connection, pidfd)
+        identity = identify_peer(connection, pidfd)
         if identity is None:
             self._reject(connection, "identity")
             if pidfd is not None:
@@ -319,16 +327,16 @@ class AgentServer:
         if peer.hello is None and self._usage.pending(peer.user) > 1:
             self._drop(peer, "hello_timeout")
 
-    def _no_longer_pending(self, user: int) -> None:
+    def _remove_pending(self, user: int) -> None:
         self._usage.remove_pending(user)
         if self._paused_for_hellos and self._usage.pending() <= self._limits.pending // 2:
-            self._accept_again()
+            self._resume_accepting()
 
     def _reject(self, connection: socket.socket, reason: str) -> None:
-        self._rejected(reason)
+        self._on_rejection(reason)
         connection.close()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         """End a pause."""
         if self._reading_pause is not None:
             self._reading_pause.cancel()
@@ -337,9 +345,9 @@ class AgentServer:
     def _read_arrivals(self) -> None:
         """Read what has arrived, and pause unless an answer is awaited."""
         self.receive()
-        if not self._awaited:
+        if not self._awaited_answers:
             self._loop.remove_reader(self._arrivals.fileno())
-            self._reading_pause = self._loop.call_later(READING_PAUSE_SECONDS, self._read_on)
+            self._reading_pause = self._loop.call_later(READING_PAUSE_SECONDS, self._resume_reading)
 
     def _watch(self, peer: AgentConnection) -> None:
         if peer.hello is None:
@@ -356,9 +364,9 @@ class AgentServer:
     def _on_readable(self, peer: AgentConnection) -> None:
         now = self._clock()
         if (wait := peer.budget.wait(now)) > 0:
-            self._rejected("rate")
+            self._on_rejection("rate")
             self._unwatch(peer)
-            self._loop.call_later(max(wait, 0.1), self._resume, peer)
+            self._loop.call_later(max(wait, 0.1), self._watch_again, peer)
             return
         try:
             chunk, ancillary, _, _ = peer.socket.recvmsg(MAX_MESSAGE_BYTES, CREDENTIALS_SPACE)
@@ -376,7 +384,7 @@ class AgentServer:
         try:
             for message in peer.split(chunk, now):
                 peer.budget.messages -= 1
-                if peer.report is not None and message.startswith(REPORT):
+                if peer.report is not None and message.startswith(REPORT_PREFIX):
                     peer.unread, peer.received_at = message, now
                     self._reports_received += 1
                 else:
@@ -396,7 +404,7 @@ class AgentServer:
             self._unwatch(peer)
             peer.hello = message
             self._watch(peer)
-            self._no_longer_pending(peer.user)
+            self._remove_pending(peer.user)
         elif isinstance(message, Hello):
             raise ProtocolError("hello", "a second hello")
         elif isinstance(message, Report):
@@ -405,7 +413,7 @@ class AgentServer:
             self._reports_received += 1
         elif isinstance(message, (AgentResponse, FlushResult)):
             peer.resolve(message)
-        elif isinstance(message, Borrow):
+        elif isinstance(message, BorrowRequest):
             self._start_borrow(peer, message)
         elif isinstance(message, Goodbye):
             if message.ending is not None:
@@ -414,20 +422,23 @@ class AgentServer:
         else:
             raise ProtocolError("type", f"an agent can't send {type(message).__name__}")
 
-    def on_borrow(self, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]) -> None:
+    def on_borrow(self, borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]]) -> None:
         """Answer requests for room with this function."""
         self._borrow = borrow
 
-    def _start_borrow(self, peer: AgentConnection, request: Borrow) -> None:
+    def _start_borrow(self, peer: AgentConnection, request: BorrowRequest) -> None:
         """Answer a request for room; a second one of the same program at once."""
         if self._borrow is None or peer.identity in self._borrowers:
-            self._send(peer, Borrowed(request.id, False, reason="another request of this program is in progress"))
+            self._send(peer, BorrowResponse(request.id, False, reason="another request of this program is in progress"))
             return
         self._borrowers.add(peer.identity)
         self._borrow_tasks.start(self._answer_borrow(peer, request, self._borrow))
 
     async def _answer_borrow(
-        self, peer: AgentConnection, request: Borrow, borrow: Callable[[PeerIdentity, Borrow], Awaitable[Borrowed]]
+        self,
+        peer: AgentConnection,
+        request: BorrowRequest,
+        borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]],
     ) -> None:
         try:
             answer = await borrow(peer.identity, request)
@@ -436,7 +447,7 @@ class AgentServer:
         if self._peers.get(peer.socket.fileno()) is peer:
             self._send(peer, answer)
 
-    def _resume(self, peer: AgentConnection) -> None:
+    def _watch_again(self, peer: AgentConnection) -> None:
         if self._peers.get(peer.socket.fileno()) is peer:
             self._watch(peer)
 
@@ -447,19 +458,19 @@ class AgentServer:
 
     def _drop(self, peer: AgentConnection, reason: str | None = None) -> None:
         if reason is None:
-            self._newest_of(peer)  # its last messages
+            self._decode_newest_report(peer)  # its last messages
         descriptor = peer.socket.fileno()
         if self._peers.get(descriptor) is not peer:
             return
         if reason is not None:
-            self._rejected(reason)
+            self._on_rejection(reason)
         del self._peers[descriptor]
         if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
             last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
             self._exited_reports.append(last)
         self._usage.remove(peer.user)
         if peer.hello is None:
-            self._no_longer_pending(peer.user)
+            self._remove_pending(peer.user)
         self._loop.remove_reader(descriptor)
         peer.socket.close()
         if peer.pidfd is not None:
@@ -482,21 +493,21 @@ class AgentServer:
                 self._drop(peer, "idle")
         self._usage.forget(now)
         self._replace_listener()
-        self._accept_again()
+        self._resume_accepting()
         self._sweeper = self._loop.call_later(1.0, self._sweep)
 
     def _replace_listener(self) -> None:
-        self._accept_no_more()  # its descriptor may be closed, and used again
-        if listener := self._restored():
+        self._stop_accepting()  # its descriptor may be closed, and used again
+        if listener := self._find_new_listener():
             listener.setblocking(False)
             self._listener = listener
 
-    def _accept_again(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._accepting:
             self._accepting, self._paused_for_hellos = True, False
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _accept_no_more(self) -> None:
+    def _stop_accepting(self) -> None:
         if self._accepting:
             self._accepting = False
             self._loop.remove_reader(self._listener.fileno())

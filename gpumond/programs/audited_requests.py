@@ -15,12 +15,12 @@ from typing import Any
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, RequestKind
 from gpumond.facts.snapshot import AgentReport
-from gpumond.programs.agent_server import ASK_SECONDS, AgentServer, identity_of
+from gpumond.programs.agent_server import ANSWER_TIMEOUT_SECONDS, AgentServer, identity_of
 
 MAX_FILE_BYTES = 256 << 20
 MAX_PART_BYTES = 1 << 20
-AT_ONCE = 64
-PART_SECONDS = 0.1
+MAX_PARTS_AT_ONCE = 64
+PART_INTERVAL_SECONDS = 0.1
 """Number of parts of a file that are requested at once, then seconds for each further one. An agent disconnects from a
 daemon that sends more than 16 messages a second.
 """
@@ -39,15 +39,17 @@ class SnapshotFile:
 
 
 class AuditedRequests:
-    """``audit`` records the requester before the request, and raises StoreUnavailable; ``note`` records the answer."""
+    """``audit`` records the requester before the request, and raises StoreUnavailable. ``audit_answer`` records the
+    answer.
+    """
 
     def __init__(
         self,
         agents: AgentServer,
         audit: Callable[[str, str, Any], Awaitable[None]],
-        note: Callable[[str, str, Any], Awaitable[None]],
+        audit_answer: Callable[[str, str, Any], Awaitable[None]],
     ) -> None:
-        self._agents, self._audit, self._note = agents, audit, note
+        self._agents, self._audit, self._audit_answer = agents, audit, audit_answer
 
     async def ask(
         self,
@@ -64,8 +66,8 @@ class AuditedRequests:
 
         Raises NoSuchTarget, StoreUnavailable.
         """
-        ask = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
-        return await self._send(self._report(pid, uid), ask, requested_by)
+        request = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
+        return await self._send(self._report(pid, uid), request, requested_by)
 
     async def fetch(
         self, pid: int, snapshot_id: int, requested_by: str, uid: int | None
@@ -76,37 +78,37 @@ class AuditedRequests:
         Raises NoSuchTarget, StoreUnavailable.
         """
         report = self._report(pid, uid)
-        asked = {"pid": pid, "workload": report.workload, "snapshot": snapshot_id}
-        await self._audit(requested_by, "agent.fetch", asked)
-        first = await self._part(report, snapshot_id, 0)
+        audit_details = {"pid": pid, "workload": report.workload, "snapshot": snapshot_id}
+        await self._audit(requested_by, "agent.fetch", audit_details)
+        first = await self._fetch_part(report, snapshot_id, 0)
         if first is None or not first.part or first.file_bytes is None:
             return first
         if first.file_bytes > MAX_FILE_BYTES:
             return AgentResponse(first.id, f"the file is larger than {MAX_FILE_BYTES} bytes")
-        return SnapshotFile(first.file_bytes, self._parts(report, snapshot_id, first, first.file_bytes))
+        return SnapshotFile(first.file_bytes, self._fetch_parts(report, snapshot_id, first, first.file_bytes))
 
-    async def _parts(
+    async def _fetch_parts(
         self, report: AgentReport, snapshot_id: int, first: AgentResponse, size: int
     ) -> AsyncGenerator[bytes, None]:
-        sent, number, answer = 0, 0, first
+        sent_bytes, parts_sent, answer = 0, 0, first
         while True:
-            part = _decoded(answer)[: size - sent]
-            if not part and sent < size:
-                raise PartMissing(f"{size - sent} bytes of {size} are missing")
+            part = _decode_part(answer)[: size - sent_bytes]
+            if not part and sent_bytes < size:
+                raise PartMissing(f"{size - sent_bytes} bytes of {size} are missing")
             yield part
-            sent, number = sent + len(part), number + 1
-            if sent >= size:
+            sent_bytes, parts_sent = sent_bytes + len(part), parts_sent + 1
+            if sent_bytes >= size:
                 return
-            if number >= AT_ONCE:
-                await asyncio.sleep(PART_SECONDS)
-            following = await self._part(report, snapshot_id, sent)
+            if parts_sent >= MAX_PARTS_AT_ONCE:
+                await asyncio.sleep(PART_INTERVAL_SECONDS)
+            following = await self._fetch_part(report, snapshot_id, sent_bytes)
             if following is None:
                 raise PartMissing("the program didn't respond in time")
             answer = following
 
-    async def _part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
-        ask = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
-        return await self._agents.ask(identity_of(report), ask)
+    async def _fetch_part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
+        request = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
+        return await self._agents.ask(identity_of(report), request)
 
     def _report(self, pid: int, uid: int | None) -> AgentReport:
         report = next((report for report in self._agents.reports() if report.pid == pid), None)
@@ -121,37 +123,45 @@ class AuditedRequests:
 
     async def set_limit(self, report: AgentReport, limit_bytes: int | None, quota: str) -> AgentResponse | None:
         """Set or remove the limit of a quota; None if the program did not answer. Raises StoreUnavailable."""
-        ask = AgentRequest(uuid.uuid4().hex, "limit", limit_bytes, quota=quota)
-        return await self._send(report, ask, "quota" if limit_bytes is None else f"quota:{quota}")
+        request = AgentRequest(uuid.uuid4().hex, "limit", limit_bytes, quota=quota)
+        return await self._send(report, request, "quota" if limit_bytes is None else f"quota:{quota}")
 
     async def request_end(self, report: AgentReport, requested_by: str) -> str:
         """Ask a program to end, and return the reason if it was not asked. Raises StoreUnavailable."""
         answer = await self._send(report, AgentRequest(uuid.uuid4().hex, "end"), requested_by)
         return "the program didn't respond in time" if answer is None else answer.reason
 
-    async def _send(self, report: AgentReport, ask: AgentRequest, requested_by: str) -> AgentResponse | None:
-        asked: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
-        if ask.kind == "limit":
-            asked |= {"start_ticks": report.start_ticks, "limit_bytes": ask.limit_bytes, "device": ask.device_uuid}
-            asked["before"] = lowest_limits(report, ask.device_uuid)
-        if ask.record_seconds is not None:
-            asked |= {"record_seconds": ask.record_seconds}
-        await self._audit(requested_by, f"agent.{ask.kind}", asked)
-        answer = await self._agents.ask(identity_of(report), ask, ASK_SECONDS + (ask.record_seconds or 0.0))
-        await self._note(requested_by, f"agent.{ask.kind}.answer", {"pid": report.pid, **_recorded(answer)})
+    async def _send(self, report: AgentReport, request: AgentRequest, requested_by: str) -> AgentResponse | None:
+        audit_details: dict[str, Any] = {"pid": report.pid, "workload": report.workload}
+        if request.kind == "limit":
+            audit_details |= {
+                "start_ticks": report.start_ticks,
+                "limit_bytes": request.limit_bytes,
+                "device": request.device_uuid,
+            }
+            audit_details["before"] = lowest_limits(report, request.device_uuid)
+        if request.record_seconds is not None:
+            audit_details |= {"record_seconds": request.record_seconds}
+        await self._audit(requested_by, f"agent.{request.kind}", audit_details)
+        answer = await self._agents.ask(
+            identity_of(report), request, ANSWER_TIMEOUT_SECONDS + (request.record_seconds or 0.0)
+        )
+        await self._audit_answer(
+            requested_by, f"agent.{request.kind}.answer", {"pid": report.pid, **_audited_answer(answer)}
+        )
         return answer
 
 
 def lowest_limits(report: AgentReport, device_uuid: str | None) -> dict[str, int]:
     """Return the lowest limit in bytes on each device, or on one, except those of quotas."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for each in report.limits:
         if not each.quota and device_uuid in (None, each.device_uuid):
-            found[each.device_uuid] = min(each.limit_bytes, found.get(each.device_uuid, each.limit_bytes))
-    return found
+            limits[each.device_uuid] = min(each.limit_bytes, limits.get(each.device_uuid, each.limit_bytes))
+    return limits
 
 
-def _recorded(answer: AgentResponse | None) -> dict[str, Any]:
+def _audited_answer(answer: AgentResponse | None) -> dict[str, Any]:
     """Return an answer for the audit, without what it states about the program's memory."""
     if answer is None:
         return {"answer": None}
@@ -159,7 +169,7 @@ def _recorded(answer: AgentResponse | None) -> dict[str, Any]:
     return {name: full[name] for name in ("id", "reason", "limits", "dump")}
 
 
-def _decoded(answer: AgentResponse) -> bytes:
+def _decode_part(answer: AgentResponse) -> bytes:
     """Return the bytes of a part. Raises PartMissing."""
     try:
         unpacking = zlib.decompressobj()

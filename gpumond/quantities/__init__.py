@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.alerts import Scope
+from gpumond.facts.alerts import RuleScope
 from gpumond.facts.frame import Alert
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.quantities.device_quantities import DRIVER_RESPONSIVE, DRIVER_UP, STORE_WRITABLE
-from gpumond.quantities.device_scope import DEVICE
-from gpumond.quantities.engine_scope import ENGINE
-from gpumond.quantities.pool_scope import POOL
-from gpumond.quantities.process_scope import PROCESS, WORKLOAD
+from gpumond.quantities.device_scope import DEVICE_SCOPE
+from gpumond.quantities.engine_scope import ENGINE_SCOPE
+from gpumond.quantities.pool_scope import POOL_SCOPE
+from gpumond.quantities.process_scope import PROCESS_SCOPE, WORKLOAD_SCOPE
 from gpumond.quantities.quantity import Quantity
-from gpumond.quantities.scope import RuleContext, ScopeSpec, Subjects, Unreadable
+from gpumond.quantities.scope import RuleContext, ScopeSpec, Subjects, UnreadableSubjects
 from gpumond.quantities.window import RuleWindow, unlisted_devices
 
 
-def daemon(context: RuleContext) -> Sequence[Snapshot]:
+def daemon_rows(context: RuleContext) -> Sequence[Snapshot]:
     return (context.snapshot,)
 
 
-DAEMON = ScopeSpec(
-    rows=daemon,
+DAEMON_SCOPE = ScopeSpec(
+    rows=daemon_rows,
     values=(
         DRIVER_UP,
         DRIVER_RESPONSIVE,
@@ -46,40 +46,42 @@ DAEMON = ScopeSpec(
 )
 
 
-__all__ = ["SCOPES", "RuleContext", "ending_sentence", "subjects", "unreadable"]
+__all__ = ["SCOPES", "RuleContext", "ending_sentence", "subjects", "unreadable_subjects"]
 
-SCOPES: Mapping[Scope, ScopeSpec[Any]] = {
-    "device": DEVICE,
-    "process": PROCESS,
-    "pool": POOL,
-    "workload": WORKLOAD,
-    "engine": ENGINE,
-    "daemon": DAEMON,
+SCOPES: Mapping[RuleScope, ScopeSpec[Any]] = {
+    "device": DEVICE_SCOPE,
+    "process": PROCESS_SCOPE,
+    "pool": POOL_SCOPE,
+    "workload": WORKLOAD_SCOPE,
+    "engine": ENGINE_SCOPE,
+    "daemon": DAEMON_SCOPE,
 }
 
 
-def subjects(scope: Scope, context: RuleContext) -> Subjects[Any]:
+def subjects(scope: RuleScope, context: RuleContext) -> Subjects[Any]:
     return SCOPES[scope].subjects(context)
 
 
-def unreadable(snapshot: Snapshot, recent: RuleWindow) -> Unreadable:
+def unreadable_subjects(snapshot: Snapshot, window: RuleWindow) -> UnreadableSubjects:
     """Return devices that were not read completely, processes whose agent is silent or that may be suspended, connected
     processes, and suspended ones.
     """
-    suspended, failed = snapshot.unresponsive, unlisted_devices(snapshot)
-    silent = recent.silent - suspended
-    return Unreadable(
+    suspended, unlisted = snapshot.unresponsive, unlisted_devices(snapshot)
+    silent = window.silent_processes - suspended
+    return UnreadableSubjects(
         frozenset(
-            each.uuid for each in snapshot.devices if each.missed_readings >= MISSED_LIMIT or each.uuid in failed
+            each.uuid
+            for each in snapshot.devices
+            if each.missed_readings >= MAX_MISSED_READINGS or each.uuid in unlisted
         ),
         silent | (snapshot.suspended - suspended),
-        frozenset((str(uid), name) for uid, name in (recent.agents[process] for process in silent)),
+        frozenset((str(uid), name) for uid, name in (window.workload_by_process[process] for process in silent)),
         snapshot.reports_by_process.keys() - suspended if suspended else snapshot.reports_by_process.keys(),
         suspended,
     )
 
 
-def ending_sentence(scope: Scope, alert: Alert, snapshot: Snapshot) -> str:
+def ending_sentence(scope: RuleScope, alert: Alert, snapshot: Snapshot) -> str:
     """Return a sentence that states that the subject has ended or is suspended; empty if it exists, or may exist."""
     labels, process = dict(alert.labels), alert.process
     if scope == "workload":

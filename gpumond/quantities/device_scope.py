@@ -8,178 +8,188 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpumond.facts.frame import Line, Verdict
+from gpumond.facts.frame import LedgerLine, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import THROTTLE_REASONS, DeviceReading, Sensors, Snapshot
-from gpumond.facts.units import MINUTE_SECONDS, listed, plural
-from gpumond.quantities.device_quantities import DEVICE_COUNTERS, DEVICE_IDLE, DEVICE_UP, MEMORY, SENSORS
-from gpumond.quantities.quantity import Quantity, Unit, readable
+from gpumond.facts.units import MINUTE_SECONDS, list_text, plural
+from gpumond.quantities.device_quantities import (
+    DEVICE_COUNTERS,
+    DEVICE_IDLE,
+    DEVICE_UP,
+    MEMORY_QUANTITIES,
+    SENSOR_QUANTITIES,
+)
+from gpumond.quantities.quantity import Quantity, Unit, value_text
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
-    FROM_A_FULL_WINDOW,
+    FULL_WINDOW_NOTE,
     IN_WINDOW,
     VERDICT_PLACEHOLDERS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
     device_placeholders,
-    increase,
+    increase_quantity,
     ratio,
-    size,
-    values_of_verdicts,
+    size_text_or_unknown,
     values_without_verdict,
+    verdict_values,
 )
-from gpumond.quantities.window import FILL_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
-from gpumond.tick.claims import complete_lists, is_confirmed
+from gpumond.quantities.window import FILL_RATE_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
+from gpumond.tick.claims import devices_with_complete_lists, may_hold_memory
 
 LOADED_RATIO = 0.5
 """Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
 
 THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
-NEARLY_FULL = 0.80
+NEARLY_FULL_RATIO = 0.80
 
 
-class _Device(NamedTuple):
-    """One device. ``lines`` are its part of the ledger, ``short`` its processes that recently ran short of memory."""
+class _DeviceRow(NamedTuple):
+    """One device. ``lines`` are its part of the ledger, ``short_processes`` those that recently ran short of memory."""
 
     device: DeviceReading
-    lines: Sequence[Line]
-    cached: int | None
-    stranded: int | None
-    unattributed: int | None
+    lines: Sequence[LedgerLine]
+    cached_bytes: int | None
+    stranded_bytes: int | None
+    unattributed_bytes: int | None
     used_ratio: float | None
-    short: set[ProcessKey]
-    xids: Mapping[int, int]
+    short_processes: set[ProcessKey]
+    xid_increases: Mapping[int, int]
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
-    driver_works: bool
-    recent: RuleWindow
+    driver_responds: bool
+    window: RuleWindow
 
     @property
-    def watched(self) -> bool:
+    def window_is_full(self) -> bool:
         """True if a full window has been observed."""
-        return self.recent.elapsed >= WINDOW_SECONDS
+        return self.window.elapsed_seconds >= WINDOW_SECONDS
 
 
-def devices(context: RuleContext) -> Sequence[_Device]:
-    snapshot, recent = context.snapshot, context.recent
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
+def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
+    snapshot, window = context.snapshot, context.window
+    lines: defaultdict[str, list[LedgerLine]] = defaultdict(list)
     for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
     verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
     for (uuid, _), verdicts in context.active_verdicts.items():
         verdicts_by_device[uuid] += verdicts
-    short = _short(recent, snapshot)
+    short = _processes_short_of_memory(window, snapshot)
     source = snapshot.source
 
-    def row(device: DeviceReading) -> _Device:
-        uuid, known = device.uuid, device.used_bytes is not None
+    def row(device: DeviceReading) -> _DeviceRow:
+        uuid, is_known = device.uuid, device.used_bytes is not None
         sums = Counter[str]()
         for line in lines[uuid]:
             sums[line.share] += line.used_bytes
-        xids = {e.xid: recent.xids[uuid, e.xid].increase for e in snapshot.xids if e.device_uuid == uuid}
-        return _Device(
+        xids = {
+            error.xid: window.xids[uuid, error.xid].increase for error in snapshot.xids if error.device_uuid == uuid
+        }
+        return _DeviceRow(
             device=device,
             lines=lines[uuid],
-            cached=sums["cached"] if known else None,
-            stranded=sums["stranded"] if known else None,
+            cached_bytes=sums["cached"] if is_known else None,
+            stranded_bytes=sums["stranded"] if is_known else None,
             # Without a process list, it is unknown which process holds memory.
-            unattributed=sums["unattributed"] if known and device.processes is not None else None,
+            unattributed_bytes=sums["unattributed"] if is_known and device.processes is not None else None,
             used_ratio=ratio(device.used_bytes, device.size_bytes),
-            short=short[uuid],
-            xids=xids,
+            short_processes=short[uuid],
+            xid_increases=xids,
             verdicts=verdicts_by_device[uuid],
-            verdict_values=values_of_verdicts(verdicts_by_device[uuid], values_without_verdict(device)),
-            driver_works=source.up and source.responsive,
-            recent=recent,
+            verdict_values=verdict_values(verdicts_by_device[uuid], values_without_verdict(device)),
+            driver_responds=source.up and source.responsive,
+            window=window,
         )
 
     return tuple(map(row, snapshot.devices))
 
 
-def _short(recent: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
+def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
     """Return by device the processes that ran out of memory, or needed a retry, within the window.
 
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
-    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
-    for (process, _, uuid), track in recent.pools.items():
-        if not recent.is_short(track):
+    for (process, _, uuid), track in window.pools.items():
+        if not window.is_short(track):
             continue
-        if uuid not in counts or is_confirmed(counts[uuid], process, True):
+        if uuid not in counts or may_hold_memory(counts[uuid], process, True):
             short[uuid].add(process)
     return short
 
 
-def users_short_of_memory(recent: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
+def users_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
     """Return the users whose programs ran short of memory, for each device that is not nearly full.
 
     There, `reclaimable_under_pressure_ratio` has no other evidence than what these programs state.
     """
-    short = _short(recent, snapshot)
+    short = _processes_short_of_memory(window, snapshot)
     ratios = {device.uuid: ratio(device.used_bytes, device.size_bytes) for device in snapshot.devices}
     return {
-        uuid: frozenset(recent.agents[process].uid for process in short[uuid] if process in recent.agents)
+        uuid: frozenset(
+            window.workload_by_process[process].uid for process in short[uuid] if process in window.workload_by_process
+        )
         for uuid, used in ratios.items()
-        if used is None or used < NEARLY_FULL
+        if used is None or used < NEARLY_FULL_RATIO
     }
 
 
-def _unreclaimable(row: _Device) -> int | None:
+def _unreclaimable_bytes(row: _DeviceRow) -> int | None:
     used = row.device.used_bytes
-    return None if used is None else max(0, used - (row.cached or 0))
+    return None if used is None else max(0, used - (row.cached_bytes or 0))
 
 
-def _wasted(row: _Device) -> int | None:
-    if row.cached is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL:
-        return row.cached
-    if not row.short:
+def _wasted_bytes(row: _DeviceRow) -> int | None:
+    if row.cached_bytes is None or row.used_ratio is None or row.used_ratio >= NEARLY_FULL_RATIO:
+        return row.cached_bytes
+    if not row.short_processes:
         return 0
     caches = {line.process: line.used_bytes for line in row.lines if line.share == "cached"}
-    return max(row.cached - caches.get(process, 0) for process in row.short)
+    return max(row.cached_bytes - caches.get(process, 0) for process in row.short_processes)
 
 
-def _shortage(row: _Device) -> str:
+def _shortage(row: _DeviceRow) -> str:
     """Return what makes caches waste, as the end of a sentence."""
-    if row.used_ratio is not None and (row.used_ratio >= NEARLY_FULL or not row.short):
+    if row.used_ratio is not None and (row.used_ratio >= NEARLY_FULL_RATIO or not row.short_processes):
         return f"is {row.used_ratio:.0%} full"
-    names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short})
+    names = sorted({line.workload or f"pid {line.pid}" for line in row.lines if line.process in row.short_processes})
     minutes = WINDOW_SECONDS / MINUTE_SECONDS
-    return f"had too little room for {listed(names or ['a program'])} in the last {minutes:.0f} minutes"
+    return f"had too little room for {list_text(names or ['a program'])} in the last {minutes:.0f} minutes"
 
 
-def _idle_used(row: _Device) -> float | None:
+def _idle_used(row: _DeviceRow) -> float | None:
     busy = row.device.sensors.gpu_utilization_ratio
     return None if busy is None else row.used_ratio if busy == 0 else 0.0
 
 
-def _xids(row: _Device) -> str:
-    return ", ".join(f"{xid} ({plural(count, 'time')})" for xid, count in sorted(row.xids.items()) if count)
+def _xids_text(row: _DeviceRow) -> str:
+    return ", ".join(f"{xid} ({plural(count, 'time')})" for xid, count in sorted(row.xid_increases.items()) if count)
 
 
-def _top_process(row: _Device) -> str:
+def _top_process(row: _DeviceRow) -> str:
     top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
-    return _program(row, top.key, top.used_bytes) if top else "unknown"
+    return _program_text(row, top.key, top.used_bytes) if top else "unknown"
 
 
-def _top_cache(row: _Device) -> str:
+def _top_cache(row: _DeviceRow) -> str:
     cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     if cache is None or cache.process is None:
         return "an unknown program"
-    return _program(row, cache.process, cache.used_bytes)
+    return _program_text(row, cache.process, cache.used_bytes)
 
 
-def _program(row: _Device, process: ProcessKey, used_bytes: int | None) -> str:
+def _program_text(row: _DeviceRow, process: ProcessKey, used_bytes: int | None) -> str:
     """Return name, pid and size of a program."""
     usage = row.device.processes_by_key.get(process)
     own = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
     name = next(own, "") or (usage and usage.comm) or "unknown program"
-    return f"{name} (pid {process.pid}, {size(used_bytes)})"
+    return f"{name} (pid {process.pid}, {size_text_or_unknown(used_bytes)})"
 
 
-def _sensor(name: str, meaning: str, read: Callable[[Sensors], float | None], **options: Any) -> Quantity[_Device]:
+def _sensor(name: str, meaning: str, read: Callable[[Sensors], float | None], **options: Any) -> Quantity[_DeviceRow]:
     return Quantity(name, meaning, lambda row: read(row.device.sensors), **options)
 
 
@@ -207,37 +217,39 @@ def _pcie_link_deficit(sensors: Sensors) -> float | None:
     return 1.0 - part if busy >= LOADED_RATIO else 0.0
 
 
-def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device]]:
+def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_DeviceRow]]:
     """Yield the rule value of a sensor and, if it counts events, that of its increase."""
-    quantity = sensor.of(_device)
+    quantity = sensor.of_part(_device_reading)
     yield quantity
-    if sensor.counted:
-        yield increase(
-            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.recent.devices.get(row.device.uuid)
+    if sensor.is_counter:
+        yield increase_quantity(
+            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.window.devices.get(row.device.uuid)
         )
 
 
-def _device(row: _Device) -> DeviceReading:
+def _device_reading(row: _DeviceRow) -> DeviceReading:
     return row.device
 
 
-SENSOR_QUANTITIES: tuple[Quantity[_Device], ...] = tuple(chain.from_iterable(map(_with_increase, SENSORS)))
+SENSOR_RULE_VALUES: tuple[Quantity[_DeviceRow], ...] = tuple(
+    chain.from_iterable(map(_with_increase, SENSOR_QUANTITIES))
+)
 NVLINK_INCREASES = [
-    value for value in SENSOR_QUANTITIES if value.name.startswith("nvlink_") and value.name.endswith("_increase")
+    value for value in SENSOR_RULE_VALUES if value.name.startswith("nvlink_") and value.name.endswith("_increase")
 ]
-DERIVED: tuple[Quantity[_Device], ...] = (
+DERIVED_RULE_VALUES: tuple[Quantity[_DeviceRow], ...] = (
     _sensor(
         "power_limit_ratio",
         "`power_watts` as a fraction of `power_limit_watts`.",
         lambda sensors: ratio(sensors.power_watts, sensors.power_limit_watts),
-        exceeds_one=True,
+        may_exceed_one=True,
     ),
     *(
         _sensor(
             f"throttle_{reason}",
             f"1 while the driver gives the `{reason}` reason for reduced clocks.",
             _throttle(reason),
-            boolean=True,
+            is_boolean=True,
         )
         for reason in THROTTLE_REASONS
     ),
@@ -245,7 +257,7 @@ DERIVED: tuple[Quantity[_Device], ...] = (
         "throttle_thermal",
         f"1 while the clocks are reduced because of the temperature ({' or '.join(THERMAL_REASONS)}).",
         _throttle(*THERMAL_REASONS),
-        boolean=True,
+        is_boolean=True,
     ),
     _sensor(
         "bar1_used_ratio",
@@ -265,78 +277,82 @@ DERIVED: tuple[Quantity[_Device], ...] = (
     ),
     Quantity(
         "nvlink_errors_increase",
-        f"errors of all kinds on all NVLinks {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
+        f"errors of all kinds on all NVLinks {IN_WINDOW}; {FULL_WINDOW_NOTE}",
         lambda row: sum_of_known(tuple(value.read(row) for value in NVLINK_INCREASES)),
     ),
 )
 
 
-def _sensor_text(meaning: str, text: Callable[[Sensors], str]) -> tuple[str, Callable[[_Device], str]]:
+def _sensor_text(meaning: str, text: Callable[[Sensors], str]) -> tuple[str, Callable[[_DeviceRow], str]]:
     return meaning, lambda row: text(row.device.sensors)
 
 
-def _text(unit: Unit, value: float | None) -> str:
-    return "unknown" if value is None else readable(unit, value)
+def _value_text(unit: Unit, value: float | None) -> str:
+    return "unknown" if value is None else value_text(unit, value)
 
 
-def _link(generation: int | None, width: int | None) -> str:
+def _pcie_link_text(generation: int | None, width: int | None) -> str:
     return f"generation {'?' if generation is None else generation} x{'?' if width is None else width}"
 
 
-SIZE, USED, FREE, RESERVED = (quantity.of(_device) for quantity in MEMORY)
+SIZE, USED, FREE, RESERVED = (quantity.of_part(_device_reading) for quantity in MEMORY_QUANTITIES)
 
-DEVICE = ScopeSpec(
-    rows=devices,
+DEVICE_SCOPE = ScopeSpec(
+    rows=device_rows,
     values=(
-        replace(DEVICE_UP.of(_device), read=lambda row: float(row.device.up) if row.driver_works else None),
+        replace(
+            DEVICE_UP.of_part(_device_reading), read=lambda row: float(row.device.up) if row.driver_responds else None
+        ),
         USED,
         FREE,
         Quantity("used_ratio", "used bytes as a fraction of the size", lambda row: row.used_ratio),
         Quantity(
             "reclaimable_bytes",
             "bytes that a flush of all programs on the device would release",
-            lambda row: row.cached,
+            lambda row: row.cached_bytes,
         ),
         Quantity(
             "reclaimable_ratio",
             "reclaimable bytes as a fraction of the size",
-            lambda row: ratio(row.cached, row.device.size_bytes),
+            lambda row: ratio(row.cached_bytes, row.device.size_bytes),
         ),
         Quantity(
             "unreclaimable_ratio",
             "used bytes that a flush can't release, as a fraction of the size",
-            lambda row: ratio(_unreclaimable(row), row.device.size_bytes),
+            lambda row: ratio(_unreclaimable_bytes(row), row.device.size_bytes),
         ),
         Quantity(
             "time_to_full_30s_seconds",
-            f"time until the memory is full at the growth rate of the last {FILL_SECONDS:.0f} s; infinite without "
+            f"time until the memory is full at the growth rate of the last {FILL_RATE_SECONDS:.0f} s; infinite without "
             "growth",
-            lambda row: row.recent.time_to_full_30s_seconds(row.device.uuid),
+            lambda row: row.window.time_to_full_30s_seconds(row.device.uuid),
         ),
         Quantity(
             "reclaimable_under_pressure_ratio",
             "`reclaimable_ratio` if the device is at least 80% full; otherwise, if a program was short of memory "
             f"{IN_WINDOW}, the part of `reclaimable_ratio` that belongs to other programs; otherwise 0",
-            lambda row: ratio(_wasted(row), row.device.size_bytes),
+            lambda row: ratio(_wasted_bytes(row), row.device.size_bytes),
         ),
         Quantity(
-            "stranded_bytes", "free memory that allocators keep and a flush can't release", lambda row: row.stranded
+            "stranded_bytes",
+            "free memory that allocators keep and a flush can't release",
+            lambda row: row.stranded_bytes,
         ),
         Quantity(
             "unattributed_bytes",
             "used memory that belongs to no visible process; unknown if the driver can't list processes",
-            lambda row: row.unattributed,
+            lambda row: row.unattributed_bytes,
         ),
         Quantity(
             "unattributed_ratio",
             "unattributed bytes as a fraction of the size",
-            lambda row: ratio(row.unattributed, row.device.size_bytes),
+            lambda row: ratio(row.unattributed_bytes, row.device.size_bytes),
         ),
         Quantity("idle_used_ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
         Quantity(
             "xid_errors_increase",
-            f"Xid errors that the driver reported {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-            lambda row: float(sum(row.xids.values())) or (0.0 if row.watched else None),
+            f"Xid errors that the driver reported {IN_WINDOW}; {FULL_WINDOW_NOTE}",
+            lambda row: float(sum(row.xid_increases.values())) or (0.0 if row.window_is_full else None),
         ),
         SIZE,
         RESERVED,
@@ -345,41 +361,47 @@ DEVICE = ScopeSpec(
             "processes that the driver lists; unknown if the driver can't list processes",
             lambda row: None if row.device.processes is None else float(len(row.device.processes)),
         ),
-        DEVICE_IDLE.of(_device),
+        DEVICE_IDLE.of_part(_device_reading),
         Quantity(
             "missed_readings",
             "consecutive readings without new values from the device",
             lambda row: float(row.device.missed_readings),
         ),
-        *SENSOR_QUANTITIES,
-        *DERIVED,
+        *SENSOR_RULE_VALUES,
+        *DERIVED_RULE_VALUES,
         *VERDICTS,
     ),
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
-        **device_placeholders(_device),
-        "used": ("memory in use", lambda row: size(row.device.used_bytes)),
-        "free": ("free memory", lambda row: size(row.device.free_bytes)),
-        "reclaimable": ("bytes that a flush would release", lambda row: size(row.cached)),
-        "stranded": ("free memory that allocators keep and a flush can't release", lambda row: size(row.stranded)),
-        "unattributed": ("used memory that belongs to no visible process", lambda row: size(row.unattributed)),
+        **device_placeholders(_device_reading),
+        "used": ("memory in use", lambda row: size_text_or_unknown(row.device.used_bytes)),
+        "free": ("free memory", lambda row: size_text_or_unknown(row.device.free_bytes)),
+        "reclaimable": ("bytes that a flush would release", lambda row: size_text_or_unknown(row.cached_bytes)),
+        "stranded": (
+            "free memory that allocators keep and a flush can't release",
+            lambda row: size_text_or_unknown(row.stranded_bytes),
+        ),
+        "unattributed": (
+            "used memory that belongs to no visible process",
+            lambda row: size_text_or_unknown(row.unattributed_bytes),
+        ),
         "top_process": ("the largest process: name, pid, size", _top_process),
         "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
         "shortage": ("how full the device is, or which programs it had too little room for", _shortage),
-        "xids": (f"Xid errors {IN_WINDOW}, by number", _xids),
-        "temperature": _sensor_text("GPU temperature", lambda own: _text("celsius", own.gpu_temperature_celsius)),
-        "power": _sensor_text("power draw", lambda own: _text("watts", own.power_watts)),
-        "power_limit": _sensor_text("power limit", lambda own: _text("watts", own.power_limit_watts)),
+        "xids": (f"Xid errors {IN_WINDOW}, by number", _xids_text),
+        "temperature": _sensor_text("GPU temperature", lambda own: _value_text("celsius", own.gpu_temperature_celsius)),
+        "power": _sensor_text("power draw", lambda own: _value_text("watts", own.power_watts)),
+        "power_limit": _sensor_text("power limit", lambda own: _value_text("watts", own.power_limit_watts)),
         "throttle_reasons": _sensor_text(
             "reasons for reduced clocks", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
         ),
         "pcie_link": _sensor_text(
-            "the PCIe link's generation and lanes", lambda own: _link(own.pcie_generation, own.pcie_width)
+            "the PCIe link's generation and lanes", lambda own: _pcie_link_text(own.pcie_generation, own.pcie_width)
         ),
         "pcie_link_max": _sensor_text(
             "the PCIe link's highest generation and lanes",
-            lambda own: _link(own.pcie_generation_max, own.pcie_width_max),
+            lambda own: _pcie_link_text(own.pcie_generation_max, own.pcie_width_max),
         ),
         **VERDICT_PLACEHOLDERS,
     },

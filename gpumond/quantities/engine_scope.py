@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.facts.units import duration_text
-from gpumond.quantities.program_quantities import ENGINE as QUANTITIES, ENGINE_USED
-from gpumond.quantities.quantity import Quantity, readable
-from gpumond.quantities.scope import RuleContext, ScopeSpec, size
+from gpumond.quantities.program_quantities import ENGINE_QUANTITIES as QUANTITIES, ENGINE_USED
+from gpumond.quantities.quantity import Quantity, value_text
+from gpumond.quantities.scope import RuleContext, ScopeSpec, size_text_or_unknown
 
 IDLE_KV_CACHE_RATIO = 0.10
 
 
-class _Engine(NamedTuple):
+class _EngineRow(NamedTuple):
     engine: EngineReading
-    used: int | None
+    used_bytes: int | None
 
 
-def engines(context: RuleContext) -> Sequence[_Engine]:
-    return [_Engine(engine, _used(context.snapshot, engine)) for engine in context.snapshot.engines]
+def engine_rows(context: RuleContext) -> Sequence[_EngineRow]:
+    return [_EngineRow(engine, _used_bytes(context.snapshot, engine)) for engine in context.snapshot.engines]
 
 
-def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
+def _used_bytes(snapshot: Snapshot, engine: EngineReading) -> int | None:
     """Return the driver's count of the engine's processes.
 
     It is 0 if none is listed and the engine states that it holds nothing; otherwise they may be those of a proxy.
     """
-    if any(device.missed_readings >= MISSED_LIMIT for device in snapshot.devices):
+    if any(device.missed_readings >= MAX_MISSED_READINGS for device in snapshot.devices):
         return None
     counts = [used for _, used in snapshot.used_by_engine(engine)]
     if not counts:
@@ -37,33 +37,35 @@ def _used(snapshot: Snapshot, engine: EngineReading) -> int | None:
     return sum(counts)
 
 
-def _used_with_idle_kv_cache(row: _Engine) -> float | None:
+def _used_with_idle_kv_cache(row: _EngineRow) -> float | None:
     in_use = row.engine.kv_cache_used_ratio
-    return None if in_use is None else row.used if in_use < IDLE_KV_CACHE_RATIO else 0.0
+    return None if in_use is None else row.used_bytes if in_use < IDLE_KV_CACHE_RATIO else 0.0
 
 
-def _kv_cache(row: _Engine) -> str:
+def _kv_cache(row: _EngineRow) -> str:
     ratio = row.engine.kv_cache_used_ratio
-    return "an unknown part" if ratio is None else readable("ratio", ratio)
+    return "an unknown part" if ratio is None else value_text("ratio", ratio)
 
 
-def _idle(row: _Engine) -> str:
+def _idle(row: _EngineRow) -> str:
     seconds = row.engine.idle_seconds
     return "an unknown time" if seconds is None else duration_text(seconds)
 
 
-ENGINE_QUANTITIES: dict[str, Quantity[_Engine]] = {each.name: each.of(lambda row: row.engine) for each in QUANTITIES}
+QUANTITIES_BY_NAME: dict[str, Quantity[_EngineRow]] = {
+    each.name: each.of_part(lambda row: row.engine) for each in QUANTITIES
+}
 
 
-def _values(*names: str) -> tuple[Quantity[_Engine], ...]:
-    return tuple(ENGINE_QUANTITIES[name] for name in names)
+def _values(*names: str) -> tuple[Quantity[_EngineRow], ...]:
+    return tuple(QUANTITIES_BY_NAME[name] for name in names)
 
 
-ENGINE = ScopeSpec(
-    rows=engines,
+ENGINE_SCOPE = ScopeSpec(
+    rows=engine_rows,
     values=(
         *_values("up"),
-        Quantity(ENGINE_USED.name, ENGINE_USED.text, lambda row: row.used),
+        Quantity(ENGINE_USED.name, ENGINE_USED.text, lambda row: row.used_bytes),
         *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),
         Quantity(
             "kv_cache_idle_used_bytes",
@@ -85,7 +87,10 @@ ENGINE = ScopeSpec(
     placeholders={
         "engine": ("the engine's name", lambda row: row.engine.name),
         "kind": ("the engine's kind", lambda row: row.engine.kind),
-        "used": ("memory of the engine's processes, as the driver counts it", lambda row: size(row.used)),
+        "used": (
+            "memory of the engine's processes, as the driver counts it",
+            lambda row: size_text_or_unknown(row.used_bytes),
+        ),
         "kv_cache": ("fraction of the KV cache that requests use", _kv_cache),
         "idle": ("time without a request", _idle),
         "models": (

@@ -6,49 +6,51 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpumond.diagnosis.advice import advice_clauses, context_of, torch_setting, whole_blocks
-from gpumond.diagnosis.detectors import FRAGMENTED_FROM, unreclaimable_bytes
+from gpumond.diagnosis.detectors import FRAGMENTED_MIN_SIZE_RATIO, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.facts.units import size_text
-from gpumond.quantities.program_quantities import POOL as QUANTITIES, POOL_COUNTERS, STRANDED
+from gpumond.quantities.program_quantities import POOL_COUNTERS, POOL_QUANTITIES as QUANTITIES, STRANDED
 from gpumond.quantities.quantity import Quantity
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
-    FROM_A_FULL_WINDOW,
+    FULL_WINDOW_NOTE,
     IN_WINDOW,
     RuleContext,
     ScopeSpec,
-    increase,
+    increase_quantity,
     ratio,
-    size,
+    size_text_or_unknown,
 )
-from gpumond.quantities.window import OomNote, PoolTrack, RuleWindow, pool_of
+from gpumond.quantities.window import OomNote, PoolTrack, RuleWindow, pool_key
 
-SURVIVED_SECONDS = 5.0
+SURVIVAL_SECONDS = 5.0
 """Time after an out-of-memory error from which a program that reports has survived it."""
 
 
-class _Pool(NamedTuple):
+class _PoolRow(NamedTuple):
     device: DeviceReading | None
     report: AgentReport
     pool: PoolUsage
     track: PoolTrack
-    recent: RuleWindow
+    window: RuleWindow
     snapshot: Snapshot
 
 
-def pools(context: RuleContext) -> Sequence[_Pool]:
-    recent, snapshot = context.recent, context.snapshot
+def pool_rows(context: RuleContext) -> Sequence[_PoolRow]:
+    window, snapshot = context.window, context.snapshot
     return [
-        _Pool(snapshot.device(pool.device_uuid), report, pool, recent.pools[pool_of(process, pool)], recent, snapshot)
+        _PoolRow(
+            snapshot.device(pool.device_uuid), report, pool, window.pools[pool_key(process, pool)], window, snapshot
+        )
         for process, report in snapshot.reports_by_process.items()
         for pool in report.pools
     ]
 
 
-def _pool_labels(row: _Pool) -> Labels:
+def _pool_labels(row: _PoolRow) -> Labels:
     return (
         ("allocator", row.pool.allocator),
         ("gpu", "" if row.device is None else str(row.device.index)),
@@ -58,26 +60,26 @@ def _pool_labels(row: _Pool) -> Labels:
     )
 
 
-def _fragmentation(row: _Pool) -> float | None:
+def _fragmentation(row: _PoolRow) -> float | None:
     device, track = row.device, row.track
     if device is None or not device.size_bytes:
         return None
-    unreclaimable = min(track.unreclaimable, unreclaimable_bytes(row.pool))
-    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_FROM * device.size_bytes
-    return row.recent.fragmentation(track) if is_split else 0.0
+    unreclaimable = min(track.peak_unreclaimable_bytes, unreclaimable_bytes(row.pool))
+    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_MIN_SIZE_RATIO * device.size_bytes
+    return row.window.fragmentation(track) if is_split else 0.0
 
 
-def _advice(row: _Pool) -> str:
-    retried = bool(row.recent.increase(row.track.retries, row.track.since))
+def _advice(row: _PoolRow) -> str:
+    retried = bool(row.window.increase(row.track.retries, row.track.since))
     return advice_clauses(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
 
 
-def _whole_blocks(row: _Pool) -> str:
+def _whole_blocks(row: _PoolRow) -> str:
     context = context_of(row.report, row.pool.device_uuid, row.snapshot)
     return whole_blocks(row.pool.allocator, context) or "allocate fewer different sizes"
 
 
-def _last_oom(row: _Pool) -> str:
+def _last_oom(row: _PoolRow) -> str:
     """Return the event of the program's last out-of-memory error on the device, with the program's own line, and
     whether it kept running: it still reports after some seconds, in which the error may have ended it.
     """
@@ -85,38 +87,40 @@ def _last_oom(row: _Pool) -> str:
     last = max(of_device, key=lambda oom: oom.number, default=None)
     if last is None:
         return ""
-    note = row.recent.ooms_by_number.get((row.report.key, last.number), OomNote())
-    runs = last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVED_SECONDS
-    return oom_text(last, note.limit) + note.code_line + (" and kept running" if runs else "")
+    note = row.window.ooms_by_number.get((row.report.key, last.number), OomNote())
+    runs = last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVAL_SECONDS
+    return oom_text(last, note.limit_bytes) + note.code_line + (" and kept running" if runs else "")
 
 
-def _shortage(row: _Pool) -> str:
-    limit = row.track.limit
+def _shortage(row: _PoolRow) -> str:
+    limit = row.track.limit_bytes
     if limit is None:
         return "was short of memory"
     unchanged = row.snapshot.limits.get((row.pool.device_uuid, row.report.key)) == limit
     return f"reached its limit of {size_text(limit)}" + ("" if unchanged else ", which has changed since")
 
 
-def _relief(row: _Pool) -> str:
-    if row.track.limit is None:
+def _relief(row: _PoolRow) -> str:
+    if row.track.limit_bytes is None:
         return "free memory on the GPU"
     return "raise the program's limit (gpumond quota shows where the limit is set)"
 
 
-def _values(*names: str) -> Iterator[Quantity[_Pool]]:
+def _values(*names: str) -> Iterator[Quantity[_PoolRow]]:
     """Yield the quantities of these names, those of counters with their increases."""
     for name in names:
-        value = POOL_QUANTITIES[name]
+        value = QUANTITIES_BY_NAME[name]
         yield value
         if name in POOL_COUNTERS:
-            yield increase(value, POOL_COUNTERS.index(name), lambda row: row.track.counters)
+            yield increase_quantity(value, POOL_COUNTERS.index(name), lambda row: row.track.counters)
 
 
-POOL_QUANTITIES: dict[str, Quantity[_Pool]] = {each.name: each.of(lambda row: row.pool) for each in QUANTITIES}
+QUANTITIES_BY_NAME: dict[str, Quantity[_PoolRow]] = {
+    each.name: each.of_part(lambda row: row.pool) for each in QUANTITIES
+}
 
-POOL = ScopeSpec(
-    rows=pools,
+POOL_SCOPE = ScopeSpec(
+    rows=pool_rows,
     values=(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
@@ -134,14 +138,14 @@ POOL = ScopeSpec(
         Quantity(
             "ooms_increase",
             f"increase of `ooms` {IN_WINDOW}, without errors after which `retry_on_oom` tried again; "
-            f"{FROM_A_FULL_WINDOW}",
-            lambda row: row.recent.oom_increase(row.report, row.track),
+            f"{FULL_WINDOW_NOTE}",
+            lambda row: row.window.oom_increase(row.report, row.track),
         ),
         *_values("retries"),
         Quantity(
             "retries_increase",
-            f"increase of `retries` {IN_WINDOW}; {FROM_A_FULL_WINDOW}",
-            lambda row: row.recent.increase(row.track.retries, row.track.since),
+            f"increase of `retries` {IN_WINDOW}; {FULL_WINDOW_NOTE}",
+            lambda row: row.window.increase(row.track.retries, row.track.since),
         ),
         *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
         *_values("device_allocations", "device_frees", "refilled_flushes"),
@@ -157,16 +161,22 @@ POOL = ScopeSpec(
         "gpu": (DEVICE_LABELS["gpu"], lambda row: str(row.device.index) if row.device else "?"),
         "uuid": (DEVICE_LABELS["uuid"], lambda row: row.pool.device_uuid),
         "name": ("model of the device", lambda row: row.device.name if row.device else "?"),
-        "size": ("memory of the device", lambda row: size(row.device.size_bytes if row.device else None)),
+        "size": (
+            "memory of the device",
+            lambda row: size_text_or_unknown(row.device.size_bytes if row.device else None),
+        ),
         "pid": ("the process's pid", lambda row: str(row.report.pid)),
         "workload": ("the process's workload", lambda row: row.report.workload),
         "allocator": ("allocator of the pool", lambda row: row.pool.allocator),
-        "live": ("memory allocated to the program", lambda row: size(row.pool.live_bytes)),
-        "held": ("memory held by the pool", lambda row: size(row.pool.held_bytes)),
-        "reclaimable": ("bytes that a flush would release", lambda row: size(row.pool.reclaimable.likely)),
+        "live": ("memory allocated to the program", lambda row: size_text_or_unknown(row.pool.live_bytes)),
+        "held": ("memory held by the pool", lambda row: size_text_or_unknown(row.pool.held_bytes)),
+        "reclaimable": (
+            "bytes that a flush would release",
+            lambda row: size_text_or_unknown(row.pool.reclaimable.likely),
+        ),
         "stranded": (
             "free memory that the allocator keeps and a flush can't release",
-            lambda row: size(STRANDED.read(row.pool)),
+            lambda row: size_text_or_unknown(STRANDED.read(row.pool)),
         ),
         "torch_setting": (
             "environment variable that configures the allocator of the program's PyTorch version",

@@ -16,58 +16,58 @@ from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
+from gpumond.facts.units import size_text
 from gpumond.quantities.program_quantities import (
     HELD,
-    HOST_POOL,
+    HOST_POOL_QUANTITIES,
     LIVE,
     PROCESS_USED,
     PROCESS_UTILIZATION,
-    PROGRAM,
     PROGRAM_COUNTERS,
+    PROGRAM_QUANTITIES,
     RECLAIMABLE,
     REPORT_AGE,
-    STEP,
+    STEP_QUANTITIES,
     STRANDED,
     UNMAPPED,
 )
-from gpumond.quantities.quantity import Quantity, number
+from gpumond.quantities.quantity import Quantity, float_or_none
 from gpumond.quantities.scope import (
     DEVICE_LABELS,
-    NO_VERDICT,
-    UNKNOWN_VERDICTS,
+    UNKNOWN_VERDICT_VALUES,
+    VALUES_WITHOUT_VERDICT,
     VERDICT_PLACEHOLDERS,
     VERDICTS,
     RuleContext,
     ScopeSpec,
     device_placeholders,
-    increase,
+    increase_quantity,
     ratio,
-    size,
-    values_of_verdicts,
+    size_text_or_unknown,
     values_without_verdict,
+    verdict_values,
 )
 from gpumond.quantities.window import CounterHistory, RuleWindow, Workload
 from gpumond.tick.claims import outermost_pools
 
-NOBODY = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
-"""Owner of memory without a known process."""
+UNKNOWN_PROCESS = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
+"""The process of memory whose process isn't known."""
 
-Fact = TypeVar("Fact")
+Part = TypeVar("Part")
 
 
-class _Process(NamedTuple):
+class _ProcessRow(NamedTuple):
     """One process on one device, or NOBODY: the device as a whole, for memory without a known process."""
 
     device: DeviceReading
     process: ProcessUsage
     workload: str | None
     """None if it never had an agent."""
-    silent: bool
+    is_silent: bool
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
-    """Values of the verdicts."""
     snapshot: Snapshot
-    recent: RuleWindow
+    window: RuleWindow
     report: AgentReport | None = None
     """None without an agent that reports."""
 
@@ -77,38 +77,39 @@ class _Process(NamedTuple):
         return quotas.get(self.process.key, NO_QUOTA) if quotas else NO_QUOTA
 
 
-def processes(context: RuleContext) -> Sequence[_Process]:
-    snapshot, recent, active_verdicts = context.snapshot, context.recent, context.active_verdicts
-    agents, silent, reports = recent.agents, recent.silent, snapshot.reports_by_process
-    rows: list[_Process] = []
+def process_rows(context: RuleContext) -> Sequence[_ProcessRow]:
+    snapshot, window, active_verdicts = context.snapshot, context.window, context.active_verdicts
+    workloads, silent, reports = window.workload_by_process, window.silent_processes, snapshot.reports_by_process
+    rows: list[_ProcessRow] = []
     for device in snapshot.devices:
         uuid = device.uuid
         for key, process in device.processes_by_key.items():
-            gone = key in silent
+            is_silent = key in silent
             verdicts = active_verdicts.get((uuid, key), ())
-            known = values_of_verdicts(verdicts, UNKNOWN_VERDICTS if gone else NO_VERDICT)
-            workload = agents.get(key)
+            values = verdict_values(verdicts, UNKNOWN_VERDICT_VALUES if is_silent else VALUES_WITHOUT_VERDICT)
+            workload = workloads.get(key)
             name = None if workload is None else workload.name
             # Positional, because keywords take twice as long, for each process of each tick.
-            rows.append(_Process(device, process, name, gone, verdicts, known, snapshot, recent, reports.get(key)))
+            rows.append(
+                _ProcessRow(device, process, name, is_silent, verdicts, values, snapshot, window, reports.get(key))
+            )
         verdicts = active_verdicts.get((uuid, None), ())
-        verdict_values = values_of_verdicts(verdicts, values_without_verdict(device))
         rows.append(
-            _Process(
+            _ProcessRow(
                 device=device,
-                process=NOBODY,
+                process=UNKNOWN_PROCESS,
                 workload=None,
-                silent=False,
+                is_silent=False,
                 verdicts=verdicts,
-                verdict_values=verdict_values,
+                verdict_values=verdict_values(verdicts, values_without_verdict(device)),
                 snapshot=snapshot,
-                recent=recent,
+                window=window,
             )
         )
     return rows
 
 
-def _limit_ratio(row: _Process) -> float | None:
+def _limit_ratio(row: _ProcessRow) -> float | None:
     """Return the ratio of the pool that is closest to its limit, or that of the cgroup if it is higher."""
     ratios = [
         each.used_bytes / each.limit_bytes
@@ -123,30 +124,30 @@ def _limit_ratio(row: _Process) -> float | None:
     return max(ratios, default=None)
 
 
-def _excess(row: _Process) -> float | None:
+def _soft_limit_excess(row: _ProcessRow) -> float | None:
     used, soft = row.process.used_bytes, row.quota.soft_limit_bytes
     if soft is None:
         return 0.0
     return None if used is None else float(max(0, used - soft))
 
 
-def _reserve_shortage(row: _Process) -> float | None:
+def _reserve_shortage(row: _ProcessRow) -> float | None:
     if row.quota.reserve_bytes is None:
         return 0.0
     return row.snapshot.reserve_shortages.get((row.device.uuid, row.process.key))
 
 
-def _labels(row: _Process) -> Labels:
+def _labels(row: _ProcessRow) -> Labels:
     pid = row.process.pid
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
 
 
-def _age(row: _Process) -> float | None:
+def _age(row: _ProcessRow) -> float | None:
     now, started = row.snapshot.uptime_seconds, row.process.start_ticks
     return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
 
 
-def _claim_excess(row: _Process) -> float | None:
+def _report_excess(row: _ProcessRow) -> float | None:
     if row.report is None:
         return None
     own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
@@ -154,28 +155,28 @@ def _claim_excess(row: _Process) -> float | None:
 
 
 def _size_or_empty(value: int | None) -> str:
-    return "" if value is None else size(value)
+    return "" if value is None else size_text(value)
 
 
-def _idle_remedy(row: _Process) -> str:
+def _idle_remedy(row: _ProcessRow) -> str:
     """Return how an idle program's memory is released: by a suspension where a flush returns less than half of it."""
     pid, report = row.process.pid, row.report
-    if row.process is NOBODY:
+    if row.process is UNKNOWN_PROCESS:
         return "stop the program if you don't need it"
     used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
     if report and report.can_suspend and 2 * flushed < used:
-        return f"gpumond suspend --pid {pid} would release {size(used)}; if you don't need the program, stop it"
+        return f"gpumond suspend --pid {pid} would release {size_text(used)}; if you don't need the program, stop it"
     if flushed:
-        return f"gpumond flush --pid {pid} would release {size(flushed)}; if you don't need the program, stop it"
+        return f"gpumond flush --pid {pid} would release {size_text(flushed)}; if you don't need the program, stop it"
     return "a flush of this program would release nothing; if you don't need the program, stop it"
 
 
-def _soft_limit_remedy(row: _Process) -> str:
+def _soft_limit_remedy(row: _ProcessRow) -> str:
     """Return what a flush contributes to a program that is above its soft limit, and what else there is to do."""
     excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
     if not flushed:
         return "a flush of this program would release nothing; reduce the program's memory use, or raise the soft limit"
-    flush = f"gpumond flush --pid {row.process.pid} would release {size(flushed)}"
+    flush = f"gpumond flush --pid {row.process.pid} would release {size_text(flushed)}"
     return (
         flush
         if flushed >= excess
@@ -183,26 +184,26 @@ def _soft_limit_remedy(row: _Process) -> str:
     )
 
 
-def _reclaimable_bytes(row: _Process) -> int:
+def _reclaimable_bytes(row: _ProcessRow) -> int:
     report = row.report
     return row.snapshot.reclaimable_from(report, row.device) if report and report.flush_policy != "never" else 0
 
 
-def _usage(row: _Process) -> ProcessUsage:
+def _process_usage(row: _ProcessRow) -> ProcessUsage:
     return row.process
 
 
-def _history(row: _Process) -> CounterHistory | None:
-    return None if row.report is None else row.recent.programs.get(row.report.key)
+def _counter_history(row: _ProcessRow) -> CounterHistory | None:
+    return None if row.report is None else row.window.programs.get(row.report.key)
 
 
-def _sum(
+def _pool_sum(
     quantity: Quantity[PoolUsage], read_pool: Callable[[PoolUsage], float | None] | None = None
-) -> Quantity[_Process]:
+) -> Quantity[_ProcessRow]:
     """Return the sum of a quantity over the pools on the device; unknown if no pool has the value."""
     value = read_pool or quantity.read
 
-    def read(row: _Process) -> float | None:
+    def read(row: _ProcessRow) -> float | None:
         if row.report is None:
             return None
         pools = (pool for pool in outermost_pools(row.report.pools) if pool.device_uuid == row.device.uuid)
@@ -212,10 +213,10 @@ def _sum(
     return Quantity(quantity.name, f"`{quantity.name}` of the process's pools on the device, summed.", read)
 
 
-def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
+def _host_pool_sum(quantity: Quantity[HostPool]) -> Quantity[_ProcessRow]:
     value = quantity.read
 
-    def read(row: _Process) -> float | None:
+    def read(row: _ProcessRow) -> float | None:
         pools = row.report.host_pools if row.report else ()
         return float(sum(value(pool) or 0 for pool in pools)) if pools else None
 
@@ -223,25 +224,25 @@ def _host_sum(quantity: Quantity[HostPool]) -> Quantity[_Process]:
 
 
 def _with_increases(
-    quantities: Iterable[Quantity[Fact]], part: Callable[[_Process], Fact | None]
-) -> Iterator[Quantity[_Process]]:
+    quantities: Iterable[Quantity[Part]], part: Callable[[_ProcessRow], Part | None]
+) -> Iterator[Quantity[_ProcessRow]]:
     """Yield the rule values of an agent's quantities and, of those that count events, also the increases."""
     for quantity in quantities:
-        value = quantity.of(part)
+        value = quantity.of_part(part)
         yield value
-        if quantity.counted:
-            yield increase(value, PROGRAM_COUNTERS.index(quantity.name), _history)
+        if quantity.is_counter:
+            yield increase_quantity(value, PROGRAM_COUNTERS.index(quantity.name), _counter_history)
 
 
-PROCESS: ScopeSpec[_Process] = ScopeSpec(
-    rows=processes,
+PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
+    rows=process_rows,
     values=(
-        PROCESS_USED.of(_usage),
+        PROCESS_USED.of_part(_process_usage),
         Quantity(
             "used_ratio",
             "used bytes as a fraction of the device's size",
             lambda row: ratio(row.process.used_bytes, row.device.size_bytes),
-            exceeds_one=True,  # managed memory
+            may_exceed_one=True,  # managed memory
         ),
         Quantity(
             "limit_bytes",
@@ -253,12 +254,12 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "highest ratio of an allocator's held bytes, or of the cgroup's used bytes, to the limit; unknown without "
             "a limit",
             _limit_ratio,
-            exceeds_one=True,
+            may_exceed_one=True,
         ),
         Quantity(
             "soft_limit_excess_bytes",
             "used bytes above the process's lowest [soft limit](../how-to/quotas.md#soft-limit); 0 without one",
-            _excess,
+            _soft_limit_excess,
         ),
         Quantity(
             "reserve_shortage_bytes",
@@ -269,30 +270,30 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         Quantity(
             "agent_gone",
             "1 if the process's agent has stopped reporting, else 0; unknown without an agent",
-            lambda row: None if row.workload is None else float(row.silent),
-            boolean=True,
+            lambda row: None if row.workload is None else float(row.is_silent),
+            is_boolean=True,
         ),
-        PROCESS_UTILIZATION.of(_usage),
+        PROCESS_UTILIZATION.of_part(_process_usage),
         Quantity("idle_seconds", "observed time without activity on the device", lambda row: row.process.idle_seconds),
         Quantity("age_seconds", "time since the process started", _age),
         Quantity(
             "orphaned",
             "1 if the process's parent has exited and no service manager supervises the process, else 0",
-            lambda row: number(row.process.orphaned),
-            boolean=True,
+            lambda row: float_or_none(row.process.orphaned),
+            is_boolean=True,
         ),
         Quantity(
             "report_excess_bytes",
             "bytes by which the agent's report exceeds the driver's count; unknown without an agent",
-            _claim_excess,
+            _report_excess,
         ),
-        REPORT_AGE.of(lambda row: row.report),
-        *map(_sum, (LIVE, HELD, RECLAIMABLE)),
-        _sum(STRANDED, attrgetter("stranded_bytes")),
-        _sum(UNMAPPED),
-        *map(_host_sum, HOST_POOL),
-        *_with_increases(STEP, lambda row: row.report.program.step if row.report else None),
-        *_with_increases(PROGRAM, lambda row: row.report.program if row.report else None),
+        REPORT_AGE.of_part(lambda row: row.report),
+        *map(_pool_sum, (LIVE, HELD, RECLAIMABLE)),
+        _pool_sum(STRANDED, attrgetter("stranded_bytes")),
+        _pool_sum(UNMAPPED),
+        *map(_host_pool_sum, HOST_POOL_QUANTITIES),
+        *_with_increases(STEP_QUANTITIES, lambda row: row.report.program.step if row.report else None),
+        *_with_increases(PROGRAM_QUANTITIES, lambda row: row.report.program if row.report else None),
         *VERDICTS,
     ),
     labels={
@@ -310,7 +311,10 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
             "the process's workload, or its command name",
             lambda row: row.workload or row.process.comm or "unknown program",
         ),
-        "used": ("the process's memory, as the driver counts it", lambda row: size(row.process.used_bytes)),
+        "used": (
+            "the process's memory, as the driver counts it",
+            lambda row: size_text_or_unknown(row.process.used_bytes),
+        ),
         "state": (
             "the process's state: alive, stopped, uninterruptible, zombie or gone",
             lambda row: row.process.state or "unknown",
@@ -333,29 +337,29 @@ PROCESS: ScopeSpec[_Process] = ScopeSpec(
         **VERDICT_PLACEHOLDERS,
     },
     programs=lambda row: (row.workload or "", row.process.comm or ""),
-    process=lambda row: None if row.process is NOBODY else row.process.key,
+    process=lambda row: None if row.process is UNKNOWN_PROCESS else row.process.key,
 )
 
 
-class _Workload(NamedTuple):
+class _WorkloadRow(NamedTuple):
     workload: Workload
     sums: Mapping[str, int | None]
     programs: int
-    known: bool
+    is_complete: bool
 
 
-def workloads(context: RuleContext) -> Sequence[_Workload]:
-    snapshot, recent = context.snapshot, context.recent
-    partly = {recent.agents[identity] for identity in recent.silent}
-    named: defaultdict[Workload, dict[str, int]] = defaultdict(
-        lambda: dict.fromkeys((quantity.name for quantity in _SUMMED), 0)
+def workload_rows(context: RuleContext) -> Sequence[_WorkloadRow]:
+    snapshot, window = context.snapshot, context.window
+    incomplete = {window.workload_by_process[process] for process in window.silent_processes}
+    sums_by_workload: defaultdict[Workload, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys((quantity.name for quantity in _WORKLOAD_QUANTITIES), 0)
     )
     uncounted: set[Workload] = set()
     programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
     for report in snapshot.reports:
         if report.workload:
             workload = Workload(report.uid, report.workload)
-            sums = named[workload]
+            sums = sums_by_workload[workload]
             for pool in outermost_pools(report.pools):
                 if pool.live_bytes is None:
                     uncounted.add(workload)
@@ -364,32 +368,32 @@ def workloads(context: RuleContext) -> Sequence[_Workload]:
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
                 sums["stranded_bytes"] += pool.stranded_bytes
     return [
-        _Workload(
+        _WorkloadRow(
             workload,
             {**sums, "live_bytes": None, "stranded_bytes": None} if workload in uncounted else sums,
             programs[workload],
-            workload not in partly,
+            workload not in incomplete,
         )
-        for workload, sums in named.items()
+        for workload, sums in sums_by_workload.items()
     ]
 
 
-_SUMMED = (LIVE, HELD, RECLAIMABLE, STRANDED)
+_WORKLOAD_QUANTITIES = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 
-def _sum_of(name: str) -> Quantity[_Workload]:
+def _workload_sum(name: str) -> Quantity[_WorkloadRow]:
     meaning = f"`{name}` of the workload's pools, summed."
-    return Quantity(name, meaning, lambda row: number(row.sums[name]) if row.known else None)
+    return Quantity(name, meaning, lambda row: float_or_none(row.sums[name]) if row.is_complete else None)
 
 
-WORKLOAD = ScopeSpec(
-    rows=workloads,
+WORKLOAD_SCOPE = ScopeSpec(
+    rows=workload_rows,
     values=(
-        *(_sum_of(quantity.name) for quantity in _SUMMED),
+        *(_workload_sum(quantity.name) for quantity in _WORKLOAD_QUANTITIES),
         Quantity(
             "programs",
             "number of the workload's programs with an agent that reports",
-            lambda row: float(row.programs) if row.known else None,
+            lambda row: float(row.programs) if row.is_complete else None,
         ),
     ),
     labels={"uid": "uid of the user", "workload": "name of the workload"},
@@ -397,15 +401,18 @@ WORKLOAD = ScopeSpec(
     placeholders={
         "uid": ("uid of the user", lambda row: str(row.workload.uid)),
         "workload": ("name of the workload", lambda row: row.workload.name),
-        "live": ("memory allocated to the workload's programs", lambda row: size(row.sums["live_bytes"])),
-        "held": ("memory held by the workload's pools", lambda row: size(row.sums["held_bytes"])),
+        "live": (
+            "memory allocated to the workload's programs",
+            lambda row: size_text_or_unknown(row.sums["live_bytes"]),
+        ),
+        "held": ("memory held by the workload's pools", lambda row: size_text_or_unknown(row.sums["held_bytes"])),
         "reclaimable": (
             "bytes that a flush of the workload would release",
-            lambda row: size(row.sums["reclaimable_bytes"]),
+            lambda row: size_text_or_unknown(row.sums["reclaimable_bytes"]),
         ),
         "stranded": (
             "free memory that allocators keep and a flush can't release",
-            lambda row: size(row.sums["stranded_bytes"]),
+            lambda row: size_text_or_unknown(row.sums["stranded_bytes"]),
         ),
     },
 )

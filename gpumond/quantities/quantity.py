@@ -11,7 +11,7 @@ from gpumond.facts.units import duration_text, size_text
 
 Unit = Literal["bytes", "bytes/s", "seconds", "ratio", "count", "boolean", "celsius", "hertz", "watts", "joules"]
 """Unit of a value; a boolean is 0 or 1."""
-SUFFIXES: Mapping[str, Unit] = {
+UNITS_BY_SUFFIX: Mapping[str, Unit] = {
     "_bytes_per_second": "bytes/s",
     **{f"_{unit}": unit for unit in ("bytes", "seconds", "ratio", "celsius", "hertz", "watts", "joules")},
 }
@@ -29,8 +29,8 @@ class Quantity(Generic[Row_contra]):
     if it ends in ``_total``, the name if it is None, and empty if the quantity isn't a metric. ``labels`` distinguish
     the quantities of one family. ``note`` continues ``text`` in the family's HELP and ``rule_note`` in the reference of
     rules; ``export`` replaces ``read`` in the family.
-    ``counted``: it counts events, and its increase within the window of rules is another rule value. ``boolean``: it is
-    0 or 1; the unit of others is the end of their name. ``exceeds_one``: it's a ratio that can be more than 1.
+    ``is_counter``: it counts events, and its increase within the window of rules is another rule value. ``is_boolean``:
+    it is 0 or 1; the end of its name states the unit of any other. ``may_exceed_one``: it's a ratio that can exceed 1.
     """
 
     name: str
@@ -41,21 +41,21 @@ class Quantity(Generic[Row_contra]):
     note: str = field(default="", kw_only=True)
     rule_note: str = field(default="", kw_only=True)
     export: Callable[[Row_contra], float | None] | None = field(default=None, kw_only=True)
-    counted: bool = field(default=False, kw_only=True)
-    boolean: bool = field(default=False, kw_only=True)
-    exceeds_one: bool = field(default=False, kw_only=True)
+    is_counter: bool = field(default=False, kw_only=True)
+    is_boolean: bool = field(default=False, kw_only=True)
+    may_exceed_one: bool = field(default=False, kw_only=True)
 
     @property
     def unit(self) -> Unit:
-        stated = (unit for suffix, unit in SUFFIXES.items() if self.name.endswith(suffix))
-        return "boolean" if self.boolean else next(stated, "count")
+        units = (unit for suffix, unit in UNITS_BY_SUFFIX.items() if self.name.endswith(suffix))
+        return "boolean" if self.is_boolean else next(units, "count")
 
     @property
     def range_text(self) -> str:
         """Return the range of the values as text; empty if it isn't from 0 to 1."""
         if self.unit == "boolean":
             return "0 or 1"
-        return "from 0 to 1 (100%)" if self.unit == "ratio" and not self.exceeds_one else ""
+        return "from 0 to 1 (100%)" if self.unit == "ratio" and not self.may_exceed_one else ""
 
     @property
     def metric(self) -> str:
@@ -69,27 +69,29 @@ class Quantity(Generic[Row_contra]):
     def meaning(self) -> str:
         return self.text + self.rule_note
 
-    def of(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
+    def of_part(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
         """Return this quantity of a part of a row; it is unknown while the row has no such part."""
         read_part = self.read
 
         def read(row: Whole) -> float | None:
-            fact = part(row)
-            return None if fact is None else number(read_part(fact))
+            value = part(row)
+            return None if value is None else float_or_none(read_part(value))
 
-        return Quantity(self.name, self.meaning, read, boolean=self.boolean, exceeds_one=self.exceeds_one)
+        return Quantity(self.name, self.meaning, read, is_boolean=self.is_boolean, may_exceed_one=self.may_exceed_one)
 
 
-def attribute(name: str, text: str, family: str | None = None, *, field: str = "", **options: Any) -> Quantity[Any]:
+def attribute_quantity(
+    name: str, text: str, family: str | None = None, *, field: str = "", **options: Any
+) -> Quantity[Any]:
     """Return the quantity that a fact has as an attribute: ``field``, or that of its name."""
     return Quantity(name, text, attrgetter(field or name), family, **options)
 
 
-def number(value: float | None) -> float | None:
+def float_or_none(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def readable(unit: Unit, value: float) -> str:
+def value_text(unit: Unit, value: float) -> str:
     """Format a value with its unit."""
     if unit == "bytes":
         return size_text(value)

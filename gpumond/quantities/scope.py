@@ -13,54 +13,52 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Ledger, Verdict
 from gpumond.facts.program import ProcessKey
-from gpumond.facts.snapshot import MISSED_LIMIT, DeviceReading, Snapshot, owner_of
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, DeviceReading, Snapshot, owner_of
 from gpumond.facts.units import duration_text, size_text
-from gpumond.facts.verdicts import PROBLEMS, REMEDIES
+from gpumond.facts.verdicts import PROBLEM_KINDS, VERDICT_REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
 
 ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
-NO_VERDICT: Mapping[str, float | None] = {
-    **{kind.rule_value: 0.0 for kind in PROBLEMS},
+VALUES_WITHOUT_VERDICT: Mapping[str, float | None] = {
+    **{kind.rule_value: 0.0 for kind in PROBLEM_KINDS},
     "leak_bytes_per_second": 0.0,
     "time_to_full_seconds": inf,
 }
-UNKNOWN_VERDICTS: Mapping[str, float | None] = dict.fromkeys(NO_VERDICT)
+UNKNOWN_VERDICT_VALUES: Mapping[str, float | None] = dict.fromkeys(VALUES_WITHOUT_VERDICT)
 
 
 def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
-    found: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
+    by_subject: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        if verdict.kind in REMEDIES:
-            found[verdict.device_uuid, verdict.process].append(verdict)
-    return dict(found)
+        if verdict.kind in VERDICT_REMEDIES:
+            by_subject[verdict.device_uuid, verdict.process].append(verdict)
+    return dict(by_subject)
 
 
-def values_of_verdicts(
-    verdicts: Sequence[Verdict], otherwise: Mapping[str, float | None]
-) -> Mapping[str, float | None]:
-    """Return the values of rules; ``otherwise`` has those without an active verdict."""
+def verdict_values(verdicts: Sequence[Verdict], defaults: Mapping[str, float | None]) -> Mapping[str, float | None]:
+    """Return the values of rules; ``defaults`` has those without an active verdict."""
     if not verdicts:
-        return otherwise
-    own = dict(otherwise)
-    slopes = [slope(verdict) for verdict in verdicts if verdict.kind == "leak"]
+        return defaults
+    values = dict(defaults)
+    slopes = [slope_bytes_per_second(verdict) for verdict in verdicts if verdict.kind == "leak"]
     if slopes:
-        own["leak_bytes_per_second"] = sum(slopes)
+        values["leak_bytes_per_second"] = sum(slopes)
     times = [verdict.time_to_full_seconds for verdict in verdicts if verdict.time_to_full_seconds is not None]
     if times:
-        own["time_to_full_seconds"] = min(times)
-    own.update((verdict.kind.replace("-", "_"), 1.0) for verdict in verdicts)
-    return own
+        values["time_to_full_seconds"] = min(times)
+    values.update((verdict.kind.replace("-", "_"), 1.0) for verdict in verdicts)
+    return values
 
 
-def slope(verdict: Verdict) -> float:
+def slope_bytes_per_second(verdict: Verdict) -> float:
     return dict(verdict.evidence).get("slope_bytes_per_second", 0.0)
 
 
 def values_without_verdict(device: DeviceReading) -> Mapping[str, float | None]:
-    return UNKNOWN_VERDICTS if device.missed_readings >= MISSED_LIMIT else NO_VERDICT
+    return UNKNOWN_VERDICT_VALUES if device.missed_readings >= MAX_MISSED_READINGS else VALUES_WITHOUT_VERDICT
 
 
 class RuleRow(Protocol):
@@ -73,14 +71,14 @@ class RuleRow(Protocol):
     def verdict_values(self) -> Mapping[str, float | None]: ...
 
 
-def _verdict_value(name: str, meaning: str, boolean: bool = False) -> Quantity[RuleRow]:
-    return Quantity(name, meaning, lambda row: row.verdict_values[name], boolean=boolean)
+def _verdict_value(name: str, meaning: str, is_boolean: bool = False) -> Quantity[RuleRow]:
+    return Quantity(name, meaning, lambda row: row.verdict_values[name], is_boolean=is_boolean)
 
 
 VERDICTS = (
     *(
-        _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", boolean=True)
-        for kind in PROBLEMS
+        _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", is_boolean=True)
+        for kind in PROBLEM_KINDS
     ),
     _verdict_value("leak_bytes_per_second", "growth rate of all leaks; 0 without a leak"),
     _verdict_value(
@@ -118,7 +116,7 @@ class RuleContext(NamedTuple):
 
     snapshot: Snapshot
     ledger: Ledger
-    recent: RuleWindow
+    window: RuleWindow
     active_verdicts: ActiveVerdicts = MappingProxyType({})
 
 
@@ -142,7 +140,7 @@ class Subjects(Generic[Row]):
     owner: Callable[[ProcessKey], Labels] = lambda process: ()
 
 
-class Unreadable(NamedTuple):
+class UnreadableSubjects(NamedTuple):
     """Subjects that cannot be read now but have not ended: their alerts are unchanged.
 
     ``connected``: processes with a connected agent. They have not ended, even if the driver does not list them: an
@@ -206,7 +204,7 @@ OWNER_LABELS = ("user", "pod_namespace", "pod_name", "slurm_job")
 DEVICE_LABELS = {"gpu": "index of the device", "uuid": "UUID of the device"}
 
 IN_WINDOW = f"in the last {WINDOW_SECONDS / 60:.0f} minutes"
-FROM_A_FULL_WINDOW = "zero is unknown until a full window has been observed"
+FULL_WINDOW_NOTE = "zero is unknown until a full window has been observed"
 
 
 def device_placeholders(device: Callable[[Row], DeviceReading]) -> Placeholders[Row]:
@@ -214,7 +212,7 @@ def device_placeholders(device: Callable[[Row], DeviceReading]) -> Placeholders[
         "gpu": (DEVICE_LABELS["gpu"], lambda row: str(device(row).index)),
         "uuid": (DEVICE_LABELS["uuid"], lambda row: device(row).uuid),
         "name": ("model of the device", lambda row: device(row).name),
-        "size": ("memory of the device", lambda row: size(device(row).size_bytes)),
+        "size": ("memory of the device", lambda row: size_text_or_unknown(device(row).size_bytes)),
     }
 
 
@@ -222,27 +220,31 @@ class WindowRow(Protocol):
     """A row of a subject whose counters are observed."""
 
     @property
-    def recent(self) -> RuleWindow: ...
+    def window(self) -> RuleWindow: ...
 
 
-Counted = TypeVar("Counted", bound=WindowRow)
+RowWithWindow = TypeVar("RowWithWindow", bound=WindowRow)
 
 
-def increase(
-    quantity: Quantity[Counted], position: int, history: Callable[[Counted], CounterHistory | None]
-) -> Quantity[Counted]:
+def increase_quantity(
+    quantity: Quantity[RowWithWindow], position: int, history: Callable[[RowWithWindow], CounterHistory | None]
+) -> Quantity[RowWithWindow]:
     """Return the increase of a counter, which is at this position in the counts of ``history``."""
     count = quantity.read
     name = "energy_increase_joules" if quantity.name == "energy_joules" else f"{quantity.name}_increase"
 
-    def read(row: Counted) -> float | None:
-        observed = history(row)
-        return None if observed is None else observed.increase(position, count(row), row.recent.elapsed)
+    def read(row: RowWithWindow) -> float | None:
+        counter_history = history(row)
+        return (
+            None
+            if counter_history is None
+            else counter_history.increase(position, count(row), row.window.elapsed_seconds)
+        )
 
-    return Quantity(name, f"increase of `{quantity.name}` {IN_WINDOW}; {FROM_A_FULL_WINDOW}", read)
+    return Quantity(name, f"increase of `{quantity.name}` {IN_WINDOW}; {FULL_WINDOW_NOTE}", read)
 
 
-def size(value: float | None) -> str:
+def size_text_or_unknown(value: float | None) -> str:
     return "an unknown amount" if value is None else size_text(value)
 
 

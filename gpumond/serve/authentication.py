@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from gpumond.agent.transport import OVERFLOW_UID
 from gpumond.config.settings import Settings
-from gpumond.config.tokens import PREFIX, Token, digest
+from gpumond.config.tokens import TOKEN_PREFIX, Token, token_digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
 from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
@@ -154,12 +154,12 @@ class SignIns:
 
     def create_code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
         """Return a new code for the caller, which ends after ``seconds``."""
-        caller_digest = None if token is None else digest(token)
+        caller_digest = None if token is None else token_digest(token)
         return _add_sign_in(self._codes, SignIn(caller, caller_digest, now + seconds), now)
 
     def exchange(self, code: str, now: float) -> str | None:
         """Return the token of a new session. None if the code does not exist, has ended, or was used before."""
-        sign_in = self._codes.pop(digest(code), None)
+        sign_in = self._codes.pop(token_digest(code), None)
         if sign_in is None or sign_in.ends_at < now:
             return None
         return _add_sign_in(self._sessions, replace(sign_in, ends_at=now + SESSION_SECONDS), now)
@@ -170,7 +170,7 @@ class SignIns:
 
     def end_session(self, token: str) -> bool:
         """End a session. Returns False if it does not exist."""
-        return self._sessions.pop(digest(token), None) is not None
+        return self._sessions.pop(token_digest(token), None) is not None
 
 
 def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
@@ -182,8 +182,8 @@ def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str
         del entries[own[0]]
     elif len(entries) >= MAX_SIGN_INS:
         del entries[next(iter(entries))]
-    secret = PREFIX + secrets.token_urlsafe(32)
-    entries[digest(secret)] = added
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    entries[token_digest(secret)] = added
     return secret
 
 
@@ -200,7 +200,7 @@ class Tokens:
         clock: Callable[[], float] = time.monotonic,
         reviews: KubernetesTokenReviews | None = None,
     ) -> None:
-        self._own = [Token("token", frozenset({"admin"}), digest(token)) for token in own]
+        self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
         self._file_tokens, self.clock, self.reviews = file_tokens, clock, reviews
         self.sign_ins = SignIns()
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
@@ -210,7 +210,7 @@ class Tokens:
 
     def caller(self, token: str) -> Caller | None:
         """Return the caller with a token; None for a wrong one. An empty token is wrong, whatever the file contains."""
-        return self._caller(digest(token)) if token else None
+        return self._caller(token_digest(token)) if token else None
 
     def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so the duration reveals nothing.
@@ -352,7 +352,7 @@ class KubernetesTokenReviews:
 
     def cached_account(self, token: str) -> str | None:
         """Return the account of a token that was verified less than ``KNOWN_SECONDS`` ago."""
-        account, until = self._accounts.get(digest(token), ("", 0.0))
+        account, until = self._accounts.get(token_digest(token), ("", 0.0))
         return account if account and self._clock() < until else None
 
     async def review(self, token: str) -> str | None:
@@ -367,7 +367,7 @@ class KubernetesTokenReviews:
         if account is not None:
             if len(self._accounts) >= MAX_CACHED_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
-            self._accounts[digest(token)] = account, self._clock() + ACCOUNT_CACHE_SECONDS
+            self._accounts[token_digest(token)] = account, self._clock() + ACCOUNT_CACHE_SECONDS
         return account
 
     async def _request_review(self, token: str) -> Any:

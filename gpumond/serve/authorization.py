@@ -46,7 +46,7 @@ class ReadAccess:
 
     async def check(self, scope: Mapping[str, Any], web: WebSettings) -> None:
         """Raise 401 for a request that requires credentials and has none, and 429 after too many wrong ones."""
-        if (self._open_reads or web.mutual) and not web.users:
+        if (self._open_reads or web.requires_certificate) and not web.users:
             return
         if _is_open(scope["path"], web) or "identity" in (scope.get("state") or {}):
             return  # the proxy has authenticated an identity

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumond.core import Core
-from gpumond.host.tasks import background
+from gpumond.host.tasks import background_task
 from gpumond.serve import responses
 from gpumond.serve.authentication import Tokens, header
 
@@ -67,7 +67,7 @@ class DeferredApp:
 
             state = app_state(self._core, self._tokens)
             self._app = create_app(state, self._routers())
-            await self._tasks.enter_async_context(background(state.live.run()))
+            await self._tasks.enter_async_context(background_task(state.live.run()))
         return self._app
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:

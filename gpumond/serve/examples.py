@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from gpumond.events import Event
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
-from gpumond.facts.frame import Alert, Frame, GrowthLine, Ledger, Line, Overcount, RuledOut, Verdict
-from gpumond.facts.pools import Expected, PoolBytes, PoolUsage, Receipt, Reclaimable, StepResult
+from gpumond.facts.frame import Alert, Frame, GrowthLine, Ledger, LedgerLine, Overcount, RuledOutCause, Verdict
+from gpumond.facts.pools import ExpectedRelease, PoolBytes, PoolUsage, Receipt, Reclaimable, StepResult
 from gpumond.facts.program import (
+    AllocationSite,
     AppliedLimit,
     ByteChange,
     Call,
@@ -17,7 +18,6 @@ from gpumond.facts.program import (
     Program,
     ScopeDevice,
     ScopeUsage,
-    Site,
     StepUsage,
 )
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
@@ -125,17 +125,19 @@ SNAPSHOT = Snapshot(
 )
 LEDGER = Ledger(
     (
-        Line(device_uuid=UUID, share="live", used_bytes=31 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"),
-        Line(
+        LedgerLine(
+            device_uuid=UUID, share="live", used_bytes=31 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
+        ),
+        LedgerLine(
             device_uuid=UUID, share="cached", used_bytes=40 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
         ),
-        Line(
+        LedgerLine(
             device_uuid=UUID, share="stranded", used_bytes=5 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
         ),
-        Line(
+        LedgerLine(
             device_uuid=UUID, share="overhead", used_bytes=2 * GIB, pid=4242, start_ticks=START_TICKS, workload="train"
         ),
-        Line(device_uuid=UUID, share="unattributed", used_bytes=0),
+        LedgerLine(device_uuid=UUID, share="unattributed", used_bytes=0),
     ),
     (Overcount(UUID, 0),),
 )
@@ -178,7 +180,7 @@ VERDICT = Verdict(
         full_at=TAKEN_AT + 3840.0,
         full_at_earliest=TAKEN_AT + 3784.0,
         full_at_latest=TAKEN_AT + 3897.0,
-        ruled_out=(RuledOut("warm-up", "last half's slope relative to the first half's", 0.99),),
+        ruled_out=(RuledOutCause("warm-up", "last half's slope relative to the first half's", 0.99),),
     ),
 )
 RECEIPT = Receipt(
@@ -189,7 +191,7 @@ RECEIPT = Receipt(
     allocator="torch",
     outcome="freed",
     reason="",
-    expected=Expected(40 * GIB, 40 * GIB, 40 * GIB, "exact"),
+    expected=ExpectedRelease(40 * GIB, 40 * GIB, 40 * GIB, "exact"),
     released_bytes=40 * GIB,
     driver_released_bytes=40 * GIB,
     before=PoolBytes(76 * GIB, 31 * GIB, 40 * GIB, 78 * GIB),
@@ -199,7 +201,7 @@ RECEIPT = Receipt(
     requested_by="token",
     started_at=TAKEN_AT,
     duration_seconds=0.34,
-    planned=Expected(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
+    planned=ExpectedRelease(41 * GIB, 41 * GIB, 41 * GIB, "exact"),
 )
 AUDIT_ENTRY = AuditEntry(1, TAKEN_AT, "token", "rule.delete", {"name": "large-training"})
 EVENT = Event(
@@ -233,4 +235,6 @@ LIVE_CLASSES = LiveClasses(
     tensors_bytes=2 * GIB,
     activations_bytes=22 * GIB,
 )
-SITE = Site(12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/home/research/train.py", 50, "main")))
+SITE = AllocationSite(
+    12 * GIB, 96, (Call("/home/research/train.py", 31, "step"), Call("/home/research/train.py", 50, "main"))
+)

@@ -9,7 +9,7 @@ from typing import Any
 from gpumond import __version__, revision
 from gpumond.diagnosis.detectors import idle_seconds
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import Frame, FullFrame, ProcessHolding, StatedCondition, StatedFault
+from gpumond.facts.frame import ConditionWithRemedy, FaultWithRemedy, Frame, FullFrame, ProcessHolding
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME, started_at
@@ -42,16 +42,17 @@ def full_frame(frame: Frame) -> FullFrame:
     )
 
 
-def faults_with_remedies(snapshot: Snapshot) -> tuple[StatedFault, ...]:
+def faults_with_remedies(snapshot: Snapshot) -> tuple[FaultWithRemedy, ...]:
     return tuple(
-        StatedFault(fault.source, fault.kind, fault.device_uuid, fault.detail, remedy(fault.kind))
+        FaultWithRemedy(fault.source, fault.kind, fault.device_uuid, fault.detail, remedy(fault.kind))
         for fault in snapshot.faults
     )
 
 
-def stated_conditions(snapshot: Snapshot) -> tuple[StatedCondition, ...]:
+def stated_conditions(snapshot: Snapshot) -> tuple[ConditionWithRemedy, ...]:
     return tuple(
-        StatedCondition(each.device_uuid, each.kind, remedy(each.kind), each.detail) for each in conditions(snapshot)
+        ConditionWithRemedy(each.device_uuid, each.kind, remedy(each.kind), each.detail)
+        for each in conditions(snapshot)
     )
 
 

@@ -34,7 +34,7 @@ from gpumond.serve.limits import (
     parse_address,
 )
 from gpumond.serve.responses import problem
-from gpumond.store.audit import OPERATION
+from gpumond.store.audit import CURRENT_OPERATION_ID
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
@@ -104,7 +104,7 @@ class Guard:
             release_slot()  # sending takes no slot
             await send(message)
 
-        OPERATION.set(header(scope["headers"], OPERATION_HEADER))  # a request has a context of its own
+        CURRENT_OPERATION_ID.set(header(scope["headers"], OPERATION_HEADER))  # a request has a context of its own
         try:
             await self._app(scope, limited_body(receive), send_and_release)
         finally:

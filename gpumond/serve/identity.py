@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from gpumond.config.tokens import IdentityProxy, network_of
-from gpumond.facts.frame import Alert, Frame, Ledger, Line
+from gpumond.config.tokens import IdentityProxy, parse_network
+from gpumond.facts.frame import Alert, Frame, Ledger, LedgerLine
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.serve.limits import parse_address
@@ -71,7 +71,7 @@ class IdentityHeaders:
 
     def __init__(self, proxy: IdentityProxy, uid: int | None) -> None:
         self._uid, self._namespaces = uid, proxy.namespaces
-        self._networks = [network_of(text) for text in proxy.addresses]
+        self._networks = [parse_network(text) for text in proxy.addresses]
 
     def _is_proxy(self, scope: Mapping[str, Any]) -> bool:
         state, client = scope.get("state") or {}, scope.get("client")
@@ -160,7 +160,7 @@ def _device(device: DeviceReading, own: Collection[ProcessKey]) -> DeviceReading
     return replace(device, processes=tuple(each for each in device.processes if each.key in own))
 
 
-def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[Line]:
+def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[LedgerLine]:
     others: dict[str, int] = {}
     for line in ledger.lines:
         if line.process in own or line.share == "unattributed":
@@ -168,7 +168,7 @@ def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> I
         else:
             others[line.device_uuid] = others.get(line.device_uuid, 0) + line.used_bytes
     for uuid, used in others.items():
-        yield Line(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
+        yield LedgerLine(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
 
 
 def _alerts(alerts: Iterable[Alert], own: Collection[ProcessKey]) -> Iterable[Alert]:

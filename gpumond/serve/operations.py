@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.core import Operations
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
@@ -63,7 +63,7 @@ async def reload(request: Request, by: str = Depends(require_admin)) -> Response
     return PlainTextResponse(await core_of(request).get(Operations).reload(by) + "\n")
 
 
-class ReleaseBody(Encodable):
+class ReleaseBody(EncodableModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 120}]})
 
     for_seconds: float = Field(gt=0, le=86400)

@@ -18,14 +18,14 @@ from gpumond import __version__
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import (
     Alert,
+    ConditionWithRemedy,
+    FaultWithRemedy,
     Frame,
     FullFrame,
     Ledger,
     ProcessHolding,
-    StatedCondition,
-    StatedFault,
     Verdict,
-    device_named,
+    find_device_uuid_in_frame,
 )
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.shares import SHARES
@@ -38,7 +38,7 @@ from gpumond.serve.identity import Tenant, tenant_frame
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, core_of, json_response, require_frame
 from gpumond.store.table import type_adapter
-from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, Shares
+from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, SharesPoint
 
 router = Router("facts")
 
@@ -75,8 +75,8 @@ class Status:
     agent_socket: str
     runtime_dir: str | None
     url: str | None
-    faults: tuple[StatedFault, ...]
-    conditions: tuple[StatedCondition, ...]
+    faults: tuple[FaultWithRemedy, ...]
+    conditions: tuple[ConditionWithRemedy, ...]
 
 
 EXAMPLE_STATUS = Status(
@@ -447,7 +447,7 @@ async def history(
     By default, you get the finest resolution that reaches back to `since`. The response has at most 901 points.
     """
     known = core_of(request).history
-    uuid = device_named(uuid, core_of(request).frame, others=known.devices)
+    uuid = find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
     key = (uuid, _process(known, uuid, pid, start_ticks))
     chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
     points = downsample(known.series(key, signal, since or 0.0, chosen_resolution, _end(until)))
@@ -494,7 +494,7 @@ async def share_history(
         chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in roots], since, resolution)
         points = known.machine(roots, since or 0.0, _end(until), chosen_resolution)
     else:
-        uuid = device_named(uuid, frame, others=known.devices)
+        uuid = find_device_uuid_in_frame(uuid, frame, others=known.devices)
         key = (uuid, _process(known, uuid, pid, start_ticks))
         chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
         points = known.shares(key, since or 0.0, _end(until), chosen_resolution)
@@ -516,7 +516,7 @@ async def past_moment(
 ) -> Response:
     """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
     known = core_of(request).history
-    own = None if uuid is None else device_named(uuid, core_of(request).frame, others=known.devices)
+    own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
     chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in known.devices], at, resolution)
     found = tuple(
         PastHolding(
@@ -581,8 +581,8 @@ def _block_lengths(known: History, resolution: float | None) -> tuple[int | None
 
 
 def _columns(
-    uuid: str | None, pid: int | None, points: Sequence[Shares], seconds: int | None, length: float | None
+    uuid: str | None, pid: int | None, points: Sequence[SharesPoint], seconds: int | None, length: float | None
 ) -> ShareHistory:
-    columns = zip(*points, strict=True) if points else ((),) * len(Shares._fields)
-    named = dict(zip(Shares._fields, columns, strict=True))
+    columns = zip(*points, strict=True) if points else ((),) * len(SharesPoint._fields)
+    named = dict(zip(SharesPoint._fields, columns, strict=True))
     return ShareHistory(device_uuid=uuid, pid=pid, resolution_seconds=seconds, block_seconds=length, **named)

@@ -31,8 +31,8 @@ async def metrics(
     page = await core.metrics(accept, compat, groups)
     headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding"}
     if accepts(accept_encoding, "gzip"):
-        return Response(page.compressed, headers=headers | {"Content-Encoding": "gzip"})
-    return Response(page.plain, headers=headers)
+        return Response(page.gzip_body, headers=headers | {"Content-Encoding": "gzip"})
+    return Response(page.body, headers=headers)
 
 
 def healthy() -> Response:

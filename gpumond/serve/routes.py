@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from gpumond.config.loading import keys_of, model_at
+from gpumond.config.loading import keys_in, model_at
 from gpumond.config.models import expectation
 from gpumond.core import Core
 from gpumond.facts.errors import (
@@ -38,7 +38,7 @@ from gpumond.facts.errors import (
     did_you_mean,
 )
 from gpumond.facts.frame import Frame
-from gpumond.facts.units import listed
+from gpumond.facts.units import list_text
 from gpumond.serve.responses import INTERNAL_ERROR, problem
 from gpumond.store.table import type_adapter
 
@@ -186,7 +186,7 @@ def _expectation_text(request: Request, error: Mapping[str, Any]) -> str:
     root = getattr(getattr(field, "field_info", None), "annotation", None)
     if error["type"] != "extra_forbidden" or not (isinstance(root, type) and issubclass(root, BaseModel)):
         return expectation(error)
-    known = keys_of(model_at(root, error["loc"][1:]))
+    known = keys_in(model_at(root, error["loc"][1:]))
     hint = did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
     return f"{expectation(error)}{hint}"
 
@@ -199,7 +199,7 @@ def install_error_handlers(app: FastAPI) -> None:
             detail = f"{UNKNOWN_PATH} {path}; /docs lists what it serves"
         if error.status_code == 405 and (methods := allowed_methods(request)):
             headers["Allow"] = ", ".join(sorted(methods))
-            detail = f"{path} doesn't accept {request.method}; it accepts {listed(sorted(methods))}"
+            detail = f"{path} doesn't accept {request.method}; it accepts {list_text(sorted(methods))}"
         return problem(error.status_code, detail, headers)
 
     @app.exception_handler(RequestValidationError)

@@ -8,7 +8,7 @@ from fastapi import Depends, HTTPException, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.serve.authentication import (
     CODE_SECONDS,
     MAX_CODE_SECONDS,
@@ -43,7 +43,7 @@ class Session:
     valid_seconds: float
 
 
-class CodeRequest(Encodable):
+class CodeRequest(EncodableModel):
     """``valid_seconds``: time until the code expires."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{}]})
@@ -51,7 +51,7 @@ class CodeRequest(Encodable):
     valid_seconds: float = Field(default=CODE_SECONDS, ge=1, le=MAX_CODE_SECONDS)
 
 
-class CodeBody(Encodable):
+class CodeBody(EncodableModel):
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"code": "gpm_9hXk"}]})
 
     code: str = Field(min_length=1, max_length=128)

@@ -21,13 +21,13 @@ from gpumond.facts.units import MIB
 from gpumond.sim.device import Context, OutOfMemory, SimDevice
 
 ROUNDING_BYTES = 512
-SMALL_LIMIT = MIB
+MAX_SMALL_BYTES = MIB
 """Largest block of the small pool. A large block is cut only if more than this remains."""
-SMALL_SEGMENT = 2 * MIB
-LARGE_SEGMENT = 20 * MIB
-HUGE_LIMIT = 10 * MIB
-"""Smallest request that gets a segment of its own, rounded up to ``HUGE_ROUNDING``."""
-HUGE_ROUNDING = 2 * MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
+MIN_HUGE_BYTES = 10 * MIB
+"""Smallest request that gets a segment of its own, rounded up to ``HUGE_ROUNDING_BYTES``."""
+HUGE_ROUNDING_BYTES = 2 * MIB
 MAX_CALLS = 16
 """Calls of a recorded stack."""
 
@@ -35,18 +35,18 @@ MAX_CALLS = 16
 class _Block:
     """A piece of a segment; its neighbors in the segment are linked. A segment is its first block."""
 
-    __slots__ = ("address", "free", "next", "previous", "size", "small")
+    __slots__ = ("address", "free", "is_small", "next", "previous", "size")
 
     def __init__(self, address: int, size: int, small: bool) -> None:
         self.address = address
         self.size = size
-        self.small = small
+        self.is_small = small
         self.free = False
         self.previous: _Block | None = None
         self.next: _Block | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """True if the block is its whole segment."""
         return self.previous is None and self.next is None
 
@@ -73,11 +73,11 @@ class CachingAllocator:
         self._context: Context | None = None
         self._live: dict[int, _Block] = {}
         self.tensors: WeakSet[Tensor] = WeakSet()
-        self._kinds: dict[str, int] = {}
-        self._kind_of: dict[int, str] = {}
+        self._live_bytes_by_kind: dict[str, int] = {}
+        self._kinds: dict[int, str] = {}
         self._stacks: dict[int, list[dict[str, Any]]] | None = None  # of live blocks, while they are recorded
         self._cached: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}  # per pool, by size
-        self._next_address = LARGE_SEGMENT
+        self._next_address = LARGE_SEGMENT_BYTES
         self._live_bytes = self._held_bytes = self._peak_live_bytes = self._peak_held_bytes = 0
         self._retries = self._ooms = self._device_allocations = self._device_frees = 0
 
@@ -100,8 +100,8 @@ class CachingAllocator:
             block.free = False
             self._cut(block, size)
             self._live[block.address] = block
-            self._kinds[kind] = self._kinds.get(kind, 0) + block.size
-            self._kind_of[block.address] = kind
+            self._live_bytes_by_kind[kind] = self._live_bytes_by_kind.get(kind, 0) + block.size
+            self._kinds[block.address] = kind
             if self._stacks is not None:
                 self._stacks[block.address] = _calls()
             self._live_bytes += block.size
@@ -112,17 +112,17 @@ class CachingAllocator:
         """Put a block into the cache. Raises KeyError if no live block has that address."""
         with self.lock:
             block = self._live.pop(address)
-            self._kinds[self._kind_of.pop(address)] -= block.size
+            self._live_bytes_by_kind[self._kinds.pop(address)] -= block.size
             if self._stacks is not None:
                 self._stacks.pop(address, None)
             self._live_bytes -= block.size
             before, after = block.previous, block.next
             if after is not None and after.free:
                 self._take(after)
-                _absorb(block, after)
+                _merge(block, after)
             if before is not None and before.free:
                 self._take(before)
-                _absorb(before, block)
+                _merge(before, block)
                 block = before
             self._put(block)
 
@@ -131,10 +131,10 @@ class CachingAllocator:
         with self.lock:
             released = 0
             for small, blocks in self._cached.items():
-                segments = [block.size for _, _, block in blocks if block.whole]
+                segments = [block.size for _, _, block in blocks if block.is_whole]
                 released += sum(segments)
                 self._device_frees += len(segments)
-                self._cached[small] = [entry for entry in blocks if not entry[2].whole]
+                self._cached[small] = [entry for entry in blocks if not entry[2].is_whole]
             if self._context is not None and released:
                 self._context.free(released)
                 self._held_bytes -= released
@@ -159,9 +159,9 @@ class CachingAllocator:
     def live_by_kind(self) -> Mapping[str, int]:
         """Return the live bytes by what they hold."""
         with self.lock:
-            return dict(self._kinds)
+            return dict(self._live_bytes_by_kind)
 
-    def record(self, on: bool) -> None:
+    def set_recording(self, on: bool) -> None:
         """Record the calls that allocate a block, or forget them."""
         with self.lock:
             self._stacks = {} if on else None
@@ -179,7 +179,7 @@ class CachingAllocator:
         """Return the state as an agent reports it: held = live + reclaimable + stranded, exactly."""
         with self.lock:
             blocks = (block for pool in self._cached.values() for _, _, block in pool)
-            reclaimable = sum(block.size for block in blocks if block.whole)
+            reclaimable = sum(block.size for block in blocks if block.is_whole)
             return PoolUsage(
                 allocator="sim",
                 device_uuid=self.device_uuid,
@@ -203,12 +203,12 @@ class CachingAllocator:
             return sorted((block.address, block.size, block.free) for block in [*self._live.values(), *cached])
 
     def _best_fit(self, size: int) -> _Block | None:
-        pool = self._cached[size <= SMALL_LIMIT]
+        pool = self._cached[size <= MAX_SMALL_BYTES]
         position = bisect_left(pool, (size,))
         return pool.pop(position)[2] if position < len(pool) else None
 
     def _new_segment(self, size: int) -> _Block:
-        segment = _segment_size(size)
+        segment = _segment_bytes(size)
         if self._context is None:
             self._context = self._device.attach()
         try:
@@ -224,7 +224,7 @@ class CachingAllocator:
         self._device_allocations += 1
         self._held_bytes += segment
         self._peak_held_bytes = max(self._peak_held_bytes, self._held_bytes)
-        block = _Block(self._next_address, segment, size <= SMALL_LIMIT)
+        block = _Block(self._next_address, segment, size <= MAX_SMALL_BYTES)
         self._next_address += segment
         return block
 
@@ -238,9 +238,9 @@ class CachingAllocator:
 
     def _cut(self, block: _Block, size: int) -> None:
         remaining = block.size - size
-        if remaining < ROUNDING_BYTES if block.small else remaining <= SMALL_LIMIT:
+        if remaining < ROUNDING_BYTES if block.is_small else remaining <= MAX_SMALL_BYTES:
             return
-        rest = _Block(block.address + size, remaining, block.small)
+        rest = _Block(block.address + size, remaining, block.is_small)
         rest.previous, rest.next = block, block.next
         if block.next is not None:
             block.next.previous = rest
@@ -250,10 +250,10 @@ class CachingAllocator:
 
     def _put(self, block: _Block) -> None:
         block.free = True
-        insort(self._cached[block.small], (block.size, block.address, block))
+        insort(self._cached[block.is_small], (block.size, block.address, block))
 
     def _take(self, block: _Block) -> None:
-        pool = self._cached[block.small]
+        pool = self._cached[block.is_small]
         del pool[bisect_left(pool, (block.size, block.address))]
 
 
@@ -277,7 +277,7 @@ class ProgramMemory:
 
     def allocate(self, share: float, kind: str = "activations") -> Tensor:
         """Allocate a block of that share of the device. ``kind``: what it holds. Raises OutOfMemory."""
-        size = max(int(share * self._size_bytes) // HUGE_ROUNDING * HUGE_ROUNDING, HUGE_ROUNDING)
+        size = max(int(share * self._size_bytes) // HUGE_ROUNDING_BYTES * HUGE_ROUNDING_BYTES, HUGE_ROUNDING_BYTES)
         tensor = Tensor(self.allocator.malloc(size, kind), size)
         self._live.add(tensor.address)
         with self.allocator.lock:
@@ -301,9 +301,9 @@ class ProgramMemory:
         self.free_all()
         self.allocator.empty_cache()
 
-    def busy(self, ratio: float) -> None:
+    def set_utilization(self, ratio: float) -> None:
         """Publish the program's part of the device's utilization."""
-        self._device.attach().busy(ratio)
+        self._device.attach().set_utilization(ratio)
 
 
 def allocators() -> list[CachingAllocator]:
@@ -322,13 +322,13 @@ def _calls() -> list[dict[str, Any]]:
     return calls
 
 
-def _segment_size(size: int) -> int:
-    if size <= SMALL_LIMIT:
-        return SMALL_SEGMENT
-    return LARGE_SEGMENT if size < HUGE_LIMIT else _round_up(size, HUGE_ROUNDING)
+def _segment_bytes(size: int) -> int:
+    if size <= MAX_SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    return LARGE_SEGMENT_BYTES if size < MIN_HUGE_BYTES else _round_up(size, HUGE_ROUNDING_BYTES)
 
 
-def _absorb(block: _Block, after: _Block) -> None:
+def _merge(block: _Block, after: _Block) -> None:
     block.size += after.size
     block.next = after.next
     if after.next is not None:

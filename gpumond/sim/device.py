@@ -28,12 +28,12 @@ from gpumond.facts.errors import GpumondError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Sensors
 from gpumond.facts.units import MIB
-from gpumond.host.machine import ENDED_STATES, process_start, read_head
+from gpumond.host.machine import ENDED_STATES, read_head, read_process_stat
 
 RECORD_BYTES = 128
 BUSY_CELSIUS, BUSY_WATTS = 40.0, 300.0
 """Temperature and power that a process adds to the device at full utilization."""
-SUSPENDED_SECONDS = 0.01
+WAIT_POLL_SECONDS = 0.01
 """Time between two looks of a suspended process whether it was resumed."""
 
 
@@ -65,7 +65,7 @@ class DamagedDevice(GpumondError):
 
 
 class SimDevice:
-    """One device. ``spec`` and ``read`` raise Damaged."""
+    """One device. ``spec`` and ``read`` raise DamagedDevice."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -79,7 +79,7 @@ class SimDevice:
     def attach(self) -> Context:
         """Return this process's context on the device, the same one until it is closed. Raises OutOfMemory."""
         key = str(self.directory.resolve())
-        with _attaching:
+        with _contexts_lock:
             context = _contexts.get(key)
             if context is None:
                 context = _contexts[key] = Context(self, key)
@@ -89,11 +89,11 @@ class SimDevice:
         """Return a driver's reading: the living processes in order of pid, and their sums."""
         spec = self.spec()
         try:
-            with self._open() as lock:
+            with self._open_locked() as lock:
                 records = self._recount(lock)
         except (OSError, ValueError, TypeError) as error:
             raise DamagedDevice(f"{self.directory}: {error}") from error
-        used = sum(record.used_bytes for record in records) + self._orphaned()
+        used = sum(record.used_bytes for record in records) + self._orphan_bytes()
         return DeviceReading(
             uuid=spec.uuid,
             index=spec.index,
@@ -105,15 +105,15 @@ class SimDevice:
             reserved_bytes=spec.reserved_bytes,
             processes=tuple(
                 ProcessUsage(
-                    pid=r.pid,
-                    start_ticks=r.start_ticks,
-                    used_bytes=r.used_bytes,
+                    pid=record.pid,
+                    start_ticks=record.start_ticks,
+                    used_bytes=record.used_bytes,
                     kinds=("compute",),
-                    utilization_ratio=r.sensors[0],
+                    utilization_ratio=record.sensors[0],
                 )
-                for r in records
+                for record in records
             ),
-            sensors=_sensors(spec, [record.sensors for record in records]),
+            sensors=_sum_sensors(spec, [record.sensors for record in records]),
         )
 
     def suspend(self, pid: int) -> None:
@@ -122,35 +122,35 @@ class SimDevice:
 
     def resume(self, pid: int) -> None:
         """Return the bytes of a suspended process to it. Raises OutOfMemory, and then changes nothing."""
-        spec, own = self.spec(), self.held_bytes(pid)
-        with self._open() as lock:
-            used = sum(record.used_bytes for record in self._recount(lock)) + self._orphaned()
-            if used + own > spec.size_bytes - spec.reserved_bytes:
-                raise OutOfMemory(f"{own / MIB:.2f} MiB don't fit on {spec.uuid}")
-            (self.directory / "suspended" / _name(pid)).unlink()
-            _write(lock, used + own)
+        spec, own_bytes = self.spec(), self.held_bytes(pid)
+        with self._open_locked() as lock:
+            used = sum(record.used_bytes for record in self._recount(lock)) + self._orphan_bytes()
+            if used + own_bytes > spec.size_bytes - spec.reserved_bytes:
+                raise OutOfMemory(f"{own_bytes / MIB:.2f} MiB don't fit on {spec.uuid}")
+            (self.directory / "suspended" / _process_file_name(pid)).unlink()
+            _write_sum(lock, used + own_bytes)
 
     def lock(self, pid: int) -> None:
         """Let the calls of a process wait."""
         self._mark("locked", pid)
 
     def unlock(self, pid: int) -> None:
-        (self.directory / "locked" / _name(pid)).unlink(missing_ok=True)
+        (self.directory / "locked" / _process_file_name(pid)).unlink(missing_ok=True)
 
     def is_marked(self, kind: Literal["processes", "locked", "suspended"], pid: int) -> bool:
         """Return whether the process has this file: see the top of this module."""
-        return (self.directory / kind / _name(pid)).exists()
+        return (self.directory / kind / _process_file_name(pid)).exists()
 
     def held_bytes(self, pid: int) -> int:
         """Return the bytes of a process, also those that it will have again when it is resumed."""
-        return int(json.loads(read_head(str(self.directory / "processes" / _name(pid))))[0])
+        return int(json.loads(read_head(str(self.directory / "processes" / _process_file_name(pid))))[0])
 
     def _mark(self, kind: str, pid: int) -> None:
         (self.directory / kind).mkdir(exist_ok=True)
-        (self.directory / kind / _name(pid)).touch()
+        (self.directory / kind / _process_file_name(pid)).touch()
 
     @contextmanager
-    def _open(self) -> Iterator[int]:
+    def _open_locked(self) -> Iterator[int]:
         """Open and lock the device's lock file."""
         lock = os.open(self.directory / "used", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -162,7 +162,7 @@ class SimDevice:
     def _recount(self, lock: int) -> list[_Record]:
         """Return every running process, remove the files of ended ones, and correct the sum. The lock must be held."""
         records = []
-        directory, suspended = str(self.directory / "processes"), self._names("suspended")
+        directory, suspended = str(self.directory / "processes"), self._list_files("suspended")
         for name in os.listdir(directory):
             pid, _, ticks = name.partition("-")
             path = f"{directory}/{name}"
@@ -174,14 +174,14 @@ class SimDevice:
             else:
                 os.unlink(path)
         records.sort(key=lambda record: record.pid)
-        _write(lock, sum(record.used_bytes for record in records) + self._orphaned())
+        _write_sum(lock, sum(record.used_bytes for record in records) + self._orphan_bytes())
         return records
 
-    def _orphaned(self) -> int:
+    def _orphan_bytes(self) -> int:
         directory = f"{self.directory}/orphans"
-        return sum(int(json.loads(read_head(f"{directory}/{name}"))[0]) for name in self._names("orphans"))
+        return sum(int(json.loads(read_head(f"{directory}/{name}"))[0]) for name in self._list_files("orphans"))
 
-    def _names(self, kind: str) -> Sequence[str]:
+    def _list_files(self, kind: str) -> Sequence[str]:
         try:
             return os.listdir(f"{self.directory}/{kind}")
         except FileNotFoundError:
@@ -197,12 +197,12 @@ class Context:
         self.used_bytes = 0
         self._key = key
         self._sensors = Sensors()
-        self._capacity = self.spec.size_bytes - self.spec.reserved_bytes
-        self._mutex = threading.Lock()
+        self._capacity_bytes = self.spec.size_bytes - self.spec.reserved_bytes
+        self._thread_lock = threading.Lock()
         pid = os.getpid()
         self._path = device.directory / "processes" / f"{pid}-{start_if_running(pid)}"
-        self._lock = os.open(device.directory / "used", os.O_RDWR | os.O_CLOEXEC)
-        self._file = -1
+        self._lock_file = os.open(device.directory / "used", os.O_RDWR | os.O_CLOEXEC)
+        self._record_file = -1
         try:
             self.allocate(self.spec.context_bytes)
         except BaseException:
@@ -211,44 +211,45 @@ class Context:
 
     def allocate(self, size_bytes: int) -> None:
         """Allocate bytes. Raises OutOfMemory, and then changes nothing."""
-        with self._held() as lock:
-            used = _read(lock)
-            if used + size_bytes > self._capacity:
+        with self._locked_device() as lock:
+            used = _read_sum(lock)
+            if used + size_bytes > self._capacity_bytes:
                 self.device._recount(lock)
-                used = _read(lock)
-            if used + size_bytes > self._capacity:
+                used = _read_sum(lock)
+            if used + size_bytes > self._capacity_bytes:
                 raise OutOfMemory(
                     f"tried to allocate {size_bytes / MIB:.2f} MiB on {self.spec.uuid}: "
-                    f"{self._capacity / MIB:.2f} MiB in total, {max(0, self._capacity - used) / MIB:.2f} MiB free"
+                    f"{self._capacity_bytes / MIB:.2f} MiB in total, "
+                    f"{max(0, self._capacity_bytes - used) / MIB:.2f} MiB free"
                 )
             # the sum first: a kill between the two writes leaves too high a sum, which a recount corrects
-            _write(lock, used + size_bytes)
+            _write_sum(lock, used + size_bytes)
             self.used_bytes += size_bytes
-            self._save()
+            self._write_record()
 
     def wait(self) -> None:
         """Return when this process is neither locked nor suspended."""
         marks = [f"{self.device.directory}/{kind}/{self._path.name}" for kind in ("locked", "suspended")]
         while any(map(os.path.exists, marks)):
-            time.sleep(SUSPENDED_SECONDS)
+            time.sleep(WAIT_POLL_SECONDS)
 
     def free(self, size_bytes: int) -> None:
-        with self._held() as lock:
+        with self._locked_device() as lock:
             if size_bytes > self.used_bytes - self.spec.context_bytes:
                 raise ValueError(
                     f"can't free {size_bytes} bytes: {self.used_bytes - self.spec.context_bytes} are allocated"
                 )
             self.used_bytes -= size_bytes
-            self._save()
-            _write(lock, _read(lock) - size_bytes)
+            self._write_record()
+            _write_sum(lock, _read_sum(lock) - size_bytes)
 
     def publish(self, sensors: Sensors) -> None:
         """Set this process's part of the device's utilization, temperature and power."""
-        with self._held():
+        with self._locked_device():
             self._sensors = sensors
-            self._save()
+            self._write_record()
 
-    def busy(self, ratio: float) -> None:
+    def set_utilization(self, ratio: float) -> None:
         """Publish a utilization, and the temperature and power that it causes."""
         self.publish(
             Sensors(
@@ -260,11 +261,11 @@ class Context:
 
     def close(self) -> None:
         """Return all bytes. The context must not be used afterwards."""
-        with _attaching:
+        with _contexts_lock:
             _contexts.pop(self._key, None)
-        with self._held() as lock:
+        with self._locked_device() as lock:
             os.unlink(self._path)
-            _write(lock, _read(lock) - self.used_bytes)
+            _write_sum(lock, _read_sum(lock) - self.used_bytes)
             self._forget()
 
     def abandon(self) -> Path:
@@ -272,44 +273,44 @@ class Context:
 
         Removal of the returned file frees them. The context must not be used afterwards.
         """
-        with _attaching:
+        with _contexts_lock:
             _contexts.pop(self._key, None)
         orphan = self.device.directory / "orphans" / self._path.name
-        with self._held():
+        with self._locked_device():
             orphan.parent.mkdir(exist_ok=True)
             self._path.rename(orphan)
             self._forget()
         return orphan
 
     @contextmanager
-    def _held(self) -> Iterator[int]:
+    def _locked_device(self) -> Iterator[int]:
         self.wait()
-        with self._mutex:  # an flock does not exclude threads that share its descriptor
-            if self._lock < 0:
+        with self._thread_lock:  # an flock does not exclude threads that share its descriptor
+            if self._lock_file < 0:
                 raise ValueError(
                     "this context is closed, or belongs to the parent of this process; call attach() again"
                 )
-            lock = self._lock
+            lock = self._lock_file
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 yield lock
             finally:
-                if self._lock >= 0:
+                if self._lock_file >= 0:
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
-    def _save(self) -> None:
-        s = self._sensors
-        record = (self.used_bytes, s.gpu_utilization_ratio, s.gpu_temperature_celsius, s.power_watts)
+    def _write_record(self) -> None:
+        sensors = self._sensors
+        record = (self.used_bytes, sensors.gpu_utilization_ratio, sensors.gpu_temperature_celsius, sensors.power_watts)
         text = json.dumps(record).encode().ljust(RECORD_BYTES)
-        if self._file < 0:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._file, text, 0)
+        if self._record_file < 0:
+            self._record_file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._record_file, text, 0)
 
     def _forget(self) -> None:
-        for descriptor in (self._lock, self._file):
+        for descriptor in (self._lock_file, self._record_file):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._lock = self._file = -1
+        self._lock_file = self._record_file = -1
 
 
 def create(directory: str | os.PathLike[str], spec: DeviceSpec) -> SimDevice:
@@ -330,7 +331,7 @@ def simulated_devices(root: str | os.PathLike[str]) -> list[SimDevice]:
 
 RUNNING, LOCKED, CHECKPOINTED = range(3)
 """Numbers of CUprocessState."""
-FULL_SECONDS = 0.1
+RESTORE_POLL_SECONDS = 0.1
 """Time between two looks of a restore whether its memory is free."""
 
 
@@ -342,7 +343,7 @@ class SimDriver:
     """
 
     def __init__(self, root: str | os.PathLike[str], pid: int) -> None:
-        """Raises Damaged."""
+        """Raises DamagedDevice."""
         found = (each for each in simulated_devices(root) if each.is_marked("processes", pid))
         self.devices: list[SimDevice] = [each for each in found if each.spec().can_suspend]
 
@@ -366,13 +367,13 @@ class SimDriver:
 
     def restore(self, pid: int) -> str:
         """Wait until all memory is free, or the process has ended. With CUDA, the program would be lost."""
-        while process_start("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
+        while read_process_stat("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
             for each in self.devices:
                 if each.is_marked("suspended", pid):
                     with suppress(OutOfMemory):
                         each.resume(pid)
             if self.state(pid)[0] == CHECKPOINTED:
-                time.sleep(FULL_SECONDS)
+                time.sleep(RESTORE_POLL_SECONDS)
         return ""
 
     def unlock(self, pid: int) -> str:
@@ -386,7 +387,7 @@ class SimDriver:
 
 def start_if_running(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
-    start = process_start("/proc", pid)
+    start = read_process_stat("/proc", pid)
     return None if start is None or start.state in ENDED_STATES else start.start_ticks
 
 
@@ -399,7 +400,7 @@ class _Record:
     """Utilization ratio, degrees Celsius, watts."""
 
 
-def _sensors(spec: DeviceSpec, published: list[list[float | None]]) -> Sensors:
+def _sum_sensors(spec: DeviceSpec, published: list[list[float | None]]) -> Sensors:
     idle = [None, spec.idle_celsius, spec.idle_watts]
     columns = ([value for value in column if value is not None] for column in zip(idle, *published, strict=True))
     utilization, celsius, watts = (sum(values) if values else None for values in columns)
@@ -410,29 +411,29 @@ def _sensors(spec: DeviceSpec, published: list[list[float | None]]) -> Sensors:
     )
 
 
-def _name(pid: int) -> str:
+def _process_file_name(pid: int) -> str:
     return f"{pid}-{start_if_running(pid)}"
 
 
-def _read(lock: int) -> int:
+def _read_sum(lock: int) -> int:
     return int(os.pread(lock, RECORD_BYTES, 0))
 
 
-def _write(lock: int, used_bytes: int) -> None:
+def _write_sum(lock: int, used_bytes: int) -> None:
     os.pwrite(lock, b"%-*d" % (RECORD_BYTES, used_bytes), 0)
 
 
 _contexts: dict[str, Context] = {}
-_attaching = threading.Lock()
+_contexts_lock = threading.Lock()
 
 
 def _after_fork() -> None:
     """Discard all contexts in a forked child: it attaches by itself, and must not write to its parent's file."""
-    global _attaching
-    _attaching = threading.Lock()
+    global _contexts_lock
+    _contexts_lock = threading.Lock()
     for context in _contexts.values():
         context._forget()
-        context._mutex = threading.Lock()
+        context._thread_lock = threading.Lock()
     _contexts.clear()
 
 

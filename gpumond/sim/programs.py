@@ -1,6 +1,6 @@
 """The demo's programs, as processes that run the agent and share one simulated device.
 
-    python -m gpumond.sim.programs {training,serving,leak,fragmentation,idle,finetune,pretrain} --card DIR
+    python -m gpumond.sim.programs {training,serving,leak,fragmentation,idle,finetune,pretrain} --device DIR
 
 A program is a generator: it allocates and frees a little, then yields the seconds until it continues. It restarts when
 the device is full, and may end. Sizes are shares of the device, chosen for 24 GiB; the first four together hold 50 to
@@ -23,7 +23,7 @@ from gpumond import agent
 from gpumond.sim.allocator import ProgramMemory, Tensor
 from gpumond.sim.device import OutOfMemory, SimDevice
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 SimProgram = Callable[[ProgramMemory, Random], Iterator[float]]
@@ -36,7 +36,7 @@ def training(memory: ProgramMemory, random: Random) -> Iterator[float]:
         yield 0.5
     for steps in chain([4], repeat(20)):
         for _ in range(steps):
-            memory.busy(random.uniform(0.45, 0.6))
+            memory.set_utilization(random.uniform(0.45, 0.6))
             activations = []
             for _ in range(6):
                 activations.append(memory.allocate(0.01))
@@ -63,13 +63,13 @@ def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
     memory.allocate(0.06, "parameters")
     requests: list[list[Tensor]] = []
 
-    def ended(share: float) -> tuple[float] | None:
+    def end_newest_request(share: float) -> tuple[float] | None:
         if not requests:
             return None
         memory.free(*requests.pop())
         return (share,)
 
-    @agent.retry_on_oom(shrink=ended, attempts=MAX_REQUESTS + 1)
+    @agent.retry_on_oom(shrink=end_newest_request, attempts=MAX_REQUESTS + 1)
     def allocate(share: float) -> Tensor:
         return memory.allocate(share, "tensors")
 
@@ -85,7 +85,7 @@ def serving(memory: ProgramMemory, random: Random) -> Iterator[float]:
                 memory.free(block)
         if random.random() < len(requests) / 40:
             memory.free(*requests.pop(random.randrange(len(requests))))
-        memory.busy(0.02 * len(requests))
+        memory.set_utilization(0.02 * len(requests))
         agent.step()
         yield 0.5
 
@@ -100,9 +100,9 @@ def idle(memory: ProgramMemory, random: Random) -> Iterator[float]:
         results = []
         for _ in range(10):
             results.append(memory.allocate(0.006, "tensors"))
-            memory.busy(random.uniform(0.3, 0.5))
+            memory.set_utilization(random.uniform(0.3, 0.5))
             yield 1.0
-        memory.busy(0.0)
+        memory.set_utilization(0.0)
         yield from repeat(1.0, AWAY_SECONDS)
         os.kill(os.getpid(), signal.SIGCONT)  # resumes it if it is suspended; its next call waits for that
         memory.free(*results)
@@ -114,7 +114,7 @@ def finetune(memory: ProgramMemory, random: Random) -> Iterator[float]:
     yield 10.0
     for size in (2, 4, 8, 16, 32, 64):
         for _ in range(6):
-            memory.busy(random.uniform(0.2, 0.4))
+            memory.set_utilization(random.uniform(0.2, 0.4))
             with agent.scope(f"batch-{size}"):
                 batch = memory.allocate(size / 100)
                 yield 2.5
@@ -132,7 +132,7 @@ def pretrain(memory: ProgramMemory, random: Random) -> Iterator[float]:
         memory.allocate(PRETRAIN_RATIO / 8, kind)
     memory.allocate(PRETRAIN_RATIO / 2)
     for _ in range(100):
-        memory.busy(random.uniform(0.5, 0.6))
+        memory.set_utilization(random.uniform(0.5, 0.6))
         agent.step()
         yield 1.0
 
@@ -142,7 +142,7 @@ def leak(memory: ProgramMemory, random: Random) -> Iterator[float]:
     memory.allocate(0.03, "parameters")
     losses = []
     for step in range(290):
-        memory.busy(random.uniform(0.02, 0.08))
+        memory.set_utilization(random.uniform(0.02, 0.08))
         batch = memory.allocate(0.01)
         yield 0.5
         if step >= 40:
@@ -182,7 +182,7 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
                         spare = spare or _carve(memory, scale * unit, 16 // scale)
                         generation.append(spare.pop(0))
                         freed = 0
-                        memory.busy(random.uniform(0.05, 0.1))
+                        memory.set_utilization(random.uniform(0.05, 0.1))
                         agent.step()
                         yield 0.3 * scale
                 del blocks[1::2]
@@ -193,10 +193,10 @@ def fragmentation(memory: ProgramMemory, random: Random) -> Iterator[float]:
         memory.clear()
 
 
-def _carve(memory: ProgramMemory, share: float, number: int) -> list[Tensor]:
+def _carve(memory: ProgramMemory, share: float, count: int) -> list[Tensor]:
     """Allocate that many neighbors in one segment."""
-    memory.free(memory.allocate(number * share))
-    return [memory.allocate(share) for _ in range(number)]
+    memory.free(memory.allocate(count * share))
+    return [memory.allocate(share) for _ in range(count)]
 
 
 PROGRAMS: Mapping[str, SimProgram] = {
@@ -227,7 +227,7 @@ def run(program: SimProgram, memory: ProgramMemory, random: Random, pause: Calla
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpumond.sim.programs", description="A program on a simulated device.")
     parser.add_argument("program", choices=PROGRAMS)
-    parser.add_argument("--card", required=True, metavar="DIR")
+    parser.add_argument("--device", required=True, metavar="DIR")
     parser.add_argument("--workload", metavar="NAME", help="name of the workload (default: that of the program)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--duration", type=float, default=math.inf, metavar="S", help="end after this time in seconds")
@@ -235,18 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, metavar="PID", help="end when PID is no longer the parent process")
     options = parser.parse_args(arguments)
     # Before other threads start, which inherit the mask. See `pause`; the agent counts SIGCONT.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGCONT))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*END_SIGNALS, signal.SIGCONT))
     end = time.monotonic() + options.duration
 
     def pause(seconds: float) -> bool:
         remaining = end - time.monotonic()
         if remaining <= 0 or options.parent not in (None, os.getppid()):
             return False
-        return signal.sigtimedwait(SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
+        return signal.sigtimedwait(END_SIGNALS, max(0.0, min(seconds / options.speed, remaining))) is None
 
     name = options.workload or options.program
     agent.start(workload=name, allow_limit=True, suspendable=options.program == "idle")
-    memory = ProgramMemory(SimDevice(options.card))
+    memory = ProgramMemory(SimDevice(options.device))
     run(PROGRAMS[options.program], memory, Random(options.seed), pause)
     agent.stop()
     return 0

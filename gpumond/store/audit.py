@@ -26,9 +26,9 @@ from gpumond.host.peer import counted_name
 
 log = logging.getLogger(__name__)
 
-LOCK_SECONDS = 2.0
+LOCK_TIMEOUT_SECONDS = 2.0
 """Seconds to wait for another program that has the file locked."""
-OPERATION: ContextVar[str] = ContextVar("OPERATION", default="")
+CURRENT_OPERATION_ID: ContextVar[str] = ContextVar("OPERATION", default="")
 """Id of the operation on several machines that the present request belongs to, for its entries; empty without one."""
 ADMINISTRATORS = "administrators"
 """Owner of the entries of tokens, root, the daemon's own user, rules and gpumond itself. A user's have the name of the
@@ -38,13 +38,13 @@ MAX_DETAIL_BYTES = 3584
 """Limit of a detail: an entry with all its fields has at most 4 KiB."""
 MAX_READ_BYTES = 4 * 1024**2
 MAX_OLD_DETAIL_BYTES = 65536
-"""Entries of older versions were not limited; ``newest`` omits a detail that is longer than this."""
+"""Entries of older versions were not limited; ``newest_entries`` omits a detail that is longer than this."""
 
-LOGGED = re.compile(r"audit entry (\d+) of (\S+): \S+, sha256 ([0-9a-f]{64})")
-REMOVED = re.compile(r"audit entries of (\S+) up to (\d+) were removed")
-RENEWED = re.compile(r"the store \S+ is corrupt .* and a new one is created")
+ENTRY_MESSAGE = re.compile(r"audit entry (\d+) of (\S+): \S+, sha256 ([0-9a-f]{64})")
+REMOVAL_MESSAGE = re.compile(r"audit entries of (\S+) up to (\d+) were removed")
+RENEWAL_MESSAGE = re.compile(r"the store \S+ is corrupt .* and a new one is created")
 """The entries of the new one are numbered from 1."""
-RENEWED_BY = "gpumond.store.database"
+RENEWAL_LOGGER = "gpumond.store.database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AuditEntry:
     detail: Any
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return the canonical JSON text of a value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -69,61 +69,70 @@ def is_user(actor: str) -> bool:
     return name.startswith("uid:") and name not in ("uid:0", f"uid:{os.geteuid()}")
 
 
-def append(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
+def append_entry(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
     """Add an entry in the open transaction, and return its owner."""
     owner = counted_name(actor) if is_user(actor) else ADMINISTRATORS
     db.execute(
         "INSERT INTO audit (at, owner, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
-        (time(), owner, actor, action, canonical(bounded(detail))),
+        (time(), owner, actor, action, canonical_json(truncate_detail(detail))),
     )
     return owner
 
 
-def bounded(detail: Any) -> Any:
+def truncate_detail(detail: Any) -> Any:
     """Return the detail; if it is too long, its short top-level values, its length and its SHA-256."""
-    text = canonical(detail)
+    text = canonical_json(detail)
     if len(text) <= MAX_DETAIL_BYTES:
         return json.loads(text)
-    kept: dict[str, Any] = {"omitted_bytes": len(text), "sha256": sha256(text.encode()).hexdigest()}
+    shortened: dict[str, Any] = {"omitted_bytes": len(text), "sha256": sha256(text.encode()).hexdigest()}
     for name, value in detail.items() if isinstance(detail, dict) else ():
-        longer = kept | {name: value}
-        if not isinstance(value, (dict, list, tuple)) and len(canonical(longer)) <= MAX_DETAIL_BYTES:
-            kept = longer
-    return json.loads(canonical(kept))
+        longer = shortened | {name: value}
+        if not isinstance(value, (dict, list, tuple)) and len(canonical_json(longer)) <= MAX_DETAIL_BYTES:
+            shortened = longer
+    return json.loads(canonical_json(shortened))
 
 
-def newest(db: sqlite3.Connection, limit: int, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
+def newest_entries(
+    db: sqlite3.Connection, limit: int, include_users: bool = True, operation: str | None = None
+) -> list[AuditEntry]:
     """Return the newest entries, oldest first, up to 4 MiB of detail; all if ``limit`` is negative.
 
-    Unreadable rows are left out, and text that UTF-8 cannot encode is replaced by ``?``. Without ``users``: only the
-    administrators' entries. ``operation``: only entries of this operation.
+    Unreadable rows are left out, and text that UTF-8 cannot encode is replaced by ``?``. Without ``include_users``:
+    only the administrators' entries. ``operation``: only entries of this operation.
     """
-    size = f"iif(length(detail) > {MAX_OLD_DETAIL_BYTES}, json_object('omitted_bytes', length(detail)), detail)"
+    detail_column = (
+        f"iif(length(detail) > {MAX_OLD_DETAIL_BYTES}, json_object('omitted_bytes', length(detail)), detail)"
+    )
     conditions, values = ["1"], list[str]()
-    if not users:
+    if not include_users:
         conditions, values = [*conditions, "owner = ?"], [*values, ADMINISTRATORS]
     if operation is not None:
-        conditions, values = [*conditions, "instr(detail, ?)"], [*values, canonical({"operation": operation})[1:-1]]
-    query = f"SELECT seq, at, actor, action, {size} FROM audit WHERE {' AND '.join(conditions)} ORDER BY seq DESC"
-    found: list[AuditEntry] = []
+        conditions, values = (
+            [*conditions, "instr(detail, ?)"],
+            [*values, canonical_json({"operation": operation})[1:-1]],
+        )
+    query = (
+        f"SELECT seq, at, actor, action, {detail_column} FROM audit WHERE {' AND '.join(conditions)} ORDER BY seq DESC"
+    )
+    entries: list[AuditEntry] = []
     size_bytes = 0
-    for entry, length in islice(_readable(db.execute(query, values)), limit if limit >= 0 else None):
+    for entry, length in islice(_readable_entries(db.execute(query, values)), limit if limit >= 0 else None):
         size_bytes += length
         if size_bytes > MAX_READ_BYTES:
             break
-        found.append(entry)
-    return found[::-1]
+        entries.append(entry)
+    return entries[::-1]
 
 
-def count(db: sqlite3.Connection, owner: str) -> int:
+def count_entries(db: sqlite3.Connection, owner: str) -> int:
     """Return the number of entries of an owner."""
     return int(db.execute("SELECT count(*) FROM audit WHERE owner = ?", (owner,)).fetchone()[0])
 
 
-def remove_old(db: sqlite3.Connection, cut: float) -> None:
-    """Remove the entries before the first one that is not older than ``cut`` (Unix seconds)."""
+def remove_old(db: sqlite3.Connection, oldest_at: float) -> None:
+    """Remove the entries before the first one that is not older than ``oldest_at`` (Unix seconds)."""
     query = "SELECT coalesce((SELECT min(seq) - 1 FROM audit WHERE at >= ?), (SELECT max(seq) FROM audit))"
-    through = db.execute(query, (cut,)).fetchone()[0]
+    through = db.execute(query, (oldest_at,)).fetchone()[0]
     if db.execute("DELETE FROM audit WHERE seq <= ?", (through,)).rowcount:
         _log_removal(EVERYONE, through)
 
@@ -131,7 +140,7 @@ def remove_old(db: sqlite3.Connection, cut: float) -> None:
 def remove_oldest(db: sqlite3.Connection, owner: str) -> None:
     """Remove the oldest tenth of an owner's entries."""
     query = "SELECT seq FROM audit WHERE owner = ? ORDER BY seq LIMIT 1 OFFSET ?"
-    through = db.execute(query, (owner, count(db, owner) // 10)).fetchone()[0]
+    through = db.execute(query, (owner, count_entries(db, owner) // 10)).fetchone()[0]
     db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (owner, through))
     _log_removal(owner, through)
 
@@ -142,7 +151,7 @@ def user_with_most_bytes(db: sqlite3.Connection) -> str:
     return str(db.execute(query, (ADMINISTRATORS,)).fetchone()[0])
 
 
-def last_number(db: sqlite3.Connection) -> int:
+def last_seq(db: sqlite3.Connection) -> int:
     """Return the number of the newest entry; 0 without entries."""
     return int(db.execute("SELECT coalesce(max(seq), 0) FROM audit").fetchone()[0])
 
@@ -153,11 +162,11 @@ def log_entries(db: sqlite3.Connection, after: int) -> int:
         "SELECT seq, at, owner, actor, action, detail FROM audit WHERE seq > ? ORDER BY seq", (after,)
     ):
         after = row[0]
-        log.info("audit entry %d of %s: %s, sha256 %s", after, row[2], row[4], digest(row))
+        log.info("audit entry %d of %s: %s, sha256 %s", after, row[2], row[4], entry_digest(row))
     return after
 
 
-def digest(row: tuple[Any, ...]) -> str:
+def entry_digest(row: tuple[Any, ...]) -> str:
     """Return the SHA-256 of an entry's columns (seq, at, owner, actor, action, detail), in hexadecimal."""
     return sha256(json.dumps(row, default=repr).encode()).hexdigest()
 
@@ -172,24 +181,26 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
     problems = []
     for line in lines:
         source, message = source_and_message(line)
-        if source == RENEWED_BY and RENEWED.match(message):
+        if source == RENEWAL_LOGGER and RENEWAL_MESSAGE.match(message):
             problems.append(f"{len(logged)} logged entries were in a corrupt store, which was renamed")
             logged, removed = {}, {}
         elif source != __name__:
             continue
-        elif match := LOGGED.match(message):
+        elif match := ENTRY_MESSAGE.match(message):
             logged[int(match[1]), match[3]] = match[2]
-        elif match := REMOVED.match(message):
+        elif match := REMOVAL_MESSAGE.match(message):
             removed[match[1]] = max(int(match[2]), removed.get(match[1], 0))
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as db:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_TIMEOUT_SECONDS)
+        ) as db:
             db.text_factory = decode_lossless
             for (seq, expected), owner in logged.items():
                 columns = "seq, at, owner, actor, action, detail"
                 row = db.execute(f"SELECT {columns} FROM audit WHERE seq = ?", (seq,)).fetchone()
                 if row is None and seq > max(removed.get(owner, 0), removed.get(EVERYONE, 0)):
                     problems.append(f"entry {seq} is missing")
-                elif row is not None and digest(row) != expected:
+                elif row is not None and entry_digest(row) != expected:
                     problems.append(f"entry {seq} was changed")
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         problems.append(f"the audit log can't be read: {error}")
@@ -205,7 +216,7 @@ def _log_removal(owner: str, through: int) -> None:
     log.info("audit entries of %s up to %d were removed: they exceed the store's limits", owner, through)
 
 
-def _readable(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
+def _readable_entries(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:
     """Yield the entries that can be written as JSON, each with the length of its detail."""
     for seq, at, actor, action, detail in rows:
         try:

@@ -89,11 +89,11 @@ CREATE INDEX audit_by_owner ON audit(owner);
 """,
 )
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
-SIGNS = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
+DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
 """Parts of SQLite's messages about a damaged file."""
 MAX_VERSION = 1000
 """Highest ``user_version`` of a newer gpumond; a greater one is damage."""
-FILES = ("-wal", "-shm", "")
+FILE_SUFFIXES = ("-wal", "-shm", "")
 
 
 class Database:
@@ -101,8 +101,8 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before: DaemonActivity | None = None
-        self._logged = 0
+        self.last_activity: DaemonActivity | None = None
+        self._last_logged_seq = 0
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
@@ -113,30 +113,30 @@ class Database:
 
         Raises sqlite3.Error or OSError if it cannot be committed.
         """
-        db = self._connected()
+        db = self._connection()
         before = db.total_changes
         try:
-            with _decoded():
+            with _decode_errors_as_damage():
                 db.execute("BEGIN IMMEDIATE")
-                done = work(db)
+                result = work(db)
                 db.execute("COMMIT")
         except BaseException as error:
             with suppress(sqlite3.Error):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.DatabaseError) and _corrupt(error):
+            if isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
                 self._disconnect()
                 self._damage = error
             raise
         changed = db.total_changes > before
         if changed:
-            self._logged = audit.log_entries(db, self._logged)
-        return done, changed
+            self._last_logged_seq = audit.log_entries(db, self._last_logged_seq)
+        return result, changed
 
     def corrupt_files(self) -> tuple[str, ...]:
         """Return the names of corrupt files in the directory."""
-        found = self.path.parent.glob(f"{self.path.name}.corrupt-*")
-        return tuple(sorted(path.name for path in found if not path.name.endswith(FILES[:-1])))
+        paths = self.path.parent.glob(f"{self.path.name}.corrupt-*")
+        return tuple(sorted(path.name for path in paths if not path.name.endswith(FILE_SUFFIXES[:-1])))
 
     def close(self) -> None:
         self._disconnect()
@@ -144,51 +144,53 @@ class Database:
             os.close(self._lock)
         self._lock = None
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connection(self) -> sqlite3.Connection:
         if self._db and _inode(self.path) != self._inode:
             log.error("the store %s was removed or replaced while it was in use; the current file is opened", self.path)
             self._disconnect()
         if self._db is None:
-            aside, reason = "", self._damage
+            corrupt_name, reason = "", self._damage
             try:
                 self._db = None if reason else self._connect()
             except sqlite3.DatabaseError as error:
-                if not _corrupt(error):
+                if not _is_damage(error):
                     raise
                 reason = error
             if self._db is None:
-                prepare(self.path.parent)
-                self._claim()
-                aside = self._rename_corrupt_files(reason)
+                prepare_state_directory(self.path.parent)
+                self._lock_store()
+                corrupt_name = self._rename_corrupt_files(reason)
                 self._damage = None
                 self._db = self._connect()
             self._inode = _inode(self.path)
-            with _decoded():
-                if aside:
-                    audit.append(self._db, "gpumond", "store.set-aside", {"file": aside, "reason": str(reason)})
-                self._logged = audit.log_entries(self._db, audit.last_number(self._db) - 1)
+            with _decode_errors_as_damage():
+                if corrupt_name:
+                    audit.append_entry(
+                        self._db, "gpumond", "store.set-aside", {"file": corrupt_name, "reason": str(reason)}
+                    )
+                self._last_logged_seq = audit.log_entries(self._db, audit.last_seq(self._db) - 1)
         return self._db
 
     def _connect(self) -> sqlite3.Connection:
-        prepare(self.path.parent)
-        self._claim()
+        prepare_state_directory(self.path.parent)
+        self._lock_store()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(self.path, timeout=audit.LOCK_SECONDS, isolation_level=None)
+        db = sqlite3.connect(self.path, timeout=audit.LOCK_TIMEOUT_SECONDS, isolation_level=None)
         db.text_factory = audit.decode_lossless
         try:
-            with _decoded():
+            with _decode_errors_as_damage():
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
-                ((well,), *_) = db.execute("PRAGMA quick_check(1)").fetchall()
-                if well != "ok":
-                    raise sqlite3.DatabaseError(f"database disk image is malformed: {well}")
-                self.before = _prepare_tables(db)
+                ((check_result,), *_) = db.execute("PRAGMA quick_check(1)").fetchall()
+                if check_result != "ok":
+                    raise sqlite3.DatabaseError(f"database disk image is malformed: {check_result}")
+                self.last_activity = _prepare_tables(db)
         except BaseException:
             db.close()
             raise
         return db
 
-    def _claim(self) -> None:
+    def _lock_store(self) -> None:
         """Hold the lock as long as this process runs, so two daemons never share a store. The file of a lock
         that is held may have been removed with its directory: then the new one is locked."""
         path = self.path.with_name(f"{self.path.name}.lock")
@@ -208,34 +210,36 @@ class Database:
         self._db = None
 
     def _rename_corrupt_files(self, error: Exception | None) -> str:
-        aside = f"{self.path.name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-        for ending in FILES:
-            own = self.path.with_name(self.path.name + ending)
-            if own.exists():
-                own.rename(own.with_name(aside + ending))
-        log.error("the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, aside)
-        return aside
+        corrupt_name = f"{self.path.name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+        for suffix in FILE_SUFFIXES:
+            path = self.path.with_name(self.path.name + suffix)
+            if path.exists():
+                path.rename(path.with_name(corrupt_name + suffix))
+        log.error(
+            "the store %s is corrupt (%s): renamed to %s, and a new one is created", self.path, error, corrupt_name
+        )
+        return corrupt_name
 
 
-def prepare(directory: Path) -> None:
+def prepare_state_directory(directory: Path) -> None:
     """Create the state directory, for this user only, and sync it. Raises OSError with the remedy."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
-        _sync_names(each.parent)
+        _sync_directory(each.parent)
     status = directory.lstat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise PermissionError(f"{directory} is writable by other users; use a directory of your own, with --state-dir")
 
 
-def _sync_names(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     """Sync a directory's names: SQLite does this for its own files, but not for the directories above them."""
     with suppress(OSError):  # some file systems do not support it, and the directory may not be readable
-        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(opened)
+            os.fsync(descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
 def _prepare_tables(db: sqlite3.Connection) -> DaemonActivity | None:
@@ -248,11 +252,11 @@ def _prepare_tables(db: sqlite3.Connection) -> DaemonActivity | None:
             f"the file was written by a newer gpumond (schema {version}, this version supports up to {len(MIGRATIONS)})"
         )
     if version < len(MIGRATIONS):
-        steps = "".join(MIGRATIONS[version:])
-        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {len(MIGRATIONS)}; COMMIT;")
-    with closing(sqlite3.connect(":memory:")) as whole:
-        whole.executescript("".join(MIGRATIONS))
-        for table, columns in _tables(whole).items():
+        migrations = "".join(MIGRATIONS[version:])
+        db.executescript(f"BEGIN IMMEDIATE; {migrations} PRAGMA user_version = {len(MIGRATIONS)}; COMMIT;")
+    with closing(sqlite3.connect(":memory:")) as newest_schema:
+        newest_schema.executescript("".join(MIGRATIONS))
+        for table, columns in _tables(newest_schema).items():
             if _columns(db, table) != columns:
                 raise sqlite3.DatabaseError(f"database disk image is malformed: table {table}")
     row = db.execute("SELECT at, monotonic FROM heartbeat").fetchone()
@@ -271,7 +275,7 @@ def _columns(db: sqlite3.Connection, table: str) -> list[Any]:
 
 
 @contextmanager
-def _decoded() -> Iterator[None]:
+def _decode_errors_as_damage() -> Iterator[None]:
     """sqlite3 raises UnicodeDecodeError where SQLite's message quotes a damaged schema."""
     try:
         yield
@@ -279,9 +283,9 @@ def _decoded() -> Iterator[None]:
         raise sqlite3.DatabaseError(f"database disk image is malformed: {error}") from None
 
 
-def _corrupt(error: sqlite3.DatabaseError) -> bool:
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
     text = str(error)
-    return isinstance(error, sqlite3.IntegrityError) or any(sign in text for sign in SIGNS)
+    return isinstance(error, sqlite3.IntegrityError) or any(sign in text for sign in DAMAGE_MESSAGES)
 
 
 def _inode(path: Path) -> int | None:
@@ -294,7 +298,7 @@ def _inode(path: Path) -> int | None:
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
-class Worker(Executor):
+class DaemonThreadExecutor(Executor):
     """Executor with one daemon thread: unlike ThreadPoolExecutor, it does not delay the end of the interpreter."""
 
     def __init__(self, name: str) -> None:

@@ -29,7 +29,7 @@ from gpumond.facts.errors import (
 )
 from gpumond.facts.frame import Alert
 from gpumond.facts.snapshot import Fault
-from gpumond.store.audit import canonical
+from gpumond.store.audit import canonical_json
 from gpumond.tick.history import CoarseSeries
 
 log = logging.getLogger(__name__)
@@ -40,36 +40,36 @@ class RowDecoder:
     """Decoder that counts undecodable rows by table."""
 
     def __init__(self) -> None:
-        self._left_out: dict[str, int] = {}
+        self._skipped_rows: dict[str, int] = {}
 
     def read(self, table: str, rows: Iterable[Any], decode: Callable[..., T]) -> list[T]:
         """Decode rows. ``decode`` takes a row's columns; damaged ones raise ValueError, TypeError or ProtocolError."""
-        found: list[T] = []
-        left_out = 0
+        values: list[T] = []
+        skipped = 0
         for row in rows:
             try:
-                found.append(decode(*row))
+                values.append(decode(*row))
             except (ValueError, TypeError, ProtocolError, RecursionError, OverflowError) as error:
-                left_out += 1
-                log.error("a row of the table %s can't be read and is skipped: %.200s", table, _line(error))
-        self.note_skipped(table, left_out)
-        return found
+                skipped += 1
+                log.error("a row of the table %s can't be read and is skipped: %.200s", table, _one_line(error))
+        self.set_skipped_rows(table, skipped)
+        return values
 
-    def note_skipped(self, table: str, rows: int) -> None:
-        self._left_out[table] = rows
+    def set_skipped_rows(self, table: str, rows: int) -> None:
+        self._skipped_rows[table] = rows
 
-    def count(self, table: str) -> int:
-        return self._left_out.get(table, 0)
+    def skipped_rows(self, table: str) -> int:
+        return self._skipped_rows.get(table, 0)
 
     def faults(self) -> list[Fault]:
         return [
             Fault("store", "row_unreadable", None, f"{rows} of the table {table} can't be read and are skipped")
-            for table, rows in self._left_out.items()
+            for table, rows in self._skipped_rows.items()
             if rows
         ]
 
 
-def checked_text(value: object) -> str:
+def require_text(value: object) -> str:
     """Return the text. Raises TypeError or ValueError for a value that isn't UTF-8 text."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} isn't text")
@@ -77,7 +77,7 @@ def checked_text(value: object) -> str:
     return value
 
 
-def stored_notification(receiver: object, seq: object, kind: object, body: object) -> Notification:
+def decode_notification(receiver: object, seq: object, kind: object, body: object) -> Notification:
     key = type_adapter(tuple[str, int, NotificationKind]).validate_python((receiver, seq, kind))
     return Notification(key[0], key[1], key[2], from_text(Alert, body))
 
@@ -96,17 +96,17 @@ def type_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
 def to_text(value: Any) -> str:
-    return canonical(asdict(value))
+    return canonical_json(asdict(value))
 
 
-def coarse_text(series: CoarseSeries) -> str:
+def coarse_series_text(series: CoarseSeries) -> str:
     """Encode like ``to_text``, without a copy of each number."""
-    return canonical({field.name: getattr(series, field.name) for field in fields(series)})
+    return canonical_json({field.name: getattr(series, field.name) for field in fields(series)})
 
 
 R = TypeVar("R")
@@ -117,9 +117,9 @@ class Transactions(Protocol):
     """What a table needs of `Store`. ``run`` raises StoreUnavailable."""
 
     @property
-    def rows(self) -> RowDecoder: ...
+    def row_decoder(self) -> RowDecoder: ...
     def run(self, work: Callable[[sqlite3.Connection], R]) -> Awaitable[R]: ...
-    def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None: ...
+    def append_audit_entry(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Row(Generic[V]):
 
 def etag_of(value: Any) -> str:
     """Return the etag of a value: it changes with the value's JSON."""
-    return sha256(canonical(value).encode()).hexdigest()[:16]
+    return sha256(canonical_json(value).encode()).hexdigest()[:16]
 
 
 class Table(Generic[V]):
@@ -161,23 +161,23 @@ class Table(Generic[V]):
         kind: type[V],
         *,
         key: str = "name",
-        part: tuple[str, str] | None = None,
+        second_key: tuple[str, str] | None = None,
         etag: bool = False,
-        valid: Callable[[V], bool] = lambda value: True,
+        is_valid: Callable[[V], bool] = lambda value: True,
         actions: AuditActions = AuditActions(),
     ) -> None:
         self._store, self._name, self._kind, self._key = store, name, kind, key
-        self._valid, self._actions, self._etag = valid, actions, etag
-        self._part = dict([part] if part else [])
+        self._is_valid, self._actions, self._etag = is_valid, actions, etag
+        self._second_key = dict([second_key] if second_key else [])
 
     async def rows(self, name: str | None = None) -> list[Row[V]]:
         """Return all rows that can be read, or the one of this name."""
-        keys = self._part if name is None else {self._key: name, **self._part}
+        keys = self._second_key if name is None else {self._key: name, **self._second_key}
         where = " AND ".join(f"{column} = ?" for column in keys) or "1"
         etag, order = "etag" if self._etag else "''", "rowid" if self._key == "id" else self._key
         query = f"SELECT {self._key}, {etag}, body FROM {self._name} WHERE {where} ORDER BY {order}"
-        found = await self._store.run(lambda db: db.execute(query, tuple(keys.values())).fetchall())
-        return self._store.rows.read(self._name, found, self._decode)
+        rows = await self._store.run(lambda db: db.execute(query, tuple(keys.values())).fetchall())
+        return self._store.row_decoder.read(self._name, rows, self._decode)
 
     async def size(self) -> tuple[int, int]:
         """Return the number of rows and the length of their texts, those of other parts included."""
@@ -192,17 +192,17 @@ class Table(Generic[V]):
 
         Raises EntryChanged if ``if_match`` is given and is not the present etag.
         """
-        plain = _plain_value(value)
-        detail = {"name": name, "body": plain} if isinstance(value, dict) else plain
-        etag, row = etag_of(plain), self._row(name, plain)
+        body = _json_value(value)
+        detail = {"name": name, "body": body} if isinstance(value, dict) else body
+        etag, row = etag_of(body), self._row(name, body)
 
         def put(db: sqlite3.Connection) -> str:
-            present = self._present(db, name)
-            self._require(name, present, if_match)
+            present = self._present_etag(db, name)
+            self._require_etag(name, present, if_match)
             db.executemany(f"DELETE FROM {self._name} WHERE {self._key} = ?", ((other,) for other in removed))
             self._insert(db, [row])
             if action := self._actions.create if present is None else self._actions.replace:
-                self._store.record(db, actor, action, detail)
+                self._store.append_audit_entry(db, actor, action, detail)
             return etag
 
         return await self._store.run(put)
@@ -216,20 +216,20 @@ class Table(Generic[V]):
         """Delete a value, in all parts; False if there is none. Raises EntryChanged."""
 
         def delete(db: sqlite3.Connection) -> bool:
-            present = self._present(db, name)
+            present = self._present_etag(db, name)
             if present is None:
                 return False
-            self._require(name, present, if_match)
+            self._require_etag(name, present, if_match)
             db.execute(f"DELETE FROM {self._name} WHERE {self._key} = ?", (name,))
             if self._actions.delete:
-                self._store.record(db, actor, self._actions.delete, {"name": name})
+                self._store.append_audit_entry(db, actor, self._actions.delete, {"name": name})
             return True
 
         return await self._store.run(delete)
 
     async def replace(self, values: Iterable[V]) -> None:
         """Store these values instead of all present ones, without an entry in the audit."""
-        rows = [self._row(str(getattr(value, self._key)), _plain_value(value)) for value in values]
+        rows = [self._row(str(getattr(value, self._key)), _json_value(value)) for value in values]
 
         def replace(db: sqlite3.Connection) -> None:
             db.execute(f"DELETE FROM {self._name}")
@@ -237,38 +237,38 @@ class Table(Generic[V]):
 
         await self._store.run(replace)
 
-    def _row(self, name: str, plain: Any) -> dict[str, str]:
-        etag = {"etag": etag_of(plain)} if self._etag else {}
-        return {self._key: name, "body": canonical(plain)} | self._part | etag
+    def _row(self, name: str, body: Any) -> dict[str, str]:
+        etag = {"etag": etag_of(body)} if self._etag else {}
+        return {self._key: name, "body": canonical_json(body)} | self._second_key | etag
 
     def _insert(self, db: sqlite3.Connection, rows: list[dict[str, str]]) -> None:
         for row in rows:
             columns, places = ", ".join(row), ", ".join("?" * len(row))
             db.execute(f"INSERT OR REPLACE INTO {self._name} ({columns}) VALUES ({places})", tuple(row.values()))
 
-    def _present(self, db: sqlite3.Connection, name: str) -> str | None:
+    def _present_etag(self, db: sqlite3.Connection, name: str) -> str | None:
         """Return the etag of a value, which is empty in a table without etags; None without such a value."""
         etag = "etag" if self._etag else "''"
         row = db.execute(f"SELECT {etag} FROM {self._name} WHERE {self._key} = ?", (name,)).fetchone()
         return str(row[0]) if row else None
 
-    def _require(self, name: str, present: str | None, if_match: str | None) -> None:
+    def _require_etag(self, name: str, present: str | None, if_match: str | None) -> None:
         if if_match is not None and if_match != present:
-            what = self._name.removesuffix("s")
-            raise EntryChanged(f"{what} {name} has changed: its ETag is {present or 'none, it does not exist'}")
+            noun = self._name.removesuffix("s")
+            raise EntryChanged(f"{noun} {name} has changed: its ETag is {present or 'none, it does not exist'}")
 
     def _decode(self, name: object, etag: object, body: object) -> Row[V]:
         """Decode a row. Raises ValueError or TypeError if it is damaged."""
         value = from_text(self._kind, body)
-        stated = value.get(self._key, name) if isinstance(value, dict) else getattr(value, self._key)
-        if stated != name:
+        name_in_body = value.get(self._key, name) if isinstance(value, dict) else getattr(value, self._key)
+        if name_in_body != name:
             raise ValueError("its name differs from the name in its body")
-        if not self._valid(value):
+        if not self._is_valid(value):
             raise ValueError("a part of it is missing or invalid")
-        return Row(checked_text(name), value, checked_text(etag))
+        return Row(require_text(name), value, require_text(etag))
 
 
-def _plain_value(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return value if isinstance(value, dict) else asdict(value)
 
 
@@ -285,7 +285,7 @@ E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered(Generic[D, E]):
+class RegistryItem(Generic[D, E]):
     """``entry`` is the value as the API shows it, in the format of the configuration file."""
 
     value: D
@@ -306,9 +306,9 @@ class Registry(ABC, Generic[D, E]):
     def __init__(self, table: Table[dict[str, Any]]) -> None:
         self._table = table
         self._lock = asyncio.Lock()
-        self._fixed: Mapping[str, Registered[D, E]] = {}
-        self._stored: Mapping[str, Registered[D, E]] = {}
-        self._registered: Mapping[str, Registered[D, E]] = {}
+        self._fixed: Mapping[str, RegistryItem[D, E]] = {}
+        self._stored: Mapping[str, RegistryItem[D, E]] = {}
+        self._items: Mapping[str, RegistryItem[D, E]] = {}
 
     @abstractmethod
     def _value(self, body: Mapping[str, Any]) -> D:
@@ -325,43 +325,43 @@ class Registry(ABC, Generic[D, E]):
     def _rebuild(self) -> None:
         """Replace what is in effect after a change. Subclasses add to it."""
         stored = {name: each for name, each in self._stored.items() if name not in self._fixed}
-        self._registered = {**self._fixed, **stored}
+        self._items = {**self._fixed, **stored}
 
     async def load(self) -> list[str]:
         """Load the stored values. Returns those that this version cannot read; they remain in the store."""
         invalid: list[str] = []
-        stored: dict[str, Registered[D, E]] = {}
+        stored: dict[str, RegistryItem[D, E]] = {}
         for row in await self._table.rows():
             try:
                 value = self._value(row.value)
             except ValueError as error:
                 invalid.append(f"{row.name}: {' '.join(str(error).split())}")
             else:
-                stored[row.name] = Registered(value, self._entry(row.name, row.etag, row.value))
+                stored[row.name] = RegistryItem(value, self._entry(row.name, row.etag, row.value))
         self._stored = stored
         self._rebuild()
         return invalid
 
     def entries(self) -> list[E]:
-        return [registered.entry for registered in self._registered.values()]
+        return [registered.entry for registered in self._items.values()]
 
     def get(self, name: str) -> E:
         """Return the entry. Raises NoSuchEntry."""
-        if name not in self._registered:
-            raise NoSuchEntry(f"no {self.noun} has the name {name}{did_you_mean(name, self._registered)}")
-        return self._registered[name].entry
+        if name not in self._items:
+            raise NoSuchEntry(f"no {self.noun} has the name {name}{did_you_mean(name, self._items)}")
+        return self._items[name].entry
 
-    async def put(self, value: D, actor: str, if_match: str | None = None, new: bool = False) -> E:
-        """Create or replace a value. Raises EntryConflict (also if ``new`` and it exists), EntryChanged."""
+    async def put(self, value: D, actor: str, if_match: str | None = None, must_be_new: bool = False) -> E:
+        """Create or replace a value. Raises EntryConflict (also if ``must_be_new`` and it exists), EntryChanged."""
         name, body = value.name, self._body(value)
         async with self._lock:
             self._check_writable(name)
-            if new and name in self._stored:
+            if must_be_new and name in self._stored:
                 raise EntryConflict(f"the {self.noun} {name} already exists; use PUT to replace it")
             if name not in self._stored and len(self._stored) >= self.limit:
                 raise EntryConflict(f"the limit of {self.limit} {self.noun}s is reached; delete one first")
             entry = self._entry(name, await self._table.put(name, body, actor, if_match), body)
-            self._stored = {**self._stored, name: Registered(value, entry)}
+            self._stored = {**self._stored, name: RegistryItem(value, entry)}
             self._rebuild()
             return entry
 

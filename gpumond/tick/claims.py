@@ -26,7 +26,7 @@ SLACK_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 
 
-def complete_lists(
+def devices_with_complete_lists(
     devices: Collection[DeviceReading],
     faults: Iterable[Fault],
     private_pid_namespace: bool | None,
@@ -55,7 +55,7 @@ def complete_lists(
     )
 
 
-def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
+def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
     """Return False if the driver would list the process if it had memory on the device, and does not list it.
 
     A listed process with the same pid and an unknown start may be this one.
@@ -63,7 +63,7 @@ def is_confirmed(counts: Mapping[ProcessKey, int | None], process: ProcessKey, c
     return not complete or process in counts or ProcessKey(process.pid, None) in counts
 
 
-def most_possible_bytes(
+def max_possible_bytes(
     device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey
 ) -> int | None:
     """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
@@ -118,7 +118,7 @@ def outermost_pools(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
     )
 
 
-def most_pools_by_user(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
+def max_pools_by_person(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
     """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
     pools, agents = Counter[int](), Counter[int]()
     for report in reports:
@@ -132,7 +132,7 @@ def most_pools_by_user(reports: Iterable[AgentReport], person_uid: Callable[[int
     }
 
 
-def bounded(
+def limit_pools(
     pools: tuple[PoolUsage, ...], devices: Collection[str] | None = None, most: int = MAX_POOLS
 ) -> tuple[PoolUsage, ...]:
     """Return at most ``most`` pools and, for each of these devices, the sum of the others.
@@ -150,20 +150,20 @@ def bounded(
     for pool in outer:
         if id(pool) not in own and not pool.managed and (devices is None or pool.device_uuid in devices):
             rest.setdefault(pool.device_uuid, []).append(pool)
-    return (*kept, *(_sum(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
+    return (*kept, *(_sum_of_pools(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
 
 
-SUMMED = (
+_SUMMED_FIELDS = (
     *("live_bytes", "held_bytes", "stranded_bytes", "ooms", "retries", "device_allocations", "device_frees"),
     *("refilled_flushes", "spillable_bytes", "unmapped_bytes", "private_bytes", "live_allocations"),
 )
 
 
-def _sum(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
+def _sum_of_pools(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
     """Return the sum of the pools. A value that one pool does not know is unknown; peaks are omitted."""
     low, likely, high = (sum(getattr(pool.reclaimable, name) for pool in pools) for name in ("low", "likely", "high"))
     exactness = {pool.reclaimable.exactness for pool in pools}
-    values = {name: [getattr(pool, name) for pool in pools] for name in SUMMED}
+    values = {name: [getattr(pool, name) for pool in pools] for name in _SUMMED_FIELDS}
     sums: dict[str, Any] = {name: None if None in each else sum(each) for name, each in values.items()}
     return PoolUsage(
         allocator=OTHER,
@@ -184,7 +184,7 @@ one doesn't state what the program has freed since.
 """
 
 
-class _Driver:
+class _DriverCounts:
     """Counts of the driver. A device that does not answer has those of its last reading."""
 
     def __init__(
@@ -205,7 +205,7 @@ class _Driver:
     def confirms(self, process: ProcessKey, pool: PoolUsage) -> bool:
         """Return True if the driver counts at least the held bytes of this pool for the process."""
         count = self.counts.get(pool.device_uuid, {}).get(process)
-        return count is not None and pool.held_bytes <= count and not _exceeds(pool, self.sizes[pool.device_uuid])
+        return count is not None and pool.held_bytes <= count and not _exceeds_size(pool, self.sizes[pool.device_uuid])
 
     def is_count_stable(self, process: ProcessKey, uuid: str) -> bool:
         """Return False while the count changes, as it does while a process is being suspended or resumed."""
@@ -217,7 +217,7 @@ class _Driver:
         return last.used_by_process.get(process) == self.counts[uuid].get(process)
 
     def may_list(self, process: ProcessKey, uuid: str) -> bool:
-        return uuid in self.devices and is_confirmed(self.counts[uuid], process, uuid in self._complete)
+        return uuid in self.devices and may_hold_memory(self.counts[uuid], process, uuid in self._complete)
 
 
 def check_claims(
@@ -236,40 +236,40 @@ def check_claims(
     """
     if not reports:
         return (), ()
-    driver = _Driver(devices, complete, previous, seconds)
+    driver = _DriverCounts(devices, complete, previous, seconds)
     before = previous.reports_by_process if previous else {}
     excessive = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[ExcessClaim] = []
-    shares = most_pools_by_user(reports, person_uid)
+    shares = max_pools_by_person(reports, person_uid)
     for report in reports:
         process = report.key
         if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
             checked.append(report)  # nearly every report of nearly every tick
             continue
         earlier = before.get(process)
-        pools = bounded(report.pools, driver.sizes, shares.get(person_uid(report.uid), MAX_POOLS))
+        pools = limit_pools(report.pools, driver.sizes, shares.get(person_uid(report.uid), MAX_POOLS))
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
                 continue
-            excess = _excess(report, uuid, claimed, driver, ticks.get((process, uuid), 0))
+            excess = _excess_over_driver(report, uuid, claimed, driver, ticks.get((process, uuid), 0))
             if excess is None:
                 continue
-            unmapped = _unmapped(excess, pools, driver)
+            unmapped = _unmapped_bytes(excess, pools, driver)
             if unmapped and excess.ticks >= UNMAPPED_TICKS:
                 excess = replace(excess, unmapped_bytes=unmapped)
                 pools = _subtract_unmapped(pools, uuid, unmapped)
             elif not unmapped and excess.ticks >= FAULT_TICKS and _is_fresh(report, driver.devices[uuid]):
-                fault = fault or _fault(excess, driver.devices[uuid])
+                fault = fault or _excess_fault(excess, driver.devices[uuid])
             excesses.append(excess)
         if fault:
             faults.append(fault)
-        over = [pool for pool in pools if _exceeds(pool, driver.sizes.get(pool.device_uuid))]
+        over = [pool for pool in pools if _exceeds_size(pool, driver.sizes.get(pool.device_uuid))]
         if over:
             excesses += (
-                _size_excess(report, each, driver) for each in over if driver.may_list(process, each.device_uuid)
+                _excess_over_size(report, each, driver) for each in over if driver.may_list(process, each.device_uuid)
             )
             pools = tuple(_limit_to_size(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
         uses = bool(
@@ -283,12 +283,14 @@ def check_claims(
     return tuple(checked), tuple(excesses)
 
 
-def _excess(report: AgentReport, uuid: str, claimed: int, driver: _Driver, ticks: int) -> ExcessClaim | None:
+def _excess_over_driver(
+    report: AgentReport, uuid: str, claimed: int, driver: _DriverCounts, ticks: int
+) -> ExcessClaim | None:
     """Return the excess of all pools together over the driver's count; None if there is none."""
     device = driver.devices.get(uuid)
     if device is None or not claimed:
         return None
-    most = most_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
+    most = max_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
     if most is None or claimed <= most + claim_tolerance_bytes(device):
         return None
     counts = ticks != 1 or report.age_seconds < driver.seconds
@@ -307,7 +309,7 @@ def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
     return report.age_seconds < FRESH_SECONDS and not device.missed_readings
 
 
-def _fault(excess: ExcessClaim, device: DeviceReading) -> Fault:
+def _excess_fault(excess: ExcessClaim, device: DeviceReading) -> Fault:
     detail = (
         f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, but the driver counts "
         f"{excess.limit_bytes} B"
@@ -315,7 +317,7 @@ def _fault(excess: ExcessClaim, device: DeviceReading) -> Fault:
     return Fault("agent", "report_exceeds_driver", None, detail)
 
 
-def _unmapped(excess: ExcessClaim, pools: tuple[PoolUsage, ...], driver: _Driver) -> int:
+def _unmapped_bytes(excess: ExcessClaim, pools: tuple[PoolUsage, ...], driver: _DriverCounts) -> int:
     """Return the excess if private pools explain it, else 0: then the agent is wrong.
 
     Nothing is known without the driver's count for the process, or if that of an MPS server contains it. At most the
@@ -371,7 +373,7 @@ def _limit_live_and_held(pool: PoolUsage, most: int | None, held: int) -> PoolUs
     )
 
 
-def _exceeds(pool: PoolUsage, size: int | None) -> bool:
+def _exceeds_size(pool: PoolUsage, size: int | None) -> bool:
     return size is not None and (
         (pool.live_bytes or 0) > size
         or pool.held_bytes > size
@@ -380,7 +382,7 @@ def _exceeds(pool: PoolUsage, size: int | None) -> bool:
     )
 
 
-def _size_excess(report: AgentReport, pool: PoolUsage, driver: _Driver) -> ExcessClaim:
+def _excess_over_size(report: AgentReport, pool: PoolUsage, driver: _DriverCounts) -> ExcessClaim:
     return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
@@ -395,7 +397,7 @@ def _size_excess(report: AgentReport, pool: PoolUsage, driver: _Driver) -> Exces
 
 def _limit_to_size(pool: PoolUsage, size: int | None) -> PoolUsage:
     """Limit each figure of a pool to the size of its device."""
-    if size is None or not _exceeds(pool, size):
+    if size is None or not _exceeds_size(pool, size):
         return pool
     unmapped = None if pool.unmapped_bytes is None else min(pool.unmapped_bytes, size)
     return replace(_limit_live_and_held(pool, size, min(pool.held_bytes, size)), unmapped_bytes=unmapped)

@@ -26,7 +26,7 @@ USED, LIVE, HELD, STRANDED, STEP_END, UTILIZATION, UNATTRIBUTED, OPAQUE, LOAD = 
 """All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
 PROCESS_SIGNALS, DEVICE_SIGNALS = 5, 9
 """Number of signals of a device, and the most of a process: the first one without an agent, STEP_END with steps."""
-_PLACES: Mapping[HistorySignal, int] = {
+_SIGNAL_INDICES: Mapping[HistorySignal, int] = {
     "used": USED,
     "live": LIVE,
     "held": HELD,
@@ -38,9 +38,9 @@ _PLACES: Mapping[HistorySignal, int] = {
 
 MAX_PROCESSES = 1000
 """Maximum number of processes with a history; a further one is observed without it."""
-MAX_ENDED = 32
+MAX_ENDED_PROCESSES = 32
 """Number of ended processes whose series are kept, the newest."""
-AWAITED_SECONDS = 600.0
+MAX_WAIT_FOR_PROCESS_SECONDS = 600.0
 """Time that a restored series waits for its process."""
 
 ProcessSeriesKey = tuple[str, ProcessKey]
@@ -50,7 +50,7 @@ SeriesKey = tuple[str, ProcessKey | None]
 """Device UUID and process; None for the device as a whole"""
 
 
-class Shares(NamedTuple):
+class SharesPoint(NamedTuple):
     """Used bytes and the bytes of each share at one time; an unknown one is None. ``low`` and ``high``: limits of the
     used bytes within the block that begins at ``at`` (Unix time).
     """
@@ -109,7 +109,7 @@ class History:
         self._awaited: dict[SeriesKey, CoarseSeries] = {}
         self._awaited_until = inf
         self._born = 0
-        self._samples = MAX_SAMPLES if pace == 1 else int(MAX_SAMPLES * pace / ACCELERATED_SECONDS)
+        self._samples = MAX_SAMPLES if pace == 1 else int(MAX_SAMPLES * pace / ACCELERATED_DISTANCE_SECONDS)
 
     def to_unix(self, at: float) -> float:
         """Convert a time of this clock to Unix time."""
@@ -122,7 +122,7 @@ class History:
             return False
         self.now, self.taken_at = now, snapshot.taken_at
         if self._awaited:
-            self._awaited_until = min(self._awaited_until, now + AWAITED_SECONDS * self.pace)
+            self._awaited_until = min(self._awaited_until, now + MAX_WAIT_FOR_PROCESS_SECONDS * self.pace)
             if now > self._awaited_until:
                 self._awaited.clear()
         return True
@@ -148,7 +148,7 @@ class History:
             series.ended = self.now
             self._ended.pop(key, None)
             self._ended[key] = series
-            if len(self._ended) > MAX_ENDED:
+            if len(self._ended) > MAX_ENDED_PROCESSES:
                 del self._ended[next(iter(self._ended))]
 
     def forget(self, uuid: str) -> None:
@@ -179,7 +179,7 @@ class History:
         or signal is unknown.
         """
         found = self._find(key)
-        place = _PLACES[signal]
+        place = _SIGNAL_INDICES[signal]
         if found is None or place >= found.signals:
             return ()
         fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
@@ -200,7 +200,7 @@ class History:
 
     def shares(
         self, key: SeriesKey, since: float = 0.0, until: float = inf, resolution: float | None = None
-    ) -> tuple[Shares, ...]:
+    ) -> tuple[SharesPoint, ...]:
         """Return the shares of a device or process, as `series` does for one signal.
 
         In samples, what a process has taken since its agent's last report is opaque, as in the ledger.
@@ -215,14 +215,16 @@ class History:
             if signal not in ("used", "utilization")
         }
         points = (
-            shares_of(point, *(others.get(name, {}).get(point.at) for name in _PARTS), whole=key[1] is None)
+            shares_of(point, *(others.get(name, {}).get(point.at) for name in _SHARE_SIGNALS), whole=key[1] is None)
             for point in used
         )
-        return tuple(point for point in _matched(points) if point.at >= since) if samples else tuple(points)
+        return (
+            tuple(point for point in _without_report_delay(points) if point.at >= since) if samples else tuple(points)
+        )
 
     def machine(
         self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
-    ) -> tuple[Shares, ...]:
+    ) -> tuple[SharesPoint, ...]:
         """Return the sums of the shares of these devices, at the times of the one with most points."""
         known = sorted((self.shares((uuid, None), since, until, resolution) for uuid in uuids), key=len)
         if not known or not known[-1]:
@@ -234,10 +236,10 @@ class History:
         for point in times:
             near = (bisect_right(own, point.at + half) - 1 for own in starts)
             parts = [points[place] for points, place in zip(others, near, strict=True) if place >= 0]
-            sums.append(_sum(point, [part for part in parts if point.at - part.at <= 3 * half]))
+            sums.append(_sum_of_shares(point, [part for part in parts if point.at - part.at <= 3 * half]))
         return tuple(sums)
 
-    def moment(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, Shares]]:
+    def moment(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, SharesPoint]]:
         """Yield the shares of all devices and of the processes on them at a Unix time, in samples or in blocks as
         `series` does. A process that ended later is one of them while its series is kept.
         """
@@ -308,12 +310,12 @@ class History:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
-                _finite_or_none(record if place == QUARTER else max(record, highest(series.column(place, signal))))
+                _finite_or_none(record if place == QUARTER_HOUR else max(record, highest(series.column(place, signal))))
                 for signal, record in enumerate(series.records[place])
             )
             for place in range(len(TIERS))
         )
-        blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER].each())
+        blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER_HOUR].each())
         uuid, process = key
         return CoarseSeries(
             device_uuid=uuid,
@@ -325,7 +327,7 @@ class History:
         )
 
 
-_PARTS: tuple[HistorySignal, ...] = ("live", "held", "stranded", "unattributed", "opaque")
+_SHARE_SIGNALS: tuple[HistorySignal, ...] = ("live", "held", "stranded", "unattributed", "opaque")
 
 
 def shares_of(
@@ -337,7 +339,7 @@ def shares_of(
     opaque: float | None,
     *,
     whole: bool,
-) -> Shares:
+) -> SharesPoint:
     """Divide the used bytes into shares. The overhead takes the difference of the medians of a block.
 
     ``whole``: a device. A process is opaque as a whole while its live bytes are unknown.
@@ -350,7 +352,7 @@ def shares_of(
     cached = None if pooled is None else max(0.0, pooled - (live or 0.0) - (stranded or 0.0))
     rest = max(0.0, used - (pooled or 0.0) - (unattributed or 0.0) - (opaque or 0.0))
     overhead = None if pooled is None else rest
-    return Shares(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
+    return SharesPoint(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
 
 
 REPORT_SECONDS = 1.5
@@ -359,13 +361,13 @@ LEAD_SECONDS = 10.0
 """Time before a range whose samples show what the overhead was at its beginning."""
 
 
-def _matched(points: Iterable[Shares]) -> Iterator[Shares]:
+def _without_report_delay(points: Iterable[SharesPoint]) -> Iterator[SharesPoint]:
     """Yield the samples, with what was taken from the driver since a report as opaque and not as overhead.
 
     At the time of a report, the driver's count was one of those of the last ``REPORT_SECONDS``, unless it has fallen
     and risen between two samples.
     """
-    window: deque[Shares] = deque()
+    window: deque[SharesPoint] = deque()
     known: float | None = None
     for point in points:
         window.append(point)
@@ -382,10 +384,10 @@ def _matched(points: Iterable[Shares]) -> Iterator[Shares]:
         yield point._replace(overhead=known, opaque=(point.opaque or 0.0) + size - known) if known < size else point
 
 
-def _sum(first: Shares, others: Iterable[Shares]) -> Shares:
+def _sum_of_shares(first: SharesPoint, others: Iterable[SharesPoint]) -> SharesPoint:
     low, high, used, *shares = zip(*(each[1:] for each in (first, *others)), strict=True)
     known = [[value for value in share if value is not None] for share in shares]
-    return Shares(first.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in known))
+    return SharesPoint(first.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in known))
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -393,13 +395,13 @@ def _finite_or_none(value: float) -> float | None:
 
 
 MAX_SAMPLES = 900
-SHORTEST_SECONDS = 0.75
+MIN_SAMPLE_DISTANCE_SECONDS = 0.75
 """Minimum distance of two samples; a closer one is dropped."""
 GAP_RATIO = 3.0
 """Number of usual distances for which a sample is valid if no other one follows."""
-AVERAGE_SECONDS = 1.0
+MIN_AVERAGE_DISTANCE_SECONDS = 1.0
 """Minimum distance of two samples on average, with which those that are kept cover 15 minutes at any interval."""
-ACCELERATED_SECONDS = 4.0
+ACCELERATED_DISTANCE_SECONDS = 4.0
 """The same of accelerated time: `gpumond demo` takes five readings a second, each of them 4 s of its time."""
 
 
@@ -409,7 +411,7 @@ class HistoryTier(NamedTuple):
 
 
 TIERS = (HistoryTier(15, 240), HistoryTier(60, 240), HistoryTier(300, 144), HistoryTier(900, 96))
-MINUTE, FIVE_MINUTES, QUARTER = 1, 2, 3
+MINUTE, FIVE_MINUTES, QUARTER_HOUR = 1, 2, 3
 """Indices in TIERS."""
 MIN, MEDIAN, MAX = 0, 1, 2
 """Indices in a block."""
@@ -539,7 +541,7 @@ class Series:
         at = row[0]
         if at < self._due:
             return 0
-        self._due = max(self._due + AVERAGE_SECONDS, at + SHORTEST_SECONDS)
+        self._due = max(self._due + MIN_AVERAGE_DISTANCE_SECONDS, at + MIN_SAMPLE_DISTANCE_SECONDS)
         closed = 0
         if at >= self._closes[0]:
             closed = self._close(at)
@@ -570,7 +572,11 @@ class Series:
     def sample_interval(self) -> float:
         """The usual seconds between two samples."""
         times = self.sample_times()
-        return max(AVERAGE_SECONDS, (times[-1] - times[0]) / (len(times) - 1)) if len(times) > 1 else AVERAGE_SECONDS
+        return (
+            max(MIN_AVERAGE_DISTANCE_SECONDS, (times[-1] - times[0]) / (len(times) - 1))
+            if len(times) > 1
+            else MIN_AVERAGE_DISTANCE_SECONDS
+        )
 
     def open_since(self, tier: int) -> float:
         """Return when the block that has not closed yet began."""
@@ -580,7 +586,7 @@ class Series:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self.open_since(tier)
         fresh = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)
-        return [begin, *_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
+        return [begin, *_summary_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
 
     def samples(self, signal: int, count: int | None = None) -> array[float]:
         return self.rows.column(signal, count or len(self.rows))
@@ -590,7 +596,7 @@ class Series:
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
         for at, *row in blocks:
-            self.tiers[QUARTER].append((at, *row))
+            self.tiers[QUARTER_HOUR].append((at, *row))
         self.records = [list(record) for record in records]
 
     def _widen(self, more: int) -> None:
@@ -611,10 +617,10 @@ class Series:
             begin = self._closes[place] - tier.seconds
             if place <= MINUTE:
                 fresh, self._marks[place] = self._count - self._marks[place], self._count
-                summary = _of_samples(self.rows.newest(fresh), self.signals) if fresh else None
+                summary = _summary_of_samples(self.rows.newest(fresh), self.signals) if fresh else None
             else:
                 fresh, self._minutes[place - 2] = self._minutes[place - 2], 0
-                summary = _of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
+                summary = _summary_of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
             if summary is not None:
                 self._append(place, begin, summary)
                 if place == MINUTE:
@@ -632,41 +638,41 @@ class Series:
         rows.append((at, *row))
 
 
-def _of_samples(flat: array[float], signals: int) -> list[float]:
+def _summary_of_samples(flat: array[float], signals: int) -> list[float]:
     summary, total = [len(flat) / signals], sum(flat)
     for signal in range(signals):
         values = flat[signal::signals]
-        column = sorted(values if total == total else _finite(values))
-        summary += (column[0], _middle(column), column[-1]) if column else (nan, nan, nan)
+        column = sorted(values if total == total else _without_nan(values))
+        summary += (column[0], _median_of_sorted(column), column[-1]) if column else (nan, nan, nan)
     return summary
 
 
-def _of_blocks(flat: array[float], signals: int) -> list[float]:
+def _summary_of_blocks(flat: array[float], signals: int) -> list[float]:
     width = 1 + 3 * signals
     summary = [sum(flat[::width])]
     for first in range(1, width, 3):
-        medians = _ordered(flat[first + MEDIAN :: width])
+        medians = _sorted_without_nan(flat[first + MEDIAN :: width])
         if medians:
             lows, highs = flat[first + MIN :: width], flat[first + MAX :: width]
-            summary += (min(_finite(lows)), _middle(medians), max(_finite(highs)))
+            summary += (min(_without_nan(lows)), _median_of_sorted(medians), max(_without_nan(highs)))
         else:
             summary += (nan, nan, nan)
     return summary
 
 
-def _ordered(values: array[float]) -> list[float]:
+def _sorted_without_nan(values: array[float]) -> list[float]:
     total = sum(values)
-    return sorted(values if total == total else _finite(values))
+    return sorted(values if total == total else _without_nan(values))
 
 
-def _finite(values: Iterable[float]) -> Iterator[float]:
+def _without_nan(values: Iterable[float]) -> Iterator[float]:
     return (value for value in values if value == value)
 
 
-def _middle(ordered: Sequence[float]) -> float:
+def _median_of_sorted(ordered: Sequence[float]) -> float:
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def highest(values: Iterable[float]) -> float:
-    return max(_finite(values), default=-inf)
+    return max(_without_nan(values), default=-inf)

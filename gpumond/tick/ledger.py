@@ -21,23 +21,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpumond.facts.frame import Frame, Ledger, Line, Overcount
+from gpumond.facts.frame import Frame, Ledger, LedgerLine, Overcount
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapshot, Suspension
 from gpumond.tick.claims import (
     claim_tolerance_bytes,
-    complete_lists,
+    devices_with_complete_lists,
     held_by_device,
-    is_confirmed,
-    most_possible_bytes,
+    max_possible_bytes,
+    may_hold_memory,
     outermost_pools,
     resident_managed_bytes,
 )
 
 
-class _Pools(NamedTuple):
+class _PoolSums(NamedTuple):
     """Pools of one process on one device, summed over its allocators.
 
     ``opaque``: held bytes of pools whose live bytes are unknown. ``split``: number of the other pools. ``unsized``:
@@ -55,10 +55,10 @@ class _Pools(NamedTuple):
     def held(self) -> int:
         return self.live + self.cached + self.stranded + self.opaque
 
-    def plus(self, other: _Pools) -> _Pools:
-        return _Pools(*map(sum, zip(self, other, strict=True)))
+    def plus(self, other: _PoolSums) -> _PoolSums:
+        return _PoolSums(*map(sum, zip(self, other, strict=True)))
 
-    def within(self, held: int) -> _Pools:
+    def within(self, held: int) -> _PoolSums:
         """Return the pools after a change to this size: what was added is opaque, and what was freed was cached."""
         more = held - self.held
         if more == 0:
@@ -67,7 +67,7 @@ class _Pools(NamedTuple):
             return self._replace(opaque=self.opaque + more)
         return self._replace(cached=max(0, self.cached + more)).at_most(held)
 
-    def at_most(self, held: int) -> _Pools:
+    def at_most(self, held: int) -> _PoolSums:
         live = min(self.live, held)
         cached = min(self.cached, held - live)
         stranded = min(self.stranded, held - live - cached)
@@ -75,15 +75,17 @@ class _Pools(NamedTuple):
         return self._replace(live=live, cached=cached, stranded=stranded, opaque=opaque)
 
 
-_NONE = _Pools()
+_NO_POOLS = _PoolSums()
 
 
-def _line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> Line:
+def _process_line(uuid: str, share: Share, used: int, process: ProcessKey, workload: str) -> LedgerLine:
     pid, start_ticks = process
-    return Line(device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload)
+    return LedgerLine(
+        device_uuid=uuid, share=share, used_bytes=used, pid=pid, start_ticks=start_ticks, workload=workload
+    )
 
 
-class _Earlier:
+class _PreviousFrame:
     """The previous frame: of each process, the overhead, and what no agent stated."""
 
     def __init__(self, frame: Frame, now: float) -> None:
@@ -116,30 +118,30 @@ class _Earlier:
         return min(used, known)
 
 
-def attribute(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
+def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
     """Make the ledger of a snapshot. A device whose used bytes are unknown has no ``unattributed`` line and no
     overcount. Without the ``previous`` frame, the overhead contains what its process has taken since its report.
     """
-    earlier = _Earlier(previous, snapshot.elapsed_seconds) if previous else None
+    earlier = _PreviousFrame(previous, snapshot.elapsed_seconds) if previous else None
     reports = snapshot.reports_by_process
     pools = _pools_by_device(snapshot, counted=True)
     uncounted = _pools_by_device(snapshot, counted=False) if _has_uncounted(snapshot) else {}
-    complete = complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    lines: list[Line] = []
+    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    lines: list[LedgerLine] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
-        claims = _bounded(device, pools[device.uuid], device.uuid in complete)
-        unattributed = max(0, (device.used_bytes or 0) - _seen_bytes(device, claims))
-        on_device: dict[ProcessKey, _Pools] = {}
+        claims = _limit_to_driver_counts(device, pools[device.uuid], device.uuid in complete)
+        unattributed = max(0, (device.used_bytes or 0) - _attributed_bytes(device, claims))
+        on_device: dict[ProcessKey, _PoolSums] = {}
         if device.uuid in uncounted:
             complete_for_device = device.uuid in complete
-            on_device = _on_device(
+            on_device = _uncounted_on_device(
                 device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unattributed
             )
             unattributed -= sum(own.held for own in on_device.values())
         own = _process_lines(device, reports, claims, on_device, earlier)
         if device.used_bytes is not None:
-            own.append(Line(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
+            own.append(LedgerLine(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
             overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
         lines += own
     return Ledger(tuple(lines), tuple(overcounts))
@@ -149,39 +151,39 @@ def _has_uncounted(snapshot: Snapshot) -> bool:
     return bool(snapshot.suspensions) or any(pool.managed for report in snapshot.reports for pool in report.pools)
 
 
-def _on_device(
+def _uncounted_on_device(
     device: DeviceReading,
-    pools: Mapping[ProcessKey, _Pools],
+    pools: Mapping[ProcessKey, _PoolSums],
     complete: bool,
     suspended: Collection[ProcessKey],
     unattributed: int,
-) -> dict[ProcessKey, _Pools]:
+) -> dict[ProcessKey, _PoolSums]:
     """Return the pools that the driver does not count for their process, as far as they are attributed to it."""
     held = {
         process: own.held
         for process, own in pools.items()
-        if own.held and (process in suspended or is_confirmed(device.used_by_process, process, complete))
+        if own.held and (process in suspended or may_hold_memory(device.used_by_process, process, complete))
     }
     return {
         process: pools[process].at_most(size) for process, size in resident_managed_bytes(held, unattributed).items()
     }
 
 
-def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[ProcessKey, _Pools]]:
+def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[ProcessKey, _PoolSums]]:
     """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do.
 
     ``counted``: those that the driver counts for their process, else only the others: managed memory, and pools of
     suspended processes.
     """
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
-    table: defaultdict[str, dict[ProcessKey, _Pools]] = defaultdict(dict)
+    table: defaultdict[str, dict[ProcessKey, _PoolSums]] = defaultdict(dict)
     absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
     for process, report in snapshot.reports_by_process.items():
         for pool in outermost_pools(report.pools):
             if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
                 continue
             uuid: str | None = pool.device_uuid
-            shares = _shares(pool)
+            shares = _pool_sums(pool)
             while uuid is not None:
                 own = table[uuid]
                 before = own.get(process)
@@ -190,13 +192,15 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[Pro
     return table
 
 
-def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete: bool) -> dict[ProcessKey, _Pools]:
+def _limit_to_driver_counts(
+    device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], complete: bool
+) -> dict[ProcessKey, _PoolSums]:
     """Return the claims on one device, each limited to the driver's count for its process."""
     counts, tolerated = device.used_by_process, claim_tolerance_bytes(device)
-    found: dict[ProcessKey, _Pools] = {}
+    found: dict[ProcessKey, _PoolSums] = {}
     for process, own in pools.items():
-        if is_confirmed(counts, process, complete):
-            most = most_possible_bytes(device, counts, process)
+        if may_hold_memory(counts, process, complete):
+            most = max_possible_bytes(device, counts, process)
             if most is not None and own.held > most + tolerated:
                 own = own.at_most(most)
             elif most is not None and own.live > most:
@@ -205,31 +209,31 @@ def _bounded(device: DeviceReading, pools: Mapping[ProcessKey, _Pools], complete
     return found
 
 
-def _shares(pool: PoolUsage) -> _Pools:
+def _pool_sums(pool: PoolUsage) -> _PoolSums:
     """Split the pool's held bytes into three parts; a report that does not add up is corrected."""
     held, live, cached = pool.held_bytes, pool.live_bytes, pool.reclaimable.likely
     if live is None:
-        return _Pools(opaque=held, unsized=not pool.held_known)
+        return _PoolSums(opaque=held, unsized=not pool.held_known)
     if live + cached > held:
         live = min(live, held)
         cached = min(cached, held - live)
-    return _Pools(live, cached, held - live - cached, 0, 1)
+    return _PoolSums(live, cached, held - live - cached, 0, 1)
 
 
 def _process_lines(
     device: DeviceReading,
     reports: Mapping[ProcessKey, AgentReport],
-    pools: Mapping[ProcessKey, _Pools],
-    managed: Mapping[ProcessKey, _Pools],
-    earlier: _Earlier | None,
-) -> list[Line]:
+    pools: Mapping[ProcessKey, _PoolSums],
+    managed: Mapping[ProcessKey, _PoolSums],
+    earlier: _PreviousFrame | None,
+) -> list[LedgerLine]:
     uuid, listed = device.uuid, device.processes_by_key
     known = earlier.overheads[uuid] if earlier else {}
-    lines: list[Line] = []
+    lines: list[LedgerLine] = []
     for process, usage in listed.items():
         used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
-            own = pools.get(process, _NONE)
+            own = pools.get(process, _NO_POOLS)
             rest = 0 if used is None else max(0, used - own.held)
             if own.unsized:  # it may all be in that pool
                 own, rest = own._replace(opaque=own.opaque + rest), 0
@@ -239,29 +243,29 @@ def _process_lines(
             whole = own.plus(managed[process]) if process in managed else own
             lines += _agent_lines(uuid, process, report.workload, whole)
             if used is not None and not own.unsized:
-                lines.append(_line(uuid, "overhead", rest, process, report.workload))
+                lines.append(_process_line(uuid, "overhead", rest, process, report.workload))
         elif used is not None:
             # An agent without a pool has no information about the process.
-            lines.append(_line(uuid, "opaque", used, process, report.workload if report else ""))
+            lines.append(_process_line(uuid, "opaque", used, process, report.workload if report else ""))
     for process in {**pools, **managed}:
         if process not in listed:
-            own = pools.get(process, _NONE).plus(managed.get(process, _NONE))
+            own = pools.get(process, _NO_POOLS).plus(managed.get(process, _NO_POOLS))
             lines += _agent_lines(uuid, process, reports[process].workload, own)
     return lines
 
 
-def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _Pools) -> Iterator[Line]:
+def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _PoolSums) -> Iterator[LedgerLine]:
     """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
     uncounted = pools.opaque or pools.unsized
     if pools.split or not uncounted:
-        yield _line(uuid, "live", pools.live, process, workload)
-        yield _line(uuid, "cached", pools.cached, process, workload)
-        yield _line(uuid, "stranded", pools.stranded, process, workload)
+        yield _process_line(uuid, "live", pools.live, process, workload)
+        yield _process_line(uuid, "cached", pools.cached, process, workload)
+        yield _process_line(uuid, "stranded", pools.stranded, process, workload)
     if uncounted:
-        yield _line(uuid, "opaque", pools.opaque, process, workload)
+        yield _process_line(uuid, "opaque", pools.opaque, process, workload)
 
 
-def _seen_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _Pools]) -> int:
+def _attributed_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums]) -> int:
     """Return the bytes that visible processes own: the driver's count of each, else its agent's."""
     counted = {key: each.used_bytes for key, each in device.processes_by_key.items() if each.used_bytes is not None}
     return sum(counted.values()) + sum(own.held for process, own in pools.items() if process not in counted)
@@ -270,13 +274,13 @@ def _seen_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _Pools]) -> in
 COMPONENTS: Mapping[str, str] = {"nccl": "with NCCL", "graphs": "with CUDA graphs", "triton": "with Triton kernels"}
 """By the name that agents state: the name of the part. Others are ignored."""
 CONTEXT = "context"
-FIRST_SECONDS = 30.0
+MAX_CONTEXT_SECONDS = 30.0
 """Time after which a first value is not that of the context: the program has run for too long."""
 SETTLING_SECONDS = 2.0
 """Time from the first sight of a component until its memory is allocated."""
 
 
-def tracked_overheads(
+def overheads_of_processes(
     devices: Sequence[DeviceReading],
     reports: Sequence[AgentReport],
     suspensions: Sequence[Suspension],
@@ -302,12 +306,12 @@ def tracked_overheads(
                     continue
                 pid, start_ticks = process
                 known = Overhead(device_uuid=device.uuid, pid=pid, start_ticks=start_ticks, began=elapsed)
-            after = _next(known, report, count, elapsed)
+            after = _next_overhead(known, report, count, elapsed)
             if after is not None:
                 yield after
 
 
-def _next(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
+def _next_overhead(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
     """Return the state after one reading, the same object while nothing changes; None if its parts cannot be known."""
     held = held_by_device(report.pools).get(known.device_uuid, 0)
     new = tuple(name for name in report.components if name in COMPONENTS and name not in known.components)
@@ -319,7 +323,7 @@ def _next(known: Overhead, report: AgentReport, count: int, elapsed: float) -> O
     if size < 0 or (known.unsettled and elapsed - known.changed < SETTLING_SECONDS):
         return known
     if not known.parts:
-        if elapsed - known.began > FIRST_SECONDS:
+        if elapsed - known.began > MAX_CONTEXT_SECONDS:
             return None
         return replace(known, parts=((CONTEXT, size),), rest_bytes=size, unsettled=())
     if not known.unsettled:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import (
-    MISSED_LIMIT,
+    MAX_MISSED_READINGS,
     STARTING,
     AgentReport,
     DeviceReading,
@@ -26,12 +26,12 @@ from gpumond.facts.snapshot import (
     SourceState,
     Suspension,
 )
-from gpumond.tick.claims import check_claims, complete_lists, is_confirmed
-from gpumond.tick.ledger import tracked_overheads
+from gpumond.tick.claims import check_claims, devices_with_complete_lists, may_hold_memory
+from gpumond.tick.ledger import overheads_of_processes
 
-SILENT_SECONDS = 3.0
+SILENT_AGENT_SECONDS = 3.0
 """Age from which a report is that of a silent agent: it would have reported twice since."""
-UNDECIDED_SECONDS = 6.0
+MAX_UNDECIDED_SECONDS = 6.0
 """Longest time without evidence. After it, a process that the driver does not list is a process without memory."""
 
 
@@ -54,7 +54,7 @@ def detect_suspensions(
         return tuple(reports), ()
     kept = {each.device_uuid for each in previous.suspensions}
     listing = {each.source for each in previous.devices if each.processes or each.uuid in kept}
-    complete = complete_lists(devices, faults, private_pid_namespace, listing)
+    complete = devices_with_complete_lists(devices, faults, private_pid_namespace, listing)
     before = {(each.device_uuid, each.process): each for each in previous.suspensions}
     reporting = {report.key for report in reports}
     suspensions: list[Suspension] = []
@@ -66,12 +66,12 @@ def detect_suspensions(
             if device.missed_readings or device.uuid not in complete:
                 own += [known] if known is not None else []
                 continue
-            if is_confirmed(device.used_by_process, report.key, complete=True):
+            if may_hold_memory(device.used_by_process, report.key, complete=True):
                 continue
             if known is None and last is not None:
-                known = _begun_suspension(last, last.processes_by_key[report.key], elapsed_seconds)
+                known = _new_suspension(last, last.processes_by_key[report.key], elapsed_seconds)
             held = sum(pool.held_bytes for pool in report.pools if pool.device_uuid == device.uuid)
-            after = known and _continued(known, device, held, report.age_seconds, elapsed_seconds)
+            after = known and _next_suspension(known, device, held, report.age_seconds, elapsed_seconds)
             own += [after] if after else []
         suspensions += own
         if report.suspended or own:
@@ -101,12 +101,12 @@ def _absent_processes(
     return found
 
 
-def _begun_suspension(last: DeviceReading, listed: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
-    unattributed = _unattributed(last)
+def _new_suspension(last: DeviceReading, listed: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
+    unattributed = _unattributed_bytes(last)
     return None if unattributed is None else Suspension(last.uuid, listed, unattributed, elapsed_seconds)
 
 
-def _continued(
+def _next_suspension(
     known: Suspension, device: DeviceReading, held: int, age_seconds: float, elapsed_seconds: float
 ) -> Suspension | None:
     """Return the suspension after a reading without the process; None if it is none.
@@ -115,13 +115,13 @@ def _continued(
     """
     if known.confirmed:
         return known if held else None
-    absent, unattributed = elapsed_seconds - known.since, _unattributed(device)
+    absent, unattributed = elapsed_seconds - known.since, _unattributed_bytes(device)
     counted = known.usage.used_bytes or 0
     is_free = unattributed is not None and unattributed - known.unattributed_bytes < counted / 2
-    if held and is_free and (age_seconds < absent or age_seconds >= SILENT_SECONDS):
+    if held and is_free and (age_seconds < absent or age_seconds >= SILENT_AGENT_SECONDS):
         return replace(known, confirmed=True)
     decided = not held and age_seconds < absent
-    return None if decided or absent > UNDECIDED_SECONDS else known
+    return None if decided or absent > MAX_UNDECIDED_SECONDS else known
 
 
 def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
@@ -129,11 +129,11 @@ def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
     if not known.confirmed:
         return False
     device = next(each for each in devices if each.uuid == known.device_uuid)
-    unattributed = None if device.missed_readings else _unattributed(device)
+    unattributed = None if device.missed_readings else _unattributed_bytes(device)
     return unattributed is not None and unattributed - known.unattributed_bytes >= (known.usage.used_bytes or 0) / 2
 
 
-def _unattributed(device: DeviceReading) -> int | None:
+def _unattributed_bytes(device: DeviceReading) -> int | None:
     """Return the used bytes that the driver attributes to no process."""
     if device.used_bytes is None:
         return None
@@ -185,7 +185,7 @@ def observe(
     known = previous.devices if previous else ()
     seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
     devices = list(_devices(known, reading, seconds))
-    complete = complete_lists(devices, all_faults, private_pid_namespace)
+    complete = devices_with_complete_lists(devices, all_faults, private_pid_namespace)
     reports, suspensions = detect_suspensions(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
@@ -208,7 +208,7 @@ def observe(
         excesses=excesses,
         uptime_seconds=uptime_seconds,
         suspensions=suspensions,
-        overheads=tuple(tracked_overheads(devices, reports, suspensions, previous, elapsed_seconds)),
+        overheads=tuple(overheads_of_processes(devices, reports, suspensions, previous, elapsed_seconds)),
     )
 
 
@@ -217,17 +217,17 @@ def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: f
     for device in known:
         if device.uuid in fresh:
             yield with_idle_times(fresh.pop(device.uuid), device, seconds)
-        elif reading is None or _at_fault(device, reading.faults):
+        elif reading is None or _has_fault(device, reading.faults):
             missed, up = device.missed_readings + 1, device.up and reading is None
             yield (
                 replace(device, missed_readings=missed, up=up)
-                if missed < MISSED_LIMIT
+                if missed < MAX_MISSED_READINGS
                 else _without_values(device, missed)
             )
     yield from (with_idle_times(device, None, seconds) for device in fresh.values())
 
 
-def _at_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
+def _has_fault(device: DeviceReading, faults: Iterable[Fault]) -> bool:
     """Return True if a fault explains that the device is missing. A fault without a device affects its whole source."""
     return any(
         fault.device_uuid in (device.uuid, device.parent_uuid)
@@ -261,19 +261,21 @@ def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds
     use = _utilization(device)
     known = before.processes_by_key if before and device.processes else {}
     processes = device.processes and tuple(
-        _process(process, use, known.get(process.key), seconds) for process in device.processes
+        _with_idle_time(process, use, known.get(process.key), seconds) for process in device.processes
     )
-    idle = _extended_idle_time(use, before.idle_seconds if before else None, seconds)
+    idle = _next_idle_seconds(use, before.idle_seconds if before else None, seconds)
     if idle is None and processes == device.processes:
         return device
     return replace(device, processes=processes, idle_seconds=idle)
 
 
-def _process(process: ProcessUsage, use: float | None, before: ProcessUsage | None, seconds: float) -> ProcessUsage:
+def _with_idle_time(
+    process: ProcessUsage, use: float | None, before: ProcessUsage | None, seconds: float
+) -> ProcessUsage:
     own = process.utilization_ratio
     if own is None and use == 0.0:
         own = use
-    idle = _extended_idle_time(own, before.idle_seconds if before else None, seconds)
+    idle = _next_idle_seconds(own, before.idle_seconds if before else None, seconds)
     return process if idle == process.idle_seconds else replace(process, idle_seconds=idle)
 
 
@@ -286,7 +288,7 @@ def _utilization(device: DeviceReading) -> float | None:
     return max(sensors.gpu_utilization_ratio, *coders)
 
 
-def _extended_idle_time(use: float | None, before: float | None, seconds: float) -> float | None:
+def _next_idle_seconds(use: float | None, before: float | None, seconds: float) -> float | None:
     if use is None:
         return None
     return 0.0 if use > 0 or before is None else before + seconds

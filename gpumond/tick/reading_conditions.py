@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumond.facts.errors import CONDITIONS
-from gpumond.facts.snapshot import MISSED_LIMIT, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
+from gpumond.facts.errors import CONDITION_REMEDIES
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
 from gpumond.facts.units import size_text
 from gpumond.tick.claims import unmapped_by_device
 
-DEVICE_CONDITIONS = tuple(kind for kind in CONDITIONS if kind not in ("private_pid_namespace", "agent_pid_unknown"))
+DEVICE_CONDITIONS = tuple(
+    kind for kind in CONDITION_REMEDIES if kind not in ("private_pid_namespace", "agent_pid_unknown")
+)
 SHOWN_AGENTS = 3
 """Agents without a pid that the condition names; it counts the others."""
 
@@ -28,7 +30,7 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
         yield Condition(None, "private_pid_namespace")
     without_pid = [report for report in snapshot.reports if not report.has_pid]
     if without_pid:
-        yield Condition(None, "agent_pid_unknown", _names(without_pid))
+        yield Condition(None, "agent_pid_unknown", _agents_text(without_pid))
     for device in snapshot.devices:
         for kind in device_conditions(device):
             part = device.partition_bytes if kind == "memory_partition" else None
@@ -36,21 +38,21 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
     own = {each.key for each in snapshot.suspended_programs}
     for each in snapshot.suspensions:
         if each.confirmed and each.process not in own:
-            yield Condition(each.device_uuid, "suspended", _of_suspension(snapshot, each))
+            yield Condition(each.device_uuid, "suspended", _suspension_text(snapshot, each))
     for report in snapshot.reports:
-        for uuid, size in _managed(report).items():
+        for uuid, size in _managed_bytes_by_device(report).items():
             allocated = f"{size_text(size)} is allocated; the part on the GPU is unknown"
-            detail = f"{_process(report.pid, report.workload)}: {allocated}"
+            detail = f"{_process_text(report.pid, report.workload)}: {allocated}"
             yield Condition(uuid, "managed_memory", detail)
-        yield from _uncounted(report, snapshot)
+        yield from _live_unknown_conditions(report, snapshot)
     for excess in snapshot.excesses:
         if excess.unmapped_bytes or excess.allocator:
-            yield _of_excess(excess)
+            yield _excess_condition(excess)
 
 
-def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
+def _live_unknown_conditions(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
     """Yield a condition for each pool with unknown live bytes, and for a program with RMM that reports no pool."""
-    process = _process(report.pid, report.workload)
+    process = _process_text(report.pid, report.workload)
     for pool in report.pools:
         if pool.live_bytes is None and pool.inside is None:
             size = size_text(pool.held_bytes) if pool.held_known else "an unknown amount of memory"
@@ -62,17 +64,17 @@ def _uncounted(report: AgentReport, snapshot: Snapshot) -> Iterator[Condition]:
                 yield Condition(device.uuid, "live_unknown", f"{process}: RMM is loaded, but counts no bytes")
 
 
-def _process(pid: int, workload: str) -> str:
+def _process_text(pid: int, workload: str) -> str:
     return f"pid {pid} ({workload})" if workload else f"pid {pid}"
 
 
-def _names(reports: Sequence[AgentReport]) -> str:
+def _agents_text(reports: Sequence[AgentReport]) -> str:
     names = [f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:SHOWN_AGENTS]]
     others = len(reports) - len(names)
     return ", ".join([*names, f"{others} more"] if others else names)
 
 
-def _managed(report: AgentReport) -> Mapping[str, int]:
+def _managed_bytes_by_device(report: AgentReport) -> Mapping[str, int]:
     """Return the bytes of managed memory that a program holds, by the device of its pools."""
     sums: dict[str, int] = {}
     for pool in report.pools:
@@ -81,7 +83,7 @@ def _managed(report: AgentReport) -> Mapping[str, int]:
     return sums
 
 
-def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
+def _suspension_text(snapshot: Snapshot, suspension: Suspension) -> str:
     report = snapshot.reports_by_process.get(suspension.process)
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
     unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
@@ -90,8 +92,8 @@ def _of_suspension(snapshot: Snapshot, suspension: Suspension) -> str:
     return f"{process}: {size_text(unmapped)} in its allocators; the driver counted {counted} before"
 
 
-def _of_excess(excess: ExcessClaim) -> Condition:
-    process = _process(excess.pid, excess.workload)
+def _excess_condition(excess: ExcessClaim) -> Condition:
+    process = _process_text(excess.pid, excess.workload)
     claimed, limit = size_text(excess.claimed_bytes), size_text(excess.limit_bytes)
     if excess.allocator:
         detail = f"{process}: {excess.allocator} claims {claimed}, but the GPU has {limit}: counted as {limit}"
@@ -104,7 +106,7 @@ def _of_excess(excess: ExcessClaim) -> Condition:
 
 
 def device_conditions(device: DeviceReading) -> Iterator[str]:
-    if device.missed_readings >= MISSED_LIMIT:
+    if device.missed_readings >= MAX_MISSED_READINGS:
         return  # all values are unknown
     if device.unified:
         yield "unified_memory"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gpumond.cli.client import UNPROCESSABLE, with_commands
-from gpumond.facts.alerts import OVER
+from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.suspension import SuspensionReceipt
@@ -335,7 +335,7 @@ class SilenceDialog:
         urgent = [each for each, _ in sort_by_urgency(found, ()) if not each["silenced_by"]]
         if urgent:
             self._check_rights()
-        return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(OVER)))
+        return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(ENDED_PREFIX)))
 
     def _check_rights(self) -> None:
         """Raise DaemonError for a user who may not silence. To others, the daemon says that the request is empty."""
@@ -413,7 +413,7 @@ class SilenceDialog:
 def _name_and_summary(alert: Mapping[str, Any]) -> tuple[str, str]:
     """Return the rule with the phase of an alert, and its summary, which itself says that the cause has ended."""
     rule, summary = printable_excerpt(alert["rule"], 60), printable_excerpt(_summary(alert), 400)
-    if summary.startswith(OVER):
+    if summary.startswith(ENDED_PREFIX):
         return f"{rule} ", summary
     return f"{rule} {printable_excerpt(alert['phase'], 20)}: ", summary
 

@@ -14,7 +14,14 @@ from typing import TypeVar
 
 from gpumond.facts.program import ProcessKey
 from gpumond.host.files import replace_file
-from gpumond.host.machine import TICKS_PER_SECOND, find_process, parse_start, process_start, read_head, stat_fields
+from gpumond.host.machine import (
+    TICKS_PER_SECOND,
+    find_process,
+    parse_process_stat,
+    read_head,
+    read_process_stat,
+    stat_fields,
+)
 from gpumond.view.rows import PROCESS_SHARES, HostStats, ProcessOnDevice, ProcessRow, pod_of
 from gpumond.view.tables import share_cells
 from gpumond.view.text import Span, StyledLine, bar, cut, pad, printable_excerpt, size_or_dash, width_of
@@ -620,7 +627,7 @@ def _read_stats(
 ) -> tuple[float, int, HostStats] | None:
     try:
         fields = stat_fields(read_head(f"{PROC}/{key.pid}/stat"))
-        if parse_start(fields).start_ticks != key.start_ticks:
+        if parse_process_stat(fields).start_ticks != key.start_ticks:
             return None
         uptime = float(read_head(f"{PROC}/uptime").split()[0])
         command = before[2].command if before else _command(key.pid)
@@ -629,7 +636,7 @@ def _read_stats(
     except (OSError, ValueError, IndexError):
         return None
     cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
-    age = uptime - parse_start(fields).start_ticks / TICKS_PER_SECOND
+    age = uptime - parse_process_stat(fields).start_ticks / TICKS_PER_SECOND
     return now, spent, HostStats(command, max(0.0, age), resident, cpu)
 
 
@@ -640,13 +647,13 @@ def _command(pid: int) -> str:
 
 
 def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:
-    start = process_start(PROC, key.pid)
+    start = read_process_stat(PROC, key.pid)
     if start is None or start.start_ticks != key.start_ticks:
         return ()
     found: list[Ancestor] = []
     while start is not None and start.parent > 0 and len(found) < MAX_DEPTH:
         found.append(Ancestor(start.parent, _name(start.parent)))
-        start = process_start(PROC, start.parent)
+        start = read_process_stat(PROC, start.parent)
     return tuple(found)
 
 

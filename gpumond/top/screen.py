@@ -10,7 +10,7 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.shares import FLUSH, MEANINGS, SHARES
+from gpumond.facts.shares import FLUSH_MEANING, SHARE_MEANINGS, SHARES
 from gpumond.facts.units import clock_text, duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
@@ -267,7 +267,7 @@ q, F10, Ctrl-C | quit
 """
 """Titles, and keys with their effects."""
 HELP_SHARES = (
-    "\n".join(f"{share} | {MEANINGS[share]}" for share in (*SHARES, "unmapped"))
+    "\n".join(f"{share} | {SHARE_MEANINGS[share]}" for share in (*SHARES, "unmapped"))
     + "\nwaste | Cached and stranded memory."
 )
 KEY_WIDTH = 15
@@ -276,7 +276,7 @@ KEY_WIDTH = 15
 
 def help_lines(width: int) -> list[StyledLine]:
     lines: list[StyledLine] = []
-    for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH}".splitlines():
+    for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH_MEANING}".splitlines():
         key, is_key, effect = entry.partition(" | ")
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]

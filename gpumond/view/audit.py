@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.units import duration_text, listed, plural, size_text
+from gpumond.facts.units import duration_text, list_text, plural, size_text
 from gpumond.view.text import time_text
 
 MAX_DETAIL_LENGTH, QUOTE = 100, '"'
@@ -56,7 +56,7 @@ def _flush(detail: Detail) -> str:
 
 
 def _steps(steps: Sequence[str]) -> str:
-    return f"the step{'s' if len(steps) > 1 else ''} {listed(steps)}"
+    return f"the step{'s' if len(steps) > 1 else ''} {list_text(steps)}"
 
 
 def _operation(detail: Detail) -> str:

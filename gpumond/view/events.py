@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumond.events import FOLLOWS, MARKS, REPEATS
+from gpumond.events import CONSEQUENCES, EVENT_MARKS, REPEAT_SECONDS
 from gpumond.facts.units import plural
 from gpumond.view.text import printable, time_text
 
 GROUP_SECONDS = 5.0
 """Time between an event and those that follow from it, as in the web UI."""
-RANK_BY_KIND = {kind: rank for rank, kind in enumerate(MARKS)}
+RANK_BY_KIND = {kind: rank for rank, kind in enumerate(EVENT_MARKS)}
 
 
 def group_text(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = time_text) -> str:
@@ -20,7 +20,7 @@ def group_text(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str]
     Each has its time unless the line before has it. ``stamp`` formats times, all of one width.
     """
     first = group[0]
-    repeats = group[1:] if first["kind"] in REPEATS else ()
+    repeats = group[1:] if first["kind"] in REPEAT_SECONDS else ()
     again = f" ({plural(len(repeats) + 1, 'time')}, the last at {stamp(repeats[-1]['at'])})" if repeats else ""
     lines, before = list[str](), ""
     for each in sorted((each for each in group if each not in repeats), key=lambda each: each["id"]):
@@ -50,7 +50,7 @@ def repeat_key(event: Mapping[str, Any]) -> object:
 def group_events(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the events in groups, in the order of the first of each; a group's first event tells most.
 
-    The others of a group follow from it, as ``FOLLOWS`` says of one process's events within seconds, or repeat its
+    The others of a group follow from it, as ``CONSEQUENCES`` says of one process's events within seconds, or repeat its
     out-of-memory error: the same process has run into the same limit, or has filled the same device, a short time
     before.
     """
@@ -68,7 +68,7 @@ def _follows(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
     return (
         event["pid"] is not None
         and event["pid"] == first["pid"]
-        and event["kind"] in FOLLOWS.get(first["kind"], ())
+        and event["kind"] in CONSEQUENCES.get(first["kind"], ())
         and abs(event["at"] - first["at"]) < GROUP_SECONDS
         and _rule(first) in (None, _rule(event))
     )
@@ -81,4 +81,4 @@ def _rule(event: Mapping[str, Any]) -> object:
 
 
 def _repeats(event: Mapping[str, Any], error: Mapping[str, Any]) -> bool:
-    return event["at"] - error["at"] <= REPEATS.get(event["kind"], -1) and repeat_key(event) == repeat_key(error)
+    return event["at"] - error["at"] <= REPEAT_SECONDS.get(event["kind"], -1) and repeat_key(event) == repeat_key(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpumond.facts.program import CLASSES
+from gpumond.facts.program import CLASS_NAMES
 from gpumond.facts.units import size_text
 
 REGISTERED = 4
@@ -20,15 +20,15 @@ def why_lines(answer: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[st
     for breakdown in answer["classes"]:
         device = gpus.get(breakdown["device_uuid"], breakdown["device_uuid"])
         yield f"{breakdown['allocator']} on {device}: {size_text(breakdown['live_bytes'])} live{_age(answer)}"
-        known = {text: size for name, text in CLASSES.items() if (size := breakdown[f"{name}_bytes"]) is not None}
+        known = {text: size for name, text in CLASS_NAMES.items() if (size := breakdown[f"{name}_bytes"]) is not None}
         rest = breakdown["live_bytes"] - sum(known.values())
-        if len(known) < len(CLASSES):
+        if len(known) < len(CLASS_NAMES):
             known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
         for text, size in known.items():
             if not size:
                 continue
             yield f"  {size_text(size):>10}  {size / (breakdown['live_bytes'] or 1):4.0%}  {text}"
-            if text == CLASSES["tensors"] and answer["kv_cache_bytes"] is not None:
+            if text == CLASS_NAMES["tensors"] and answer["kv_cache_bytes"] is not None:
                 yield f"  {size_text(answer['kv_cache_bytes']):>10}        of this is KV cache"
         if breakdown["excess_bytes"]:
             yield f"  {size_text(breakdown['excess_bytes']):>10}        of the live memory belongs to another allocator"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from gpumond.facts.alerts import AGAIN, OVER
+from gpumond.facts.alerts import AGAIN_SINCE, ENDED_PREFIX
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
-from gpumond.facts.units import duration_text, listed, size_text
-from gpumond.facts.verdicts import PATTERNS, REMEDIES as VERDICT_REMEDIES
+from gpumond.facts.units import duration_text, list_text, size_text
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_REMEDIES
 from gpumond.view.rows import INFO, process_of, severity, sort_by_urgency, time_to_full
 from gpumond.view.text import printable_excerpt
 
@@ -48,7 +48,7 @@ class FrameNotice:
         if not (subject and self.text):
             name = rule if self.text and self.title.startswith("alert ") else self.title
             return name, self.text and f": {self.text}"
-        if self.text.startswith(OVER):
+        if self.text.startswith(ENDED_PREFIX):
             return subject, f": {rule} {self.text}"
         who = ": ".join(filter(None, (self.state, subject)))
         rest = self.text.removeprefix(self.program or self.gpu)
@@ -117,10 +117,10 @@ def alert_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         rule = printable_excerpt(alert["rule"], 60)
         texts = dict(alert["annotations"])
         text, advice = (printable_excerpt(texts.get(name, ""), 400) for name in ("summary", "description"))
-        text, again, returned = text.partition(AGAIN)
+        text, again, returned = text.partition(AGAIN_SINCE)
         if again:
             age = f"again since {returned}"
-        over = text.startswith(OVER)
+        over = text.startswith(ENDED_PREFIX)
         phase = "" if over else f" {'firing' if firing else 'pending'} {age}"
         title = f"{rule}{phase}{silenced}"
         state = f"{'' if firing else 'pending'}{silenced}".removeprefix(", ")
@@ -143,7 +143,7 @@ def verdict_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     def is_new(verdict: Mapping[str, Any]) -> bool:
         return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
 
-    found = (each for each in frame["verdicts"] if each["kind"] not in PATTERNS and is_new(each))
+    found = (each for each in frame["verdicts"] if each["kind"] not in PATTERN_NAMES and is_new(each))
     for verdict in sorted(found, key=lambda each: (time_to_full(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
         kind = printable_excerpt(verdict["kind"], 40)
@@ -219,7 +219,7 @@ def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckPro
             states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
             states.append(f"uses {size_text(used)}")
-        what = f"pid {process['pid']} ({program}{where}) {listed(states)}"
+        what = f"pid {process['pid']} ({program}{where}) {list_text(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
         yield StuckProcess(process["pid"], kind, what, STUCK_REMEDIES[kind].format(pid=process["pid"]), uuid)
 

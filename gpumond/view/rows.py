@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from gpumond.facts.program import ProcessKey, process_key
 from gpumond.facts.quota import SHOWN_EARLIER, only_free_clause
 from gpumond.facts.shares import SHARES
-from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.snapshot import MAX_MISSED_READINGS
 from gpumond.facts.suspension import MemoryHolder, largest_programs
-from gpumond.facts.units import duration_text, listed, plural, size_text
-from gpumond.facts.verdicts import PATTERNS, VERDICTS
+from gpumond.facts.units import duration_text, list_text, plural, size_text
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES
 from gpumond.view.text import cut, printable_excerpt
 
 Engine = Mapping[str, Any]
@@ -301,7 +301,7 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
         return "detached: values not shown" if device["used_bytes"] is None else "detached"
     missed = device["missed_readings"]
     readings = plural(missed, "reading")
-    if missed >= MISSED_LIMIT:
+    if missed >= MAX_MISSED_READINGS:
         return f"no response for {readings}: values not shown"
     if missed:
         return f"values from {readings} ago"
@@ -329,7 +329,7 @@ def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
         return f"behind {plural(ahead, 'other request')}"
     if more := ahead - len(shown):
         shown.append(f"{more} more")
-    return f"behind {listed(shown)}"
+    return f"behind {list_text(shown)}"
 
 
 def claimed_bytes(request: Mapping[str, Any]) -> int | None:
@@ -484,7 +484,7 @@ def _alerts_in_effect(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [
         alert
         for alert in frame["alerts"]
-        if alert["rule"] not in VERDICTS or (alert["rule"], *_subject(alert)) in active
+        if alert["rule"] not in VERDICT_NAMES or (alert["rule"], *_subject(alert)) in active
     ]
 
 
@@ -510,9 +510,9 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     alerts = _alerts_in_effect(frame)
     alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
     firing = _firing_rules(alerts)
-    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERNS):
+    for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERN_NAMES):
         key = (each["device_uuid"], process_of(each))
-        if each["kind"] not in PATTERNS or key not in alerting:  # an alert refutes a healthy pattern
+        if each["kind"] not in PATTERN_NAMES or key not in alerting:  # an alert refutes a healthy pattern
             verdicts.setdefault(key, []).append(each)
     for process in sorted(frame["processes"], key=lambda process: -(process["used_bytes"] or 0)):
         uuid, pid = process["device_uuid"], int(process["pid"])
@@ -523,9 +523,10 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         user = printable_excerpt(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = process_verdicts[0]["kind"] if process_verdicts else ""
         rule, rank = next(iter(firing.get(key, {}).items()), ("", INFO))
-        notable = bool(verdict) and verdict not in PATTERNS
+        notable = bool(verdict) and verdict not in PATTERN_NAMES
         alert = rule if rank == CRITICAL or not notable else ""
-        problems = {*firing.get(key, ()), *(each["kind"] for each in process_verdicts if each["kind"] not in PATTERNS)}
+        verdict_problems = (each["kind"] for each in process_verdicts if each["kind"] not in PATTERN_NAMES)
+        problems = {*firing.get(key, ()), *verdict_problems}
         trouble = suspension_states.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
         state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(

@@ -356,10 +356,10 @@ def test_unknown_classes_are_not_added_to_others(
     sizes: Sequence[int | None], live: int, activations: int | None, excess: int, unknown: int
 ):
     found = {0: sizes, NO_DEVICE: [None if size is None else 0 for size in sizes]}
-    classes = torch_classes.live_classes(found, 0, "torch", "GPU-0", live)
+    classes = torch_classes.with_rest(found, 0, "torch", "GPU-0", live)
     assert (classes.activations_bytes, classes.excess_bytes, classes.unknown_bytes) == (activations, excess, unknown)
     assert total(classes) + unknown == live + excess
-    nothing = torch_classes.live_classes(found, 1, "torch", "GPU-1", live)
+    nothing = torch_classes.with_rest(found, 1, "torch", "GPU-1", live)
     assert total(nothing) + nothing.unknown_bytes == live
 
 

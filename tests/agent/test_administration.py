@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.requests import ENCODED_BYTES, RequestHandler, supported_requests
+from gpumond.agent.requests import MAX_ENCODED_BYTES, RequestHandler, supported_requests
 from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, AgentRequest, AgentResponse, encode
 from gpumond.facts.pools import FlushPolicy
@@ -75,7 +75,7 @@ def test_parts_of_any_content_are_bounded(handler: RequestHandler):
     assert dump.id is not None
     assert whole(handler, dump.id) == noise
     answer = handler.respond(AgentRequest("x", "fetch", snapshot_id=dump.id))
-    assert sum(map(len, answer.part)) <= ENCODED_BYTES
+    assert sum(map(len, answer.part)) <= MAX_ENCODED_BYTES
     after_the_end = AgentRequest("x", "fetch", snapshot_id=dump.id, offset=2**62)
     assert handler.respond(after_the_end).part_bytes == 0
 
@@ -98,8 +98,8 @@ def test_only_files_of_snapshots_are_sent(handler: RequestHandler, tmp_path: Pat
 
 def test_all_requests_but_the_limit_are_answered_without_permission():
     kinds = ("snapshot", "classes", "fetch", "retainers")
-    assert supported_requests(allow_limit=False, may_end=False) == kinds
-    assert supported_requests(allow_limit=True, may_end=True) == ("limit", *kinds, "end")
+    assert supported_requests(allow_limit=False, can_end=False) == kinds
+    assert supported_requests(allow_limit=True, can_end=True) == ("limit", *kinds, "end")
 
 
 def test_repeated_request_gets_the_last_result_with_its_age(allocator: CachingAllocator, handler: RequestHandler):

@@ -17,7 +17,7 @@ from cuda.core import DeviceMemoryResource
 from gpumond.agent import flush, report
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators import cuda_core
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
@@ -31,7 +31,7 @@ def test_pools_of_resources_are_summed_by_device(library: Path) -> None:
 class Own(DeviceMemoryResource): pass
 resources = [DeviceMemoryResource(1, 16), Own(1, 17), DeviceMemoryResource(2, 18)]
 show()
-print(*(pool.reclaimable for pool in report()[:1]), LOADED.known()[0].framework())
+print(*(pool.reclaimable for pool in report()[:1]), ALLOCATORS.adapters()[0].framework())
 """
     assert run(code, library, "-cc") == [
         "cuda.core None 1 70 120; cuda.core None 2 8 8; [1, 2] 0",
@@ -100,7 +100,7 @@ for number in range(8):
     if number in (1, 7):
         resources.append(DeviceMemoryResource(0, 16))
     cuda_core._search()
-    pauses.append(int(cuda_core._pause) if cuda_core._search_at < float("inf") else None)
+    pauses.append(int(cuda_core._pause_seconds) if cuda_core._search_at < float("inf") else None)
 print(pauses)
 """
     assert run(code, library, "c") == ["[10, 5, 10, 20, 40, None, None, 5]"]
@@ -128,7 +128,7 @@ def test_flush_is_refused_during_a_capture_and_without_a_context(library: Path) 
 resource = DeviceMemoryResource(0, 16)
 report()
 graph = type("Graph", (), {{}})()
-cuda.CAPTURING.add(graph)
+cuda.CAPTURING_GRAPHS.add(graph)
 print([(receipt.outcome, receipt.reason) for receipt in flush()])
 """
     assert run(code, library, "c") == ["[('refused', 'a CUDA graph is being captured')]"]

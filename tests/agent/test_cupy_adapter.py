@@ -62,7 +62,7 @@ pool.chunks = {{0: [5, 30, 7]}}
 (plan,) = gpumond.agent.flush(dry_run=True)
 print(plan.outcome, plan.expected)
 """
-    assert run(code, library, "c") == ["planned Expected(low=0, likely=37, high=37, exactness='interval')"]
+    assert run(code, library, "c") == ["planned ExpectedRelease(low=0, likely=37, high=37, exactness='interval')"]
 
 
 def test_context_is_not_created_on_the_unused_current_device_of_a_thread(library: Path) -> None:
@@ -193,15 +193,15 @@ print(gpumond.agent.flush(["plans"])[0].reason, cleared)
 
 def test_limit_of_a_quota_raises_no_lower_limit_of_the_program(library: Path) -> None:
     code = f"""{PROGRAM}
-from gpumond.agent.loaded_allocators import LOADED, apply_limit
+from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 cupy.cuda.runtime.setDevice(1)
 pool.chunks = {{1: [5, 30, 7]}}
 pool.set_limit(size=100)
 for arguments in ((80, None, "team"), (200, None, "team"), (None, None, "team")):
     (applied,) = apply_limit(*arguments)
-    print(pool.limits, [(each.limit_bytes, each.quota) for each in LOADED.limits()])
+    print(pool.limits, [(each.limit_bytes, each.quota) for each in ALLOCATORS.limits()])
 gpumond.agent.limit(None)
-print(pool.limits, LOADED.limits())
+print(pool.limits, ALLOCATORS.limits())
 """
     assert run(code, library, "---") == [
         "{1: 80} [(80, 'team')]",

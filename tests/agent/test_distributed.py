@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumond.agent.program_report import account_of, is_rank, job_of, place_in_job
+from gpumond.agent.program_report import is_distributed, job_name, rank_and_world_size, slurm_account
 from gpumond.agent.transport import RateLimit
 
 
@@ -38,7 +38,7 @@ def distributed(initialized: Callable[[], bool], size: int) -> dict[str, object]
     ],
 )
 def test_rank_is_detected(environ: dict[str, str], modules: dict[str, object], expected: bool) -> None:
-    assert is_rank(environ, modules) is expected
+    assert is_distributed(environ, modules) is expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_rank_is_detected(environ: dict[str, str], modules: dict[str, object], e
     ],
 )
 def test_place_is_that_of_the_launcher(environ: dict[str, str], expected: tuple[int | None, int | None]) -> None:
-    assert place_in_job(environ) == expected
+    assert rank_and_world_size(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_place_is_that_of_the_launcher(environ: dict[str, str], expected: tuple[
     ],
 )
 def test_job_is_that_of_the_launcher(environ: dict[str, str], expected: str) -> None:
-    assert job_of(environ) == expected
+    assert job_name(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_job_is_that_of_the_launcher(environ: dict[str, str], expected: str) -> 
     [({}, ""), ({"SLURM_JOB_ACCOUNT": "physics"}, "physics"), ({"SLURM_JOB_ACCOUNT": "a b"}, "a_b")],
 )
 def test_account_is_that_of_slurm(environ: dict[str, str], expected: str) -> None:
-    assert account_of(environ) == expected
+    assert slurm_account(environ) == expected
 
 
 def test_rate_limit_allows_a_burst_and_then_one_call_per_period() -> None:

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from gpumond.agent.flushing import has_raced, outcome_of
-from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Report
-from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
+from gpumond.agent.flushing import has_raced, release_outcome
+from gpumond.facts.messages import AgentRequest, AgentResponse, CancelFlush, FlushCommand, FlushResult, Report
+from gpumond.facts.pools import ExpectedRelease, PoolUsage, Reclaimable
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, finished, host, run_in_program
 from tests.helpers.torch_program import MIB, flush_command, program, send_flush
 
@@ -18,7 +18,7 @@ def test_flush_releases_the_predicted_bytes_and_reports_the_change(daemon: FakeD
         result = send_flush(daemon, flush_command())
         (change,) = result.pools
         assert (result.id, result.outcome, result.reason) == ("f1", "freed", "")
-        assert change.expected == Expected(40 * MIB, 40 * MIB, 40 * MIB, "exact")
+        assert change.expected == ExpectedRelease(40 * MIB, 40 * MIB, 40 * MIB, "exact")
         assert (change.before.held_bytes, change.after.held_bytes) == (60 * MIB, 20 * MIB)
         assert [(step.step, step.released_bytes) for step in result.steps] == [("ipc", 0), ("cache", 40 * MIB)]
         assert not change.raced
@@ -67,7 +67,7 @@ def test_cancelled_flush_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -> 
     with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
-        daemon.wait_peer().send(flush_command(), Cancel("f1"), FlushCommand("f2", "torch", ("ipc",)))
+        daemon.wait_peer().send(flush_command(), CancelFlush("f1"), FlushCommand("f2", "torch", ("ipc",)))
         process.send_signal(signal.SIGCONT)
         daemon.wait(lambda d: True if {r.id: r.outcome for r in d.received(FlushResult)} == OUTCOMES else None)
         assert "empty_cache" not in finished(process)
@@ -78,7 +78,7 @@ def test_cancelled_request_is_not_carried_out_after_a_stop(daemon: FakeDaemon) -
     with host(program(setup=setup), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         process.send_signal(signal.SIGSTOP)
-        requests = AgentRequest("r1", "end"), Cancel("r1"), AgentRequest("r2", "snapshot")
+        requests = AgentRequest("r1", "end"), CancelFlush("r1"), AgentRequest("r2", "snapshot")
         daemon.wait_peer().send(*requests)
         process.send_signal(signal.SIGCONT)
         assert daemon.wait_message(AgentResponse).id == "r2"
@@ -90,7 +90,7 @@ def test_waiting_flush_can_be_cancelled(daemon: FakeDaemon) -> None:
         daemon.wait_message(Report)
         daemon.wait_peer().send(flush_command())
         run_in_program(process, "while not gpumond.agent._thread.has_waiting_commands: pass")
-        daemon.wait_peer().send(Cancel("f1"))
+        daemon.wait_peer().send(CancelFlush("f1"))
         run_in_program(process, "while gpumond.agent._thread.has_waiting_commands: pass")
         run_in_program(process, "gpumond.agent.step()")
         assert daemon.wait_message(FlushResult).outcome == "deferred"
@@ -237,7 +237,7 @@ def test_program_can_flush_without_a_daemon() -> None:
     [(-5, "nothing"), (0, "nothing"), (1, "partial"), (9, "partial"), (10, "freed"), (99, "freed")],
 )
 def test_outcome_depends_on_the_released_bytes(released: int, outcome: str) -> None:
-    assert outcome_of(released, Expected(10, 20, 30)) == outcome
+    assert release_outcome(released, 10) == outcome
 
 
 @pytest.mark.parametrize(
@@ -278,23 +278,31 @@ def drop() -> int:
 @pytest.mark.parametrize(
     ("hook", "steps", "expected"),
     [
-        ("gpumond.agent.on_flush(drop)", ("hooks",), Expected(0, 0, 60 * MIB, "interval")),
-        ("gpumond.agent.on_flush(drop)", ("hooks", "cache"), Expected(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
-        ("gpumond.agent.on_flush(drop, estimate=12 << 20)", ("hooks",), Expected(0, 12 * MIB, 12 * MIB, "interval")),
+        ("gpumond.agent.on_flush(drop)", ("hooks",), ExpectedRelease(0, 0, 60 * MIB, "interval")),
+        ("gpumond.agent.on_flush(drop)", ("hooks", "cache"), ExpectedRelease(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
+        (
+            "gpumond.agent.on_flush(drop, estimate=12 << 20)",
+            ("hooks",),
+            ExpectedRelease(0, 12 * MIB, 12 * MIB, "interval"),
+        ),
         (
             "gpumond.agent.on_flush(estimate=lambda: 12 << 20)(drop)",
             ("hooks", "cache"),
-            Expected(40 * MIB, 52 * MIB, 52 * MIB, "interval"),
+            ExpectedRelease(40 * MIB, 52 * MIB, 52 * MIB, "interval"),
         ),
-        ("gpumond.agent.on_flush(drop, estimate=lambda: 1 / 0)", ("hooks",), Expected(0, 0, 60 * MIB, "interval")),
-        ("gpumond.agent.on_flush(drop)", ("cache",), Expected(40 * MIB, 40 * MIB, 40 * MIB, "exact")),
-        ("", ("hooks",), Expected(0, 0, 0, "exact")),
-        ("", ("gc",), Expected(0, 0, 60 * MIB, "interval")),
-        ("", ("gc", "cache"), Expected(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
+        (
+            "gpumond.agent.on_flush(drop, estimate=lambda: 1 / 0)",
+            ("hooks",),
+            ExpectedRelease(0, 0, 60 * MIB, "interval"),
+        ),
+        ("gpumond.agent.on_flush(drop)", ("cache",), ExpectedRelease(40 * MIB, 40 * MIB, 40 * MIB, "exact")),
+        ("", ("hooks",), ExpectedRelease(0, 0, 0, "exact")),
+        ("", ("gc",), ExpectedRelease(0, 0, 60 * MIB, "interval")),
+        ("", ("gc", "cache"), ExpectedRelease(40 * MIB, 40 * MIB, 60 * MIB, "interval")),
     ],
 )
 def test_plan_covers_exactly_the_requested_steps(
-    daemon: FakeDaemon, hook: str, steps: tuple[str, ...], expected: Expected
+    daemon: FakeDaemon, hook: str, steps: tuple[str, ...], expected: ExpectedRelease
 ) -> None:
     with host(program(setup=CACHE + hook), environment(daemon.path, FAKES)) as process:
         result = send_flush(daemon, flush_command(steps, dry_run=True))

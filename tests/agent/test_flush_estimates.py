@@ -10,7 +10,7 @@ from gpumond import agent
 from gpumond.agent.flushing import RefilledFlushes
 from gpumond.agent.prediction import StrandedEstimate, predict_pool, predict_pools
 from gpumond.facts.messages import PoolChange
-from gpumond.facts.pools import Exactness, Expected, PoolUsage, Reclaimable
+from gpumond.facts.pools import Exactness, ExpectedRelease, PoolUsage, Reclaimable
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_pool
 
@@ -26,7 +26,7 @@ def test_pool_that_is_not_releasable_promises_nothing_for_any_step() -> None:
         reclaimable=Reclaimable(0, 0, 0, "not_releasable"),
         stranded_bytes=40,
     )
-    assert predict_pools([arena], ("gc", "hooks", "cache"), None) == [Expected(0, 0, 0, "not_releasable")]
+    assert predict_pools([arena], ("gc", "hooks", "cache"), None) == [ExpectedRelease(0, 0, 0, "not_releasable")]
 
 
 def test_estimate_of_hooks_is_divided_by_live_bytes() -> None:
@@ -80,27 +80,27 @@ def estimate_after(change: PoolUsage, *steps: str) -> StrandedEstimate:
     ],
 )
 def test_free_bytes_left_by_a_flush_are_stranded_while_their_neighbors_are_live(live: int, held: int, likely: int):
-    (adjusted,) = estimate_after(driver_pool(100, 160), "cache").adjusted([driver_pool(live, held)])
-    assert adjusted.reclaimable == Reclaimable(0, likely, held - live, "interval")
-    assert adjusted.live_bytes + adjusted.reclaimable.likely + adjusted.stranded_bytes == adjusted.held_bytes == held
+    (adjust,) = estimate_after(driver_pool(100, 160), "cache").adjust([driver_pool(live, held)])
+    assert adjust.reclaimable == Reclaimable(0, likely, held - live, "interval")
+    assert adjust.live_bytes + adjust.reclaimable.likely + adjust.stranded_bytes == adjust.held_bytes == held
 
 
 @pytest.mark.parametrize("steps", [(), ("gc",), ("hooks", "spill")])
 def test_steps_that_return_nothing_change_no_estimate(steps: tuple[str, ...]):
     pool = driver_pool(100, 160)
-    assert estimate_after(pool, *steps).adjusted([pool]) == [pool]
+    assert estimate_after(pool, *steps).adjust([pool]) == [pool]
 
 
 @pytest.mark.parametrize("pool", [driver_pool(100, 160, "exact"), driver_pool(100, 160, allocator="rmm")])
 def test_exact_pools_and_pools_without_a_flush_are_not_adjusted(pool: PoolUsage):
-    assert estimate_after(driver_pool(100, 160), "trim").adjusted([pool]) == [pool]
+    assert estimate_after(driver_pool(100, 160), "trim").adjust([pool]) == [pool]
 
 
 def test_flush_during_which_the_program_allocated_teaches_nothing():
     before, after = driver_pool(100, 400), driver_pool(120, 400)
     stranded = StrandedEstimate()
     stranded.add_changes([PoolChange(before, after, predict_pool(before, ("cache",)), raced=True)], ("cache",))
-    assert stranded.adjusted([after]) == [after]
+    assert stranded.adjust([after]) == [after]
 
 
 def test_bytes_that_were_certainly_returnable_are_not_stranded_by_a_flush_that_left_them():
@@ -109,8 +109,8 @@ def test_bytes_that_were_certainly_returnable_are_not_stranded_by_a_flush_that_l
     before = replace(left, reclaimable=Reclaimable(290, 290, 300, "interval"), stranded_bytes=10)
     stranded = StrandedEstimate()
     stranded.add_changes([PoolChange(before, left, predict_pool(before, ("cache",)))], ("cache",))
-    (adjusted,) = stranded.adjusted([left])
-    assert (adjusted.reclaimable.likely, adjusted.stranded_bytes) == (290, 10)
+    (adjust,) = stranded.adjust([left])
+    assert (adjust.reclaimable.likely, adjust.stranded_bytes) == (290, 10)
 
 
 def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -> PoolUsage:
@@ -119,7 +119,7 @@ def pool(held: int, device_allocations: int | None = 5, device: str = "GPU-a") -
 
 def flushed(before: int = 10, after: int = 2, device_allocations: int | None = 5) -> RefilledFlushes:
     counter = RefilledFlushes()
-    change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), Expected(0, 0, 0))
+    change = PoolChange(pool(before, device_allocations), pool(after, device_allocations), ExpectedRelease(0, 0, 0))
     counter.add_changes([change], now=100.0)
     return counter
 

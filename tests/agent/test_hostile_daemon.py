@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.loaded_allocators import FLUSHES
+from gpumond.agent.loaded_allocators import FLUSH_RATE
 from gpumond.agent.transport import MESSAGE_RATE, Transport
-from gpumond.facts.messages import Cancel, FlushCommand, FlushResult, Report, encode
+from gpumond.facts.messages import CancelFlush, FlushCommand, FlushResult, Report, encode
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host
 from tests.helpers.torch_program import flush_command, program
 
@@ -41,7 +41,7 @@ def refusals(daemon: FakeDaemon) -> int:
 
 
 def test_flushes_above_the_rate_are_refused(daemon: FakeDaemon) -> None:
-    burst = FLUSHES[0]
+    burst = FLUSH_RATE[0]
     with host(program(), environment(daemon.path, FAKES)) as process:
         daemon.wait_message(Report)
         commands = [FlushCommand(str(number), "torch", ("cache",)) for number in range(3 * burst)]
@@ -79,7 +79,7 @@ def test_flood_of_messages_closes_the_connection(daemon: FakeDaemon, policy: str
 
 def invalid_message(rng: random.Random) -> bytes:
     """Return a valid message with one mistake, or bytes that aren't a message."""
-    frame = bytearray(encode(rng.choice([flush_command(), Cancel("f1"), flush_command(dry_run=True), Report()])))
+    frame = bytearray(encode(rng.choice([flush_command(), CancelFlush("f1"), flush_command(dry_run=True), Report()])))
     kind = rng.randrange(6)
     if kind == 0:
         frame[rng.randrange(len(frame) - 1)] = rng.randrange(256)
@@ -113,7 +113,7 @@ def test_invalid_data_never_breaks_the_transport(tmp_path: Path) -> None:
                 server, _ = listener.accept()
             server.sendall(invalid_message(rng))
             messages = link.receive(now)
-            assert all(isinstance(message, (FlushCommand, Cancel, Report)) for message in messages)
+            assert all(isinstance(message, (FlushCommand, CancelFlush, Report)) for message in messages)
             if not link.is_connected:
                 refused += 1
                 server.close()
@@ -182,7 +182,7 @@ def test_untrusted_daemon_is_counted(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(8)
-        link = Transport(trusted=())
+        link = Transport(accepted_uids=())
         assert not link.connect(path, 0.0)
         assert link.refusals == 1
         connection, _ = listener.accept()

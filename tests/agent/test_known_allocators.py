@@ -15,9 +15,9 @@ from tests.agent.driver import run
 def test_imported_library_is_known_at_once(library: Path) -> None:
     code = """
 import torch
-from gpumond.agent.loaded_allocators import LOADED
-names = lambda: [adapter.name for adapter in LOADED.known()]
-print(names(), LOADED.known() is LOADED.known(), end=" ")
+from gpumond.agent.loaded_allocators import ALLOCATORS
+names = lambda: [adapter.name for adapter in ALLOCATORS.adapters()]
+print(names(), ALLOCATORS.adapters() is ALLOCATORS.adapters(), end=" ")
 import cupy
 print(names())
 """
@@ -30,13 +30,14 @@ import ctypes, time
 driver = ctypes.CDLL("libcuda.so.1")
 import gpumond.agent.allocators.cuda
 from gpumond.agent import loaded_allocators
-names = lambda: [adapter.name for adapter in loaded_allocators.LOADED.known()]
+names = lambda: [adapter.name for adapter in loaded_allocators.ALLOCATORS.adapters()]
 def use(reserved):
     driver.fake_pool(0, ctypes.c_uint64(reserved), ctypes.c_uint64(reserved), ctypes.c_uint64(0))
 print(names(), end=" ")
 use(64)
-print(names(), loaded_allocators.LOADED._search_at - time.monotonic() <= loaded_allocators.SEARCH_SECONDS, end=" ")
-loaded_allocators.LOADED._search_at = time.monotonic()
+wait_seconds = loaded_allocators.ALLOCATORS._next_search_at - time.monotonic()
+print(names(), wait_seconds <= loaded_allocators.SEARCH_INTERVAL_SECONDS, end=" ")
+loaded_allocators.ALLOCATORS._next_search_at = time.monotonic()
 print(names(), len(gpumond.agent.report()))
 """
     assert run(code, library, "c") == ["[] [] True ['mempool'] 1"]
@@ -46,12 +47,12 @@ def test_library_that_fails_once_is_found_by_the_next_search(library: Path) -> N
     code = """
 import time, torch
 from gpumond.agent import loaded_allocators
-names = lambda: [adapter.name for adapter in loaded_allocators.LOADED.known()]
+names = lambda: [adapter.name for adapter in loaded_allocators.ALLOCATORS.adapters()]
 graph = torch.cuda.CUDAGraph
 del torch.cuda.CUDAGraph
 print(names(), end=" ")
 torch.cuda.CUDAGraph = graph
-loaded_allocators.LOADED._search_at = time.monotonic()
+loaded_allocators.ALLOCATORS._next_search_at = time.monotonic()
 print(names())
 """
     assert run(code, library, "c") == ["[] ['torch']"]
@@ -63,17 +64,17 @@ import ctypes, threading
 driver = ctypes.CDLL("libcuda.so.1")
 from gpumond.agent.allocators import cuda
 def ours():
-    cuda.make_thread_capture_safe()
-    with cuda.capture_safe():
-        cuda.pool_bytes(cuda.default_pool(0))
-    cuda.pool_bytes(cuda.default_pool(0))
+    cuda.relax_thread_capture_mode()
+    with cuda.relaxed_capture_mode():
+        cuda.mempool_bytes(cuda.default_pool(0))
+    cuda.mempool_bytes(cuda.default_pool(0))
 thread = threading.Thread(target=ours)
 thread.start(), thread.join()
 print(driver.fake_spoiled(), end=" ")
-with cuda.capture_safe():
-    cuda.pool_bytes(cuda.default_pool(0))
+with cuda.relaxed_capture_mode():
+    cuda.mempool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled(), end=" ")
-cuda.pool_bytes(cuda.default_pool(0))
+cuda.mempool_bytes(cuda.default_pool(0))
 print(driver.fake_spoiled() > 0)
 """
     assert run(code, library, "c") == ["0 0 True"]

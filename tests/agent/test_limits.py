@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gpumond import agent
-from gpumond.agent.loaded_allocators import LOADED, apply_limit
+from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 from gpumond.facts.program import AppliedLimit
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
@@ -80,10 +80,10 @@ def test_torch_regains_the_programs_fraction_without_a_limit():
 
 def test_quota_raises_no_lower_fraction_of_the_program():
     out = in_torch("""
-from gpumond.agent.loaded_allocators import LOADED, apply_limit
+from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 for size in (76, 60, None):
     apply_limit(size and size * GIB, None, "team")
-    print(fractions, [(each.limit_bytes // GIB, each.quota) for each in LOADED.limits()])
+    print(fractions, [(each.limit_bytes // GIB, each.quota) for each in ALLOCATORS.limits()])
 """)
     assert out.splitlines() == [
         "{0: 0.9, 1: 1.0, 2: 0.95} [(72, ''), (76, 'team')]",
@@ -94,7 +94,7 @@ for size in (76, 60, None):
 
 def test_own_limit_applies_below_and_after_a_quota(allocator: CachingAllocator):
     def limits() -> tuple[int | None, list[tuple[int, str]]]:
-        return allocator.limit_bytes, [(each.limit_bytes, each.quota) for each in LOADED.limits()]
+        return allocator.limit_bytes, [(each.limit_bytes, each.quota) for each in ALLOCATORS.limits()]
 
     agent.limit(200 * MIB)
     apply_limit(300 * MIB, None, "team")

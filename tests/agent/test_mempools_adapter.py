@@ -53,7 +53,8 @@ def test_captures_of_other_threads_continue(library: Path) -> None:
     """A query of a pool in another mode than the relaxed one ends every capture of the process."""
     code = f"""{PROGRAM}
 fake(0, 64, 40)
-print(len(report()), flush()[0].outcome, driver.fake_spoiled(), cuda.pool_bytes(cuda.default_pool(0)), end=" ")
+print(len(report()), flush()[0].outcome, driver.fake_spoiled(), end=" ")
+print(tuple(cuda.mempool_bytes(cuda.default_pool(0))), end=" ")
 print(driver.fake_spoiled() > 0)
 """
     assert run(code, library, "c") == ["1 freed 0 (40, 40) True"]
@@ -72,9 +73,9 @@ def test_trim_is_refused_while_a_graph_is_captured(library: Path) -> None:
 fake(0, 64, 0)
 class Graph: pass
 graph = Graph()
-cuda.CAPTURING.add(graph)
+cuda.CAPTURING_GRAPHS.add(graph)
 (receipt,) = flush()
-print(receipt.outcome, receipt.reason, cuda.pool_bytes(cuda.default_pool(0)))
+print(receipt.outcome, receipt.reason, tuple(cuda.mempool_bytes(cuda.default_pool(0))))
 """
     assert run(code, library, "c") == ["refused a CUDA graph is being captured (64, 0)"]
 
@@ -100,12 +101,12 @@ def test_flush_of_a_locked_program_is_deferred(library: Path, tmp_path: Path) ->
     locked.touch()
     code = f"""{PROGRAM}
 import math, os, time
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 def flush(dry_run=False, deadline=time.monotonic() + 60):
-    found = LOADED.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
-    print(found.outcome, found.reason.partition(",")[0], LOADED.read()[0].held_bytes)
+    found = ALLOCATORS.execute(FlushCommand("f", "mempool", ("trim",), dry_run), (), deadline=deadline)
+    print(found.outcome, found.reason.partition(",")[0], ALLOCATORS.read()[0].held_bytes)
 flush()
 flush(dry_run=True)
 os.unlink({str(locked)!r})
@@ -123,14 +124,14 @@ def test_flush_that_a_suspension_overtakes_is_not_carried_out(library: Path, tmp
     suspended.touch()
     code = f"""{PROGRAM}
 import os, threading, time
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 from gpumond.facts.messages import FlushCommand
 fake(0, 64, 40, 8)
 threading.Timer(0.5, os.unlink, [{str(suspended)!r}]).start()
-late = LOADED.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)
-print(late.outcome, late.reason, late.pools[0:0], LOADED.read()[0].held_bytes)
-in_time = LOADED.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=time.monotonic() + 60)
-print(in_time.outcome, LOADED.read()[0].held_bytes, driver.fake_retained())
+late = ALLOCATORS.execute(FlushCommand("f1", "mempool", ("trim",)), (), deadline=time.monotonic() + 0.1)
+print(late.outcome, late.reason, late.pools[0:0], ALLOCATORS.read()[0].held_bytes)
+in_time = ALLOCATORS.execute(FlushCommand("f2", "mempool", ("trim",)), (), deadline=time.monotonic() + 60)
+print(in_time.outcome, ALLOCATORS.read()[0].held_bytes, driver.fake_retained())
 """
     assert run(code, library, "c", FAKE_CUDA_SUSPENDED=str(suspended)) == [
         "timeout trim: the deadline passed while the driver didn't respond; nothing was done () 64",

@@ -13,7 +13,7 @@ import numba.cuda
 from numba.cuda.cudadrv import devices, driver as numba_driver
 from gpumond.agent import flush, report
 from gpumond.agent.allocators import cuda
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 MIB = 1 << 20
 def show():
     for pool in report():
@@ -29,9 +29,9 @@ def elsewhere(call):
 
 def test_numba_is_not_read_before_it_has_a_context(library: Path) -> None:
     code = f"""{PROGRAM}
-print(report(), flush(), LOADED.known(), numba_driver.driver.is_initialized)
+print(report(), flush(), ALLOCATORS.adapters(), numba_driver.driver.is_initialized)
 devices.gpus.lst
-print(report(), LOADED.known())
+print(report(), ALLOCATORS.adapters())
 """
     assert run(code, library, "c-") == ["() [] [] False", "initialized () []"]
 
@@ -50,7 +50,7 @@ show()
 print()
 print(plan.expected.low // MIB, plan.expected.exactness, receipt.outcome, receipt.released_bytes // MIB, receipt.raced)
 show()
-print(cuda.devices_with_context(), driver.fake_retained(), LOADED.known()[0].framework())
+print(cuda.devices_with_context(), driver.fake_retained(), ALLOCATORS.adapters()[0].framework())
 """
     assert run(code, library, "-c") == [
         "initialized 3",
@@ -93,7 +93,7 @@ from gpumond.facts.messages import FlushCommand
 manager = devices.use(0)
 manager.allocate(0, 64 * MIB), manager.free(0)
 command = FlushCommand("1", "numba", ("cache",))
-result = elsewhere(lambda: LOADED.flush(command, (), Permissions()))
+result = elsewhere(lambda: ALLOCATORS.flush(command, (), Permissions()))
 print(result.outcome, result.reason)
 (receipt,) = elsewhere(lambda: flush()) or [None]
 print(receipt.outcome)
@@ -114,7 +114,7 @@ with manager.deallocations.disable():
 manager.deallocations.add_item(lambda _: print(flush()[0].reason), 5, 0)
 manager.deallocations.clear()
 graph = type("Graph", (), {{}})()
-cuda.CAPTURING.add(graph)
+cuda.CAPTURING_GRAPHS.add(graph)
 print(flush()[0].reason)
 """
     assert run(code, library, "c") == [

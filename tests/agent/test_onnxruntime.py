@@ -49,7 +49,7 @@ def test_function_is_not_called_during_a_capture(library: Path) -> None:
     code = f"""{SNIPPET}
 from gpumond.agent.allocators import cuda
 graph = type("Graph", (), {{}})()
-cuda.CAPTURING.add(graph)
+cuda.CAPTURING_GRAPHS.add(graph)
 print([(receipt.outcome, receipt.reason) for receipt in gpumond.agent.flush(("hooks",))])
 """
     assert run(code, library, "c")[1:] == ["[('refused', 'a CUDA graph is being captured')]"]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.measure.oom_record import OOMS, allocator_of, free_bytes, is_oom, request_bytes
+from gpumond.agent.measure.oom_record import OOMS, free_bytes, is_oom, raising_allocator, request_bytes
 from gpumond.facts.program import MAX_OOMS as KEPT
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB, OutOfMemory
@@ -62,7 +62,7 @@ def test_out_of_memory_errors_are_recognized_by_their_names(error: Exception, re
     ],
 )
 def test_an_error_states_its_allocator_and_the_free_bytes(error: Exception, allocator: str, free: int | None):
-    assert (allocator_of(error), free_bytes(error)) == (allocator, free)
+    assert (raising_allocator(error), free_bytes(error)) == (allocator, free)
 
 
 def test_an_error_states_the_maximum_size_of_a_pool(allocator: CachingAllocator):

@@ -31,14 +31,14 @@ def ooms():
 
 def test_each_use_is_counted_and_recorded_once(ooms):
     oom_pools, pool = OomPools(), Pool()
-    oom_pools._opened.append(OpenPool(pool, "GPU-a"))
+    oom_pools._open_pools.append(OpenPool(pool, "GPU-a"))
     torch_pool, other = make_pool(ooms=1), make_pool(allocator="cupy")
-    oom_pools.check()
-    assert oom_pools.with_uses((torch_pool, other)) == (torch_pool, other)
+    oom_pools.record_uses()
+    assert oom_pools.add_uses((torch_pool, other)) == (torch_pool, other)
     for used in (1 << 20, 2 << 20, 0, 1 << 20):
         pool.used = used
-        oom_pools.check()
-    assert [each.ooms for each in oom_pools.with_uses((torch_pool, other))] == [3, None]
+        oom_pools.record_uses()
+    assert [each.ooms for each in oom_pools.add_uses((torch_pool, other))] == [3, None]
     first, second = ooms.recent()
     assert (first.seen, first.device_uuid, first.request_bytes) == ("oom_pool", "GPU-a", 1 << 20)
     assert any(call.file.endswith("test_oom_pool.py") for call in second.stack)

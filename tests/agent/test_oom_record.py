@@ -46,7 +46,7 @@ def test_record_has_the_stack_of_the_failing_call(allocator: CachingAllocator):
     assert "malloc" in Path(__file__).read_text().splitlines()[line - 1]
     assert record.open_scopes == ("epoch",)
     assert SECRET not in to_json(record).decode()
-    assert not [call for call in record.stack if call.file.startswith(stacks.OWN)]
+    assert not [call for call in record.stack if call.file.startswith(stacks.AGENT_DIRECTORY)]
 
 
 def test_middle_of_a_deep_stack_is_omitted(allocator: CachingAllocator):
@@ -59,7 +59,7 @@ def test_middle_of_a_deep_stack_is_omitted(allocator: CachingAllocator):
     with pytest.raises(OutOfMemory), agent.scope("epoch"):
         deeper(200)
     (record,) = agent.program().ooms
-    assert len(record.stack) == 2 * stacks.ENDS
+    assert len(record.stack) == 2 * stacks.MAX_END_CALLS
     assert record.omitted_calls > 150
 
 

@@ -12,7 +12,7 @@ import paddle
 from paddle.base import core
 from gpumond.agent import flush, report
 from gpumond.agent.allocators import cuda
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 core.COUNTERS[1] = {"Allocated": 40, "Reserved": 64}
 """
 
@@ -22,7 +22,7 @@ def test_counters_of_devices_with_a_context_are_read(library: Path) -> None:
 core.COUNTERS[0] = {{"Allocated": 7, "Reserved": 7}}
 for pool in report():
     print(pool.allocator, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, pool.reclaimable)
-print(cuda.devices_with_context(), [each.framework() for each in LOADED.known()])
+print(cuda.devices_with_context(), [each.framework() for each in ALLOCATORS.adapters()])
 """
     assert run(code, library, "-c") == [
         "paddle 1 40 64 Reclaimable(low=0, likely=24, high=24, exactness='interval')",
@@ -49,5 +49,5 @@ print(receipt.outcome, receipt.released_bytes, receipt.expected.high, core.empti
 
 def test_build_without_cuda_and_process_without_a_context_are_not_read(library: Path) -> None:
     assert run(f"{PROGRAM}\nprint(report(), flush()[0].outcome)", library, "--") == ["() refused"]
-    code = f"{PROGRAM}\ncore.compiled_with_cuda = False\nprint(report(), flush(), LOADED.known())"
+    code = f"{PROGRAM}\ncore.compiled_with_cuda = False\nprint(report(), flush(), ALLOCATORS.adapters())"
     assert run(code, library, "cc") == ["() [] []"]

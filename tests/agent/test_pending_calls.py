@@ -70,12 +70,12 @@ from gpumond.agent import pending_calls
 done = []
 asked = threading.Event()
 def from_a_thread():
-    pending_calls._calls.append(pending_calls._Call(lambda: done.append(os.getpid())).carry_out)
+    pending_calls._pending_calls.append(pending_calls._PendingCall(lambda: done.append(os.getpid())).make)
     asked.set()
 thread = threading.Thread(target=from_a_thread)
 thread.start(); asked.wait(); thread.join()
 child = os.fork()
-pending_calls._next(None)
+pending_calls._make_next_call(None)
 if child == 0:
     os._exit(len(done))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(done))
@@ -103,7 +103,7 @@ def interrupted():
         pass
 def asks():
     try:
-        pending_calls.run(interrupted, 20)
+        pending_calls.run_in_main_thread(interrupted, 20)
     except pending_calls.MainThreadBusy as busy:
         answers.append(busy)
 thread = threading.Thread(target=asks, daemon=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.agent.allocators.mempools import GRANULE, Blocks, retained_free_bytes
+from gpumond.agent.allocators.mempools import GRANULE_BYTES, Blocks, free_bytes_left_by_trim
 from tests.agent.driver import run
 
 PROGRAM = """
@@ -53,7 +53,7 @@ plan(dry_run=False)
         "kept.append(DeviceBuffer(0, 0)); del DeviceBuffer.capacity",
         "kept[2].ptr, kept[2].size = kept[0].ptr, kept[0].size",
         "gc.freeze()",
-        "python_owners.MAX_OWNERS = 2",
+        "python_owners.MAX_HOLDERS = 2",
         "python_owners.MAX_ALLOCATIONS = 1000",
         "driver.fake_make_context(1)",
     ],
@@ -141,13 +141,13 @@ def at(**blocks: int) -> Blocks:
 )
 def test_granule_stays_if_a_block_touches_it(blocks: Blocks, granules: int):
     used = sum(blocks.values())
-    assert retained_free_bytes(used, [blocks]) == granules * GRANULE - used
+    assert free_bytes_left_by_trim(used, [blocks]) == granules * GRANULE_BYTES - used
 
 
 @pytest.mark.parametrize("missed", [1, -1, MIB])
 def test_blocks_that_disagree_with_the_pools_count_are_rejected(missed: int):
     blocks = at(m0=1, m40=5)
-    assert retained_free_bytes(sum(blocks.values()) + missed, [blocks]) is None
+    assert free_bytes_left_by_trim(sum(blocks.values()) + missed, [blocks]) is None
 
 
 @pytest.mark.parametrize("using", [{0}, {1}, {0, 2}, {0, 1, 2}])
@@ -155,9 +155,9 @@ def test_owners_of_one_kind_or_of_several_may_use_the_pool(using: set[int]):
     kinds = [at(m0=1), at(m33=2, m70=4), at(m1=8)]
     used = sum(sum(kinds[kind].values()) for kind in using)
     together = {address: size for kind in using for address, size in kinds[kind].items()}
-    assert retained_free_bytes(used, kinds) == retained_free_bytes(used, [together])
+    assert free_bytes_left_by_trim(used, kinds) == free_bytes_left_by_trim(used, [together])
 
 
 def test_block_of_two_owners_counts_once():
-    assert retained_free_bytes(MIB, [at(m0=1), at(m0=1)]) == 31 * MIB
-    assert retained_free_bytes(3 * MIB, [at(m0=1), at(m0=1, m2=2)]) == 29 * MIB
+    assert free_bytes_left_by_trim(MIB, [at(m0=1), at(m0=1)]) == 31 * MIB
+    assert free_bytes_left_by_trim(3 * MIB, [at(m0=1), at(m0=1, m2=2)]) == 29 * MIB

@@ -28,8 +28,8 @@ def test_library_that_is_only_imported_is_not_used() -> None:
     code = """
 import cuda.core
 from gpumond.agent import flush, report
-from gpumond.agent.loaded_allocators import LOADED
-print(report(), flush(), LOADED.known())
+from gpumond.agent.loaded_allocators import ALLOCATORS
+print(report(), flush(), ALLOCATORS.adapters())
 """
     assert run(code) == ["() [] []"]
 
@@ -40,7 +40,7 @@ from cuda.core import DeviceMemoryResource, PinnedMemoryResource
 from gpumond.agent.allocators import cuda_core
 resource, other = (kind.__new__(kind) for kind in (DeviceMemoryResource, PinnedMemoryResource))
 cuda_core._search()
-(found,) = cuda_core._found
+(found,) = cuda_core._resources
 print(found() is resource, resource.is_handle_owned, resource.is_mapped, list(cuda_core._pools()))
 try:
     resource.attributes  # a resource without a pool is as one that was closed

@@ -94,9 +94,9 @@ print(plan.expected.low == plan.expected.high == receipt.released_bytes == befor
 def test_visited_chunks_are_not_kept(library: Path) -> None:
     code = """
 kept = history(random.Random(4))
-whole_bytes, before = cupy_chunks.whole_bytes(pool, 0), sum(HELD.values())
+whole_bytes, before = cupy_chunks.whole_chunk_bytes(pool, 0), sum(HELD.values())
 pool.free_all_blocks()
-print(whole_bytes == before - sum(HELD.values()) > 0, cupy_chunks.whole_bytes(pool, 0))
+print(whole_bytes == before - sum(HELD.values()) > 0, cupy_chunks.whole_chunk_bytes(pool, 0))
 """
     assert run(code, library) == ["True 0"]
 
@@ -107,7 +107,7 @@ import sys, threading
 sys.setswitchinterval(1e-5)
 ended, most = threading.Event(), 2 * 80 * 512  # new blocks before the old ones go
 kept = history(random.Random(5))
-whole = cupy_chunks.whole_bytes(pool, 0)
+whole = cupy_chunks.whole_chunk_bytes(pool, 0)
 def churn(stream):
     draw = random.Random(stream)
     with cupy.cuda.ExternalStream(stream):  # with chunks of its own
@@ -115,11 +115,11 @@ def churn(stream):
             blocks = [alloc(512) for _ in range(draw.randrange(1, 40))]
 threads = [threading.Thread(target=churn, args=(stream,)) for stream in (100, 200)]
 [thread.start() for thread in threads]
-whole_bytes = [cupy_chunks.whole_bytes(pool, 0) for _ in range(300)]
+whole_bytes = [cupy_chunks.whole_chunk_bytes(pool, 0) for _ in range(300)]
 ended.set()
 [thread.join() for thread in threads]
 print(all(one is None or (0 <= one - whole <= most and (one - whole) % 512 == 0) for one in whole_bytes))
-print(0 < cupy_chunks.whole_bytes(pool, 0) - whole <= most)
+print(0 < cupy_chunks.whole_chunk_bytes(pool, 0) - whole <= most)
 """
     assert run(code, library) == ["True", "True"]
 
@@ -135,8 +135,8 @@ class Pool:
         self.more = more
     n_free_blocks = used_bytes = lambda self: pool.used_bytes() and 1
     total_bytes = lambda self: pool.free_bytes() + 1 + self.more
-print(cupy_chunks.whole_bytes(Pool(0), 0) == cupy_chunks.whole_bytes(pool, 0) > 0)
-print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512), 0))
+print(cupy_chunks.whole_chunk_bytes(Pool(0), 0) == cupy_chunks.whole_chunk_bytes(pool, 0) > 0)
+print(cupy_chunks.whole_chunk_bytes(Pool(512), 0), cupy_chunks.whole_chunk_bytes(Pool(-512), 0))
 """
     assert run(code, library) == ["True", "None None"]
 
@@ -145,7 +145,7 @@ print(cupy_chunks.whole_bytes(Pool(512), 0), cupy_chunks.whole_bytes(Pool(-512),
 def test_pool_of_unknown_layout_has_no_chunks(library: Path, pool: str) -> None:
     code = f"""
 from types import SimpleNamespace
-print(cupy_chunks.whole_bytes(SimpleNamespace({pool}), 0))
+print(cupy_chunks.whole_chunk_bytes(SimpleNamespace({pool}), 0))
 """
     assert run(code, library) == ["None"]
 
@@ -154,7 +154,7 @@ def test_chunk_walk_is_skipped_for_too_many_chunks(library: Path) -> None:
     code = """
 kept = [alloc(512 * (1 + number % 9)) for number in range(2 * cupy_chunks.MAX_CHUNKS + 2)]
 del kept[::2]
-print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_bytes(pool, 0))
+print(pool.n_free_blocks() > cupy_chunks.MAX_CHUNKS, cupy_chunks.whole_chunk_bytes(pool, 0))
 """
     assert run(code, library) == ["True None"]
 
@@ -163,12 +163,16 @@ ASYNC = """
 import warnings
 warnings.simplefilter("ignore", FutureWarning)  # experimental, until CuPy 13
 from tests.agent.cupy_without_device import IN_DEFAULT_POOL
-from gpumond.agent.allocators.mempools import GRANULE
+from gpumond.agent.allocators.mempools import GRANULE_BYTES
 cupy.cuda.set_allocator(cupy.cuda.malloc_async)
 def expected():
     (plan,) = [one for one in agent.flush(dry_run=True) if one.allocator == "mempool"]
-    touched = {g for a, size in IN_DEFAULT_POOL.items() for g in range(a // GRANULE, (a + size - 1) // GRANULE + 1)}
-    return plan.expected, plan.before.held_bytes, plan.before.held_bytes - GRANULE * len(touched)
+    touched = {
+        granule
+        for address, size in IN_DEFAULT_POOL.items()
+        for granule in range(address // GRANULE_BYTES, (address + size - 1) // GRANULE_BYTES + 1)
+    }
+    return plan.expected, plan.before.held_bytes, plan.before.held_bytes - GRANULE_BYTES * len(touched)
 """
 
 

@@ -24,7 +24,7 @@ library = ctypes.CDLL("libcuda.so.1")
 import numba.cuda
 from numba.cuda.cudadrv import devices, driver
 from gpumond.agent import flush, report
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 MIB = 1 << 20
 class Device:
     def __init__(self, ordinal):
@@ -61,7 +61,7 @@ def run(code: str, library: Path, gpus: str) -> list[str]:
 def test_driver_is_not_initialized(library: Path) -> None:
     code = """
 before = driver.driver.is_initialized
-print(report(), flush(), [each.name for each in LOADED.known()], driver.driver.is_initialized == before)
+print(report(), flush(), [each.name for each in ALLOCATORS.adapters()], driver.driver.is_initialized == before)
 cached = getattr(getattr(vars(type(devices.gpus)).get("lst"), "fget", None), "cache_info", None)
 print("lst" in vars(devices.gpus) or bool(cached and cached().currsize))
 """
@@ -84,7 +84,7 @@ manager.deallocations.add_item(driver.driver.cuMemFreeHost, 9, 32 * MIB)
 print(pool.allocator, pool.live_bytes // MIB, pool.held_bytes // MIB, pool.reclaimable)
 (receipt,) = flush()
 print(receipt.outcome, receipt.released_bytes // MIB, freed, manager.deallocations._size, len(manager.deallocations))
-print(type(LOADED.known()[0]).__name__, LOADED.known()[0].framework().split()[0])
+print(type(ALLOCATORS.adapters()[0]).__name__, ALLOCATORS.adapters()[0].framework().split()[0])
 import os, sys; sys.stdout.flush(); os._exit(0)
 """
     assert run(code, library, "-c") == [

@@ -22,9 +22,9 @@ import sys
 import paddle
 from gpumond.agent import flush, report
 from gpumond.agent.allocators.paddle import PaddleAdapter, adapter
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 core = sys.modules["paddle.base.core"]
-print(report(), flush(), LOADED.known(), adapter(), core.is_compiled_with_cuda())
+print(report(), flush(), ALLOCATORS.adapters(), adapter(), core.is_compiled_with_cuda())
 tensor = paddle.ones([1024])
 paddles = PaddleAdapter(paddle, core)
 print([paddles._count(name, 0) for name in ("Allocated", "Reserved")], callable(paddle.device.cuda.empty_cache))

@@ -21,13 +21,13 @@ def needs(library: str) -> pytest.MarkDecorator:
 def test_stack_of_rmms_own_resources_is_read() -> None:
     code = """
 import rmm
-from gpumond.agent.allocators.rmm import read_stack
+from gpumond.agent.allocators.rmm import read_resource_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
-    stack = read_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
+    stack = read_resource_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
     print(stack.live, stack.is_direct, stack.peak_bytes, stack.count and stack.count.allocations)
-print(read_stack(mr.CudaMemoryResource()).live, read_stack(mr.PinnedHostMemoryResource()))
-print(read_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())).managed)
+print(read_resource_stack(mr.CudaMemoryResource()).live, read_resource_stack(mr.PinnedHostMemoryResource()))
+print(read_resource_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())).is_managed)
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
 print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))
 print(hasattr(mr.PoolMemoryResource, "pool_size"), hasattr(mr.BinningMemoryResource, "bin_mrs"))
@@ -89,8 +89,8 @@ from rmm.allocators.cupy import rmm_cupy_allocator
 from gpumond.agent.allocators.cupy import CupyAdapter
 adapter = CupyAdapter(cupy)
 for allocator in ((), (rmm_cupy_allocator,), (cupy.cuda.malloc_managed,), (lambda size: None,)):
-    print(adapter._upstream(cupy.cuda.MemoryPool(*allocator), 0))
-print(adapter._upstream(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
+    print(adapter._upstream_allocator(cupy.cuda.MemoryPool(*allocator), 0))
+print(adapter._upstream_allocator(cupy.get_default_memory_pool(), 0), hasattr(cupy.cuda.MemoryAsyncPool, "_pools"))
 from gpumond.agent.allocators.cupy import managed_pool
 for function in (None, cupy.cuda.malloc_managed):
     pool = cupy.cuda.MemoryPool(*filter(None, [function]))

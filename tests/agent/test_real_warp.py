@@ -21,8 +21,8 @@ def test_warp_is_not_initialized_and_has_the_attributes_that_the_adapter_reads()
 import warp
 from gpumond.agent import flush, report
 from gpumond.agent.allocators.warp import WarpAdapter
-from gpumond.agent.loaded_allocators import LOADED
-print(report(), flush(), LOADED.known(), warp._src.context.runtime, WarpAdapter().framework())
+from gpumond.agent.loaded_allocators import ALLOCATORS
+print(report(), flush(), ALLOCATORS.adapters(), warp._src.context.runtime, WarpAdapter().framework())
 warp.init()
 print(warp._src.context.runtime.cuda_devices, report())
 (device,) = warp.get_devices()

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators.torch_formulas import device_statistics, from_async_stats, from_snapshot, from_stats
+from gpumond.agent.allocators.torch_formulas import (
+    device_statistics,
+    reclaimable_from_async_stats,
+    reclaimable_from_snapshot,
+    reclaimable_from_stats,
+)
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -29,9 +34,9 @@ def test_backends_each_have_a_recording():
 def test_recorded_flushes_agree_with_the_statistics(configuration: str, record: Any):
     statistics = device_statistics(record["stats"])
     if record["snapshot"] is None:
-        promised = from_async_stats(statistics)
+        promised = reclaimable_from_async_stats(statistics)
     else:
-        promised = from_stats(statistics, "expandable_segments:True" in configuration)
+        promised = reclaimable_from_stats(statistics, "expandable_segments:True" in configuration)
     assert promised.low <= record["returned"] <= promised.high
     if promised.exactness == "exact":
         assert record["returned"] == promised.likely
@@ -42,13 +47,13 @@ def test_recorded_number_of_live_allocations_is_that_of_the_snapshot(configurati
     snapshot = record["snapshot"]
     blocks = [block["state"] for segment in snapshot or () for block in segment["blocks"]]
     expected = None if snapshot is None else blocks.count("active_allocated")
-    assert device_statistics(record["stats"], counted=snapshot is not None).live_allocations == expected
+    assert device_statistics(record["stats"], has_counters=snapshot is not None).live_allocations == expected
 
 
 @pytest.mark.parametrize(
     ("configuration", "record"), [param for param in records() if param.values[1]["snapshot"] is not None]
 )
 def test_recorded_flushes_equal_the_snapshot(configuration: str, record: Any):
-    promised = from_snapshot(record["snapshot"])[0]
+    promised = reclaimable_from_snapshot(record["snapshot"])[0]
     assert promised.likely == record["returned"]
     assert promised.low <= record["returned"] <= promised.high

@@ -153,7 +153,7 @@ def test_variables_of_running_functions_are_found_and_not_kept(file: str):
     thread.start()
     ready.wait()
     tensor = references[0]()
-    (place,) = referrers.places([tensor])
+    (place,) = referrers.retaining_locations([tensor])
     del tensor
     over.set()
     freed.wait()

@@ -199,7 +199,7 @@ def test_flush_neither_trims_nor_allocates_while_a_graph_is_captured(library: Pa
     code = f"""{PROGRAM}{counted("StatisticsResourceAdaptor", "CudaAsyncMemoryResource()")}
 class Graph: pass
 graph = Graph()
-cuda.CAPTURING.add(graph)
+cuda.CAPTURING_GRAPHS.add(graph)
 (receipt,) = flush()
 print(receipt.outcome, receipt.reason, mr.allocation_counts.total_count)
 """

@@ -184,7 +184,7 @@ class FullResource(CudaMemoryResource):
         return super().allocate(nbytes)
 set_current_device_resource(FullResource())
 from gpumond.agent.allocators.borrowing import BORROWING
-from gpumond.facts.messages import Borrowed
+from gpumond.facts.messages import BorrowResponse
 asked = []
 BORROWING.request = lambda device, size: asked.append(size) or ANSWER
 def attempt():
@@ -200,7 +200,11 @@ print(isinstance(get_per_device_resource(0), FullResource))
 
 @pytest.mark.parametrize(
     ("answer", "result"),
-    [("Borrowed('1', True, 50)", "allocated [50]"), ("Borrowed('1', False)", "failed [50]"), ("None", "failed [50]")],
+    [
+        ("BorrowResponse('1', True, 50)", "allocated [50]"),
+        ("Borrowed('1', False)", "failed [50]"),
+        ("None", "failed [50]"),
+    ],
 )
 def test_a_failed_allocation_asks_the_daemon_and_is_repeated_if_it_released_memory(
     library: Path, answer: str, result: str

@@ -94,7 +94,13 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
             False,
         ),  # the program has reset the peak
         (DeviceUsage(10, peak_bytes=None), DeviceUsage(20, peak_bytes=None), 30, 30, False),
-        (DeviceUsage(10, peak_bytes=50, alone=False), DeviceUsage(20, peak_bytes=80, alone=False), 30, 30, False),
+        (
+            DeviceUsage(10, peak_bytes=50, is_only_pool=False),
+            DeviceUsage(20, peak_bytes=80, is_only_pool=False),
+            30,
+            30,
+            False,
+        ),
     ],
 )
 def test_peak_is_exact_or_a_lower_bound(before: DeviceUsage, after: DeviceUsage, sampled: int, peak: int, exact: bool):
@@ -116,7 +122,7 @@ def test_pools_of_one_device_are_added_and_those_inside_another_left_out():
         make_pool("GPU-b", live=9, allocator="torch"),
     )
     assert usage_by_device(pools) == {
-        "GPU-a": DeviceUsage(3, 0, 12, 3, alone=False),
+        "GPU-a": DeviceUsage(3, 0, 12, 3, is_only_pool=False),
         "GPU-b": DeviceUsage(9, 0, None, 0),
     }
 

@@ -88,7 +88,9 @@ def test_torch_explains_a_missing_snapshot(world: str, reason: str, tmp_path: Pa
     ],
 )
 def test_requested_snapshot_is_refused_if_it_would_stall_the_program(world: str, reason: str, tmp_path: Path):
-    code = f"torch.WORLD.reset({world}); print(snapshots.write(path, guarded=True)); print(agent.snapshot(path).path)"
+    code = (
+        f"torch.WORLD.reset({world}); print(snapshots.write(path, must_be_fast=True)); print(agent.snapshot(path).path)"
+    )
     refused, own = in_torch(code, tmp_path / "x").splitlines()
     assert reason in refused
     assert own == os.fspath(tmp_path / "x")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpumond import agent
-from gpumond.agent.measure.steps import MIN_SAMPLES, STEPS, WINDOW, StepCounter, StepSample, trend
+from gpumond.agent.measure.steps import MIN_SAMPLES, STEPS, TREND_SAMPLES, StepCounter, StepSample, trend
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import MIB
 
@@ -30,23 +30,23 @@ def test_steps_are_counted_and_sampled_at_most_once_a_second(allocator: CachingA
 
 def test_bytes_kept_by_each_step_are_a_trend(allocator: CachingAllocator):
     steps = StepCounter()
-    for _ in range(3 * WINDOW):
+    for _ in range(3 * TREND_SAMPLES):
         allocator.malloc(2 * MIB)
-        steps._sample_at = 0.0  # a second has passed
+        steps._next_sample_at = 0.0  # a second has passed
         steps.mark()
     usage = steps.usage()
     assert usage is not None
     assert usage.retained_bytes == 2 * MIB
-    assert usage.live_bytes == 3 * WINDOW * 2 * MIB
+    assert usage.live_bytes == 3 * TREND_SAMPLES * 2 * MIB
     assert usage.steps_per_second is not None
 
 
 @pytest.mark.parametrize(
     ("live", "kept"),
     [
-        ([100] * WINDOW, 0.0),
-        (list(range(0, 30 * WINDOW, 30)), 3.0),
-        ([0, *[5000] * (WINDOW - 1)], 0.0),  # a warm-up
+        ([100] * TREND_SAMPLES, 0.0),
+        (list(range(0, 30 * TREND_SAMPLES, 30)), 3.0),
+        ([0, *[5000] * (TREND_SAMPLES - 1)], 0.0),  # a warm-up
         ([*[100] * 9, 90_000, *[100] * 10], 0.0),  # an evaluation was under way
         ([100] * (MIN_SAMPLES - 1), None),
     ],
@@ -57,7 +57,7 @@ def test_outlier_is_no_trend(live: list[int], kept: float | None):
 
 def test_noise_is_no_trend_and_hides_none():
     rng = random.Random(5)
-    noise = [rng.randrange(-1000, 1000) for _ in range(WINDOW)]
+    noise = [rng.randrange(-1000, 1000) for _ in range(TREND_SAMPLES)]
     leak = [100 * number + shift for number, shift in enumerate(noise)]
     assert abs(trend(samples([10_000 + n for n in noise])) or 0) < 6
     assert abs((trend(samples(leak)) or 0) - 10) < 6

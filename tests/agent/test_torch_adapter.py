@@ -149,7 +149,7 @@ def test_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapter
         graph.capture_begin()
         capturing.set()
 
-    with cuda.between_captures():
+    with cuda.delayed_captures():
         thread = threading.Thread(target=capture)
         thread.start()
         assert not capturing.wait(0.05)
@@ -161,7 +161,7 @@ def test_capture_waits_for_the_flush_under_way(world: Any, adapter: TorchAdapter
 def test_capture_that_fails_to_begin_does_not_count(world: Any, adapter: TorchAdapter) -> None:
     with pytest.raises(RuntimeError, match="cannot capture"):
         torch.cuda.CUDAGraph().capture_begin(capture_error_mode="fail")
-    assert not cuda.CAPTURING
+    assert not cuda.CAPTURING_GRAPHS
     assert torch.cuda.CUDAGraph.capture_begin.__doc__ == "Begin."
 
 

@@ -99,10 +99,10 @@ from gpumond.agent.allocators.torch import TorchAdapter
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 adapter = TorchAdapter(torch)
 adapter.find_older_objects()
-print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
+print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.is_complete)
 torch.version.cuda = "13.0"
 adapter.find_older_objects()
-print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.complete)
+print(TORCH_OBJECTS.needs_search, TORCH_OBJECTS.is_complete)
 """
     both = [2 * size for size in TRAINED]
     *own, asked, before, after = run(code)
@@ -152,7 +152,7 @@ for _ in range(2):
         print("error")
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 TORCH_OBJECTS.install()
-print("torch.nn.modules.module" in sys.modules, TORCH_OBJECTS.complete, TORCH_OBJECTS.modules())
+print("torch.nn.modules.module" in sys.modules, TORCH_OBJECTS.is_complete, TORCH_OBJECTS.modules())
 """
     expected = ["error", "error", "False False []"] if content == "1 / 0" else ["True False []"]
     assert run(code, environment("/nowhere", tmp_path)) == expected

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.agent.allocators.torch import TorchAdapter
-from gpumond.agent.allocators.torch_formulas import SAVER, VLLM
+from gpumond.agent.allocators.torch_formulas import SAVER_MODULE, VLLM_MODULE
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from tests.agent.driver import run
 from tests.agent.fakes import torch
@@ -47,18 +47,18 @@ def is_mapped(address: int) -> bool | None:
 
 @pytest.fixture
 def saver() -> Iterator[None]:
-    sys.modules[SAVER] = SimpleNamespace()  # type: ignore[assignment]
+    sys.modules[SAVER_MODULE] = SimpleNamespace()  # type: ignore[assignment]
     yield
-    del sys.modules[SAVER]
+    del sys.modules[SAVER_MODULE]
 
 
 @pytest.fixture
 def vllm() -> Iterator[Any]:
     allocator = SimpleNamespace(pointer_to_data={})
     module = SimpleNamespace(CuMemAllocator=SimpleNamespace(instance=None))
-    sys.modules[VLLM] = module  # type: ignore[assignment]
+    sys.modules[VLLM_MODULE] = module  # type: ignore[assignment]
     yield lambda: setattr(module.CuMemAllocator, "instance", allocator) or allocator
-    del sys.modules[VLLM]
+    del sys.modules[VLLM_MODULE]
 
 
 def sleep(world: Any, *places: int, mapped: bool = False) -> None:

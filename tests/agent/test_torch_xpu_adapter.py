@@ -87,7 +87,7 @@ def test_flush_is_refused_during_a_capture(adapter: XpuAdapter):
         adapter.flush(("cache",))
     graph.capture_end()
     assert adapter.flush(("cache",))
-    assert not cuda.CAPTURING
+    assert not cuda.CAPTURING_GRAPHS
 
 
 def test_pool_on_an_unknown_device_is_not_reported(world: Any, tmp_path: Path):

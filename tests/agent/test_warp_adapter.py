@@ -17,11 +17,11 @@ import warp
 from warp._src import context
 from gpumond.agent import flush, report
 from gpumond.agent.allocators import cuda
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 def show():
     for pool in report():
         print(pool.allocator, pool.inside, pool.device_uuid[-1], pool.live_bytes, pool.held_bytes, end="; ")
-    print(cuda.devices_with_context(), [each.framework() for each in LOADED.known()])
+    print(cuda.devices_with_context(), [each.framework() for each in ALLOCATORS.adapters()])
 """
 
 

@@ -55,7 +55,7 @@ class Recorder:
 class UnwritableStore:
     """Store that cannot be written."""
 
-    async def undelivered(self, receivers: object) -> tuple[list[Notification], list[tuple[str, Alert]]]:
+    async def undelivered_notifications(self, receivers: object) -> tuple[list[Notification], list[tuple[str, Alert]]]:
         raise StoreUnavailable("no")
 
     async def record_delivery(self, notices: Sequence[Notification], accepted: bool) -> None:
@@ -99,7 +99,7 @@ class Delivery(RuleBasedStateMachine):
 
     def start(self) -> None:
         async def start() -> None:
-            self.store = Store(Path(self.directory.name) / "state" / "gpumond.db", beat_seconds=3600)
+            self.store = Store(Path(self.directory.name) / "state" / "gpumond.db", heartbeat_seconds=3600)
             await self.store.open()
             self.outbox = Outbox([self.receiver], self.store, DeliveryCounts(), backoff_seconds=(0.0, 0.0))
             await self.outbox.open()
@@ -109,7 +109,7 @@ class Delivery(RuleBasedStateMachine):
     def tick(self) -> None:
         async def tick() -> None:
             notices = self.outbox.put([make_alert(name) for name in sorted(self.firing)])
-            await self.store.keep_alerts([], notices)
+            await self.store.store_alerts([], notices)
 
         self.loop.run_until_complete(tick())
 

@@ -43,7 +43,7 @@ class MemoryStore:
             raise StoreUnavailable("the disk is full", full=True)
         self.audited.append(AuditEntry(len(self.audited) + 1, 1.0, actor, action, detail))
 
-    async def audit_entries(self, *, users: bool) -> list[AuditEntry]:
+    async def audit_entries(self, *, include_users: bool) -> list[AuditEntry]:
         return self.audited
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
 from gpumond.features.alerts.receivers import RECEIVER_TYPES
@@ -17,11 +17,11 @@ from gpumond.features.alerts.receivers.log import Log
 def receivers(tmp_path: Path, text: str) -> Settings:
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
-    return load(file, environ={})
+    return load_settings(file, environ={})
 
 
 def test_log_is_the_default_receiver():
-    assert load(environ={}).receivers == (Log(name="log"),)
+    assert load_settings(environ={}).receivers == (Log(name="log"),)
 
 
 def test_receiver_types_each_have_a_notifier(tmp_path: Path):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notification, Rule, StoredAlert
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.action_decisions import ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
@@ -46,10 +46,10 @@ class MemoryStore:
     async def past_alerts(self) -> list[Alert]:
         return []
 
-    async def kept_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
+    async def stored_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
         return [], None
 
-    def keep_alerts(
+    def store_alerts(
         self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], over: Sequence[Alert]
     ) -> Awaitable[None]:
         return asyncio.sleep(0)
@@ -63,7 +63,7 @@ class SilentOutbox:
 
 
 async def action_note(
-    scripted: ScriptedPrograms, flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]], text: str
+    scripted: ScriptedPrograms, flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]], text: str
 ) -> str:
     """Wait until the alert's annotation contains ``text``, and return it."""
     dispatcher = AlertDispatcher(MemoryStore(), SilentOutbox(), flush, 0.0)
@@ -107,7 +107,7 @@ def test_error_of_one_process_is_in_its_receipt_and_others_are_flushed():
         while not scripted.flushed:
             await asyncio.sleep(0)
 
-        async def flush(request: FlushRequest, requested_by: str) -> FlushOutcome:
+        async def flush(request: FlushRequest, requested_by: str) -> FlushResponse:
             assert request.by_rule
             return await flusher.flush(request, requested_by)
 

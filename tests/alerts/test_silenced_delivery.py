@@ -46,7 +46,7 @@ class SilencedDelivery(Delivery):
             self.receiver = CheckingReceiver(self.silenced)
 
         async def start() -> None:
-            self.store = Store(Path(self.directory.name) / "state" / "gpumond.db", beat_seconds=3600)
+            self.store = Store(Path(self.directory.name) / "state" / "gpumond.db", heartbeat_seconds=3600)
             await self.store.open()
             self.outbox = Outbox(
                 [self.receiver],

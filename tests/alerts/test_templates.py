@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings, strategies
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.webhook import BATCH_LIMIT, MAX_LINK, Template, Webhook, body, cut
@@ -196,6 +196,6 @@ def test_mistake_in_a_template_is_named(tmp_path: Path, keys: str, complaint: st
     file = tmp_path / "gpumond.yaml"
     file.write_text(f"receivers: [{{name: chat, type: webhook, url: 'http://secret', {keys}}}]")
     with pytest.raises(ConfigError) as wrong:
-        load(file, environ={})
+        load_settings(file, environ={})
     assert complaint in str(wrong.value)
     assert "//secret" not in str(wrong.value)

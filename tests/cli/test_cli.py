@@ -17,11 +17,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gpumond.cli.arguments import address
+from gpumond.cli.arguments import parse_address
 from gpumond.cli.client import DEFAULT_URL
 from gpumond.commands.main import commands, main, make_parser, options_last
 from gpumond.commands.serve import add_arguments, choose_source, flags
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.facts.errors import ConfigError, SourceUnavailable
 from tests.helpers import forks
 from tests.helpers.frames import busy_frame, fake_daemon
@@ -312,7 +312,7 @@ def test_options_cannot_be_abbreviated(words: str, capsys: pytest.CaptureFixture
     ],
 )
 def test_address_may_have_no_scheme(text: str, url: str):
-    assert address(text) == url
+    assert parse_address(text) == url
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_address_may_have_no_scheme(text: str, url: str):
 )
 def test_invalid_address_is_named(text: str):
     with pytest.raises(argparse.ArgumentTypeError, match="expected HOST:PORT"):
-        address(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize("command", [("status",), ("run", "--need", "1GiB")])
@@ -378,13 +378,13 @@ def test_flags_of_prometheus_exporters_are_accepted(tmp_path: Path):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_arguments(parser)
     given = ["--web.listen-address", ":9400", "--web.config.file", str(web), "--log.level", "debug"]
-    settings = load(None, flags(parser.parse_args(given)), environ={})
+    settings = load_settings(None, flags(parser.parse_args(given)), environ={})
     assert (settings.listen, settings.web_config, settings.log_level) == ("0.0.0.0:9400", web, "debug")
 
 
 def test_unknown_log_level_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="expected debug, info, warning or error"):
-        load(None, {"log_level": "verbose"}, environ={})
+        load_settings(None, {"log_level": "verbose"}, environ={})
 
 
 def test_devices_of_all_vendors_are_served(tmp_path: Path):

@@ -22,7 +22,7 @@ from gpumond.commands.doctor import (
     check_pid_namespace,
     examine,
 )
-from gpumond.facts.errors import CONDITIONS, FAULTS
+from gpumond.facts.errors import CONDITION_REMEDIES, FAULT_REMEDIES
 from gpumond.features.engines.ownership import WITH_PTRACE
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
 from tests.helpers.frames import holding_with
@@ -54,12 +54,12 @@ def responses(*processes: dict[str, Any], engines: Sequence[dict[str, Any]] = ()
 
 
 def test_source_that_is_down_is_one_finding_with_its_remedy():
-    detail = f"the NVIDIA kernel module isn't loaded: {FAULTS['driver_not_loaded']}"
+    detail = f"the NVIDIA kernel module isn't loaded: {FAULT_REMEDIES['driver_not_loaded']}"
     fault = {"source": "nvml", "kind": "driver_not_loaded", "device_uuid": None, "detail": detail, "remedy": "m"}
     found = findings(source=DOWN | {"detail": detail}, faults=[fault])
     assert "fault" not in found
     assert found["daemon"].detail.endswith("driver_not_loaded: the NVIDIA kernel module isn't loaded")
-    assert found["daemon"].remedy == FAULTS["driver_not_loaded"]
+    assert found["daemon"].remedy == FAULT_REMEDIES["driver_not_loaded"]
 
 
 def test_faults_and_conditions_of_the_daemon_are_findings_with_their_remedies():
@@ -141,7 +141,7 @@ def test_private_pid_namespace_is_distinguished_from_the_hosts(tmp_path: Path):
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
     found = check_pid_namespace(str(tmp_path))
-    assert (found.state, found.remedy) == ("note", CONDITIONS["private_pid_namespace"])
+    assert (found.state, found.remedy) == ("note", CONDITION_REMEDIES["private_pid_namespace"])
     if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE:
         assert check_pid_namespace("/proc").state == "good"
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from gpumond.cli.arguments import time_argument
+from gpumond.cli.arguments import parse_time_argument
 from gpumond.commands.history import past_time
 from gpumond.commands.main import main
 from gpumond.view.moments import table_at
@@ -225,7 +225,7 @@ def test_time_is_shown_as_it_was_given():
     [("5m", 300.0), ("06:40", 600.0), ("06:20", 85_800.0), ("2026-11-28T07:00", 1800.0), ("2026-11-28 06:00", -1800.0)],
 )
 def test_time_ahead_is_the_next_clock_an_iso_time_or_in_how_long(text: str, later: float):
-    assert time_argument(text, NOW, ahead=True) - NOW == later
+    assert parse_time_argument(text, NOW, in_future=True) - NOW == later
 
 
 @pytest.mark.parametrize(("text", "why"), [("noon", "expected HH:MM"), ("2030-01-01", "must not be in the future")])

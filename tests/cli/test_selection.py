@@ -17,7 +17,7 @@ from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.units import GIB, clock_text, rough_duration_text, size_argument
+from gpumond.facts.units import GIB, clock_text, parse_size_argument, rough_duration_text
 from gpumond.features.alerts.command import _next_steps, _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, parse_size
 from gpumond.features.quotas.command import no_request_text, queue_table, queue_text
@@ -57,8 +57,8 @@ def test_size_without_a_unit_is_refused():
     with pytest.raises(ConfigError, match="expected a unit, as in 40GiB"):
         parse_size("40")
     with pytest.raises(ValueError, match="expected a unit"):
-        size_argument("1.5")
-    assert [size_argument(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
+        parse_size_argument("1.5")
+    assert [parse_size_argument(text) for text in ("40GiB", "0", "7 B")] == [40 * GIB, 0, 7]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from gpumond.commands.main import main
-from gpumond.facts.frame import Alert, StatedFault, Verdict
+from gpumond.facts.frame import Alert, FaultWithRemedy, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.quota import QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
-from gpumond.facts.verdicts import AT_PEAK, REMEDIES
+from gpumond.facts.verdicts import AT_PEAK_CONDITION, VERDICT_REMEDIES
 from gpumond.features.quotas.command import quota_text
 from gpumond.view.frame import frame_view, view_of_device
 from gpumond.view.rows import limit_sentences
@@ -54,7 +54,7 @@ def test_verdict_is_followed_by_its_remedy():
     *_, text = note_paragraphs(frame_view(busy_frame(verdicts=(leak, release))))
     assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
-        *(f"  -> {step}" for step in REMEDIES["leak"].replace("PID", "10").split("; ")),
+        *(f"  -> {step}" for step in VERDICT_REMEDIES["leak"].replace("PID", "10").split("; ")),
         "verdict memory-freed: serve (pid 11) freed 2.0 GiB of GPU 0",
     ]
 
@@ -146,7 +146,7 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
         )
         for uuid in ("GPU-a", "GPU-b")
     )
-    faults = tuple(StatedFault("nvml", "lost", uuid, "gone", "reset it") for uuid in ("GPU-a", "GPU-b", None))
+    faults = tuple(FaultWithRemedy("nvml", "lost", uuid, "gone", "reset it") for uuid in ("GPU-a", "GPU-b", None))
     suspended = make_suspended(12)
     suspicion = replace(leak, kind="growing")
     frame = make_frame(
@@ -365,7 +365,7 @@ def test_time_to_full_names_its_condition(capsys: pytest.CaptureFixture[str]):
     leak = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_full_seconds=540.0)
     for summary, shown in (
         ("train is leaking", "about 9 min"),
-        (f"full {AT_PEAK} of 2.0 GiB", "about 9 min at peak use"),
+        (f"full {AT_PEAK_CONDITION} of 2.0 GiB", "about 9 min at peak use"),
     ):
         with fake_daemon(busy_frame(verdicts=(replace(leak, summary=summary),))) as fake:
             assert main(["verdicts", "--url", fake.url]) == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError
 from gpumond.features.rules.built_in import BUILT_IN
@@ -19,7 +19,7 @@ def written(directory: Path, text: str) -> Path:
 
 def test_flags_take_precedence_over_environment_file_and_defaults(tmp_path: Path):
     file = written(tmp_path, "listen: 127.0.0.1:1\nsource: sim\ninterval: 2s\n")
-    settings = load(file, {"listen": "127.0.0.1:3", "source": None}, {"GPUMOND_LISTEN": "127.0.0.1:2"})
+    settings = load_settings(file, {"listen": "127.0.0.1:3", "source": None}, {"GPUMOND_LISTEN": "127.0.0.1:2"})
     assert (settings.listen, settings.source, settings.interval, settings.flush_cooldown) == (
         "127.0.0.1:3",
         "sim",
@@ -37,13 +37,13 @@ def test_flags_take_precedence_over_environment_file_and_defaults(tmp_path: Path
     ],
 )
 def test_runtime_directory_defaults_to_the_agent_sockets(flags: dict[str, str], environ: dict[str, str], place: str):
-    settings = load(None, {"socket": "/agents/agent.sock", **flags}, environ)
+    settings = load_settings(None, {"socket": "/agents/agent.sock", **flags}, environ)
     assert settings.runtime_directory() == Path(place)
     assert settings.agent_socket() == Path("/agents/agent.sock")
 
 
 def test_two_runtime_directories_have_two_agent_sockets():
-    own = [load(None, {}, {"GPUMOND_RUNTIME_DIR": place}) for place in ("/one", "/two")]
+    own = [load_settings(None, {}, {"GPUMOND_RUNTIME_DIR": place}) for place in ("/one", "/two")]
     assert [str(settings.agent_socket()) for settings in own] == ["/one/agent.sock", "/two/agent.sock"]
 
 
@@ -57,7 +57,7 @@ rules:
   - {name: hog, scope: process, value: used_bytes, above: 40GiB, match: {pid: "1*"}}
 """,
     )
-    rules = {rule.name: rule for rule in load(file, environ={}).active_rules()}
+    rules = {rule.name: rule for rule in load_settings(file, environ={}).active_rules()}
     assert (rules["device-nearly-full"].above, rules["device-nearly-full"].for_seconds) == (0.95, 300)
     assert rules["hog"].above == 40 * 1024**3
     assert rules.keys() == {rule.name for rule in BUILT_IN} - {"orphan-memory"} | {"hog"}
@@ -74,7 +74,7 @@ rule_overrides:
   fragmentation: {enabled: true}
 """,
     )
-    settings = load(file, environ={})
+    settings = load_settings(file, environ={})
     rules = {rule.name: rule for rule in settings.active_rules()}
     default = {rule.name: rule for rule in BUILT_IN}
     assert (rules["device-nearly-full"].above, rules["device-nearly-full"].for_seconds) == (0.9, 300)
@@ -147,28 +147,28 @@ rule_overrides:
 def test_mistake_names_file_key_value_and_what_is_expected(tmp_path: Path, text: str, says: list[str]):
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
-        load(file, environ={})
+        load_settings(file, environ={})
     for part in [str(file), *says]:
         assert part in str(error.value)
 
 
 def test_empty_variable_is_not_set():
     empty = {f"GPUMOND_{name.upper()}": "" for name in SettingsConfig.model_fields}
-    assert load(environ=empty) == load(environ={})
+    assert load_settings(environ=empty) == load_settings(environ={})
 
 
 def test_mistake_in_the_environment_names_the_variable():
     with pytest.raises(ConfigError, match="environment variable GPUMOND_INTERVAL 'x': expected"):
-        load(environ={"GPUMOND_INTERVAL": "x"})
+        load_settings(environ={"GPUMOND_INTERVAL": "x"})
 
 
 def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"absent\.yaml: No such file or directory; expected a YAML file such as "):
-        load(tmp_path / "absent.yaml", environ={})
+        load_settings(tmp_path / "absent.yaml", environ={})
 
 
 def test_defaults_are_those_that_the_schema_describes():
-    assert load(environ={}) == Settings()
+    assert load_settings(environ={}) == Settings()
 
 
 CASES = {
@@ -194,14 +194,14 @@ def test_wrong_value_is_shown_with_what_is_expected(tmp_path: Path, text: str):
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load(file, environ={})
+        load_settings(file, environ={})
     assert str(caught.value).splitlines()[0] == f"{file}, line 1: {CASES[text]}"
 
 
 def test_wrong_key_and_value_are_found_by_their_lines(tmp_path: Path):
     file = written(tmp_path, "interval: 1s\nrules:\n  - name: a\n    vaule:\n      a: 1\nsource: magic\n")
     with pytest.raises(ConfigError) as caught:
-        load(file, environ={})
+        load_settings(file, environ={})
     lines = str(caught.value).splitlines()
     assert f"{file}, line 4: rules[0].vaule: unknown key; did you mean value?" in lines
     assert any(each.startswith(f"{file}, line 6: source: 'magic': ") for each in lines)
@@ -222,7 +222,7 @@ def test_text_that_is_not_yaml_has_line_and_problem(tmp_path: Path, text: str, p
     file = tmp_path / "gpumond.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load(file, environ={})
+        load_settings(file, environ={})
     assert str(caught.value) == f"{file}, {problem}"
 
 
@@ -235,4 +235,4 @@ def test_text_that_is_not_yaml_has_line_and_problem(tmp_path: Path, text: str, p
 )
 def test_wrong_option_is_named_once(flags: dict[str, str], environ: dict[str, str], message: str):
     with pytest.raises(ConfigError, match="^" + message):
-        load(None, flags, environ)
+        load_settings(None, flags, environ)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpumond.commands.main import main
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import Settings
 from gpumond.facts.errors import ConfigError
 from gpumond.features.engines.engine_kinds import KINDS
@@ -22,7 +22,7 @@ GENERIC = {"name": "e", "kind": "generic", "url": "http://127.0.0.1:8080"}
 def settings(directory: Path, *engines: dict[str, Any]) -> Settings:
     file = directory / "gpumond.yaml"
     file.write_text(yaml.safe_dump({"engines": list(engines)}))
-    return load(file, environ={})
+    return load_settings(file, environ={})
 
 
 @pytest.mark.parametrize(

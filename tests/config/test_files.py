@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.loading import EXAMPLE
+from gpumond.config.loading import EXPECTED_FILE
 from gpumond.config.tokens import read_tokens
 from gpumond.config.web_file import read_web
 from gpumond.facts.errors import ConfigError
@@ -75,7 +75,7 @@ def test_fifo_is_refused_without_delay(tmp_path: Path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)
     done = check(fifo)
-    assert (done.returncode, done.stderr) == (2, f"gpumond: {fifo}: not a regular file; expected {EXAMPLE}\n")
+    assert (done.returncode, done.stderr) == (2, f"gpumond: {fifo}: not a regular file; expected {EXPECTED_FILE}\n")
     for read in (read_tokens, read_web):
         with pytest.raises(ConfigError, match="not a regular file"):
             read(fifo)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.loading import COPY, load
+from gpumond.config.loading import COPY_NAME, load_settings
 from gpumond.facts.errors import ConfigError
 from tests.helpers.running import RunningDaemon, free_port, until
 
@@ -98,7 +98,7 @@ def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path:
     file.write_text(VALID)
     options = ("--source", "sim", "--interval", "0.2s", "--config", os.fspath(file))
     first = serve(*options)
-    copy = first.directory / "state" / COPY
+    copy = first.directory / "state" / COPY_NAME
     assert (copy.stat().st_mode & 0o777, VALID in copy.read_text()) == (0o600, True)
     assert first.stop() == 0
     file.write_text("rules: [\n")
@@ -120,7 +120,7 @@ def test_daemon_starts_with_the_last_valid_configuration(serve: Serve, tmp_path:
 
 @pytest.mark.parametrize("kept", ["nothing", "another file", "nothing valid"])
 def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
-    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY
+    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY_NAME
     file.write_text(INVALID)
     copy.parent.mkdir(mode=0o700)
     if kept != "nothing":
@@ -133,7 +133,7 @@ def test_start_without_a_usable_copy_exits_with_2(tmp_path: Path, kept: str):
 
 
 def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):
-    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY
+    file, copy = tmp_path / "gpumond.yaml", tmp_path / "state" / COPY_NAME
     file.write_text(VALID)
     command = [*arguments(tmp_path, file), "--listen", f"127.0.0.1:{free_port()}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
@@ -158,12 +158,12 @@ def test_early_sighup_does_not_end_the_daemon(tmp_path: Path):
 def test_place_of_an_error_has_the_line_and_no_value(tmp_path: Path, text: str, place: str):
     file = tmp_path / "gpumond.yaml"
     with pytest.raises(ConfigError) as raised:
-        load(file, environ={}, content=text)
+        load_settings(file, environ={}, content=text)
     assert raised.value.place.startswith(place.format(file=file))
 
 
 def test_place_of_a_value_of_the_environment_is_its_variable(tmp_path: Path):
     environ: dict[str, Any] = {"GPUMOND_INTERVAL": "soon"}
     with pytest.raises(ConfigError) as raised:
-        load(tmp_path / "gpumond.yaml", environ=environ, content="interval: 1s")
+        load_settings(tmp_path / "gpumond.yaml", environ=environ, content="interval: 1s")
     assert raised.value.place == "environment variable GPUMOND_INTERVAL"

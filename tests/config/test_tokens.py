@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.tokens import check_subjects, digest, parse_tokens, read_tokens
+from gpumond.config.tokens import check_subjects, parse_tokens, read_tokens, token_digest
 from gpumond.facts.errors import ConfigError
 
 OTHER = hashlib.sha256(b"gpm_y").hexdigest()
@@ -19,7 +19,7 @@ def test_line_is_a_name_scopes_and_a_hash():
         ("nightly", frozenset({"flush", "read"})),
         ("ops", frozenset({"admin"})),
     ]
-    assert [token.digest for token in tokens] == [digest("gpm_x"), digest("gpm_y")]
+    assert [token.digest for token in tokens] == [token_digest("gpm_x"), token_digest("gpm_y")]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_line_may_name_a_certificate_or_a_service_account():
         ("a", b"", "certificate:spiffe://x/a"),
         ("b", b"", "service-account:argo/b.c"),
     ]
-    check_subjects(tokens, client_certificates=True, token_reviews=True)
+    check_subjects(tokens, accepts_certificates=True, reviews_tokens=True)
     with pytest.raises(ConfigError, match="a is a certificate, but the daemon requests none; set client_ca_file"):
-        check_subjects(tokens, client_certificates=False, token_reviews=True)
+        check_subjects(tokens, accepts_certificates=False, reviews_tokens=True)
     with pytest.raises(ConfigError, match=r"b is a Kubernetes service account, .* set token_review_audience"):
-        check_subjects(tokens, client_certificates=True, token_reviews=False)
+        check_subjects(tokens, accepts_certificates=True, reviews_tokens=False)

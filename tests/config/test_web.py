@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.web_file import ReloadingFile, WebSettings, read_web
 from gpumond.facts.errors import ConfigError
 from tests.helpers import certificates
@@ -161,7 +161,7 @@ def test_invalid_configuration_names_place_and_expectation(place: Path, case: st
 def test_configuration_takes_effect(place: Path):
     web = read(place, "\n".join(GOOD[case] for case in ("mutual", "users")))
     assert web.tls is not None
-    assert (web.tls.verify_mode, web.mutual) == (ssl.CERT_REQUIRED, True)
+    assert (web.tls.verify_mode, web.requires_certificate) == (ssl.CERT_REQUIRED, True)
     assert (web.tls.minimum_version, web.tls.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
     assert web.users == {"prometheus": HASH.encode(), "grafana": HASH.encode()}
     assert [path.name for path in web.files] == ["web.yml", "server.crt", "server.key", "ca.crt"]
@@ -191,12 +191,12 @@ def test_non_loopback_address_requires_tls(place: Path):
     config.write_text(f"listen: 0.0.0.0:9917\nweb_config: {place / 'web.yml'}\n")
     (place / "web.yml").write_text(GOOD["users"])
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0:9917 is reachable .* tls_server_config, .*--insecure"):
-        load(config, environ={}).web()
-    assert load(config, {"insecure": True}, environ={}).web().users
+        load_settings(config, environ={}).web()
+    assert load_settings(config, {"insecure": True}, environ={}).web().users
     (place / "web.yml").write_text(GOOD["tls"])
-    assert load(config, environ={}).web().tls is not None
+    assert load_settings(config, environ={}).web().tls is not None
     with pytest.raises(ConfigError, match="requires TLS and authentication"):
-        load(None, {"listen": "0.0.0.0:9917"}, environ={})
+        load_settings(None, {"listen": "0.0.0.0:9917"}, environ={})
 
 
 @pytest.mark.needs("openssl")

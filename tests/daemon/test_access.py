@@ -16,8 +16,8 @@ import pytest
 from gpumond.config.settings import Settings
 from gpumond.config.web_file import certificate_subjects
 from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
-from gpumond.features.fleet.connection import Client, make_access, parse_machine
-from gpumond.features.fleet.flush import FLUSHES
+from gpumond.features.fleet.connection import Client, parse_machine, read_credentials
+from gpumond.features.fleet.flush import FLUSHES_ROUTE
 from gpumond.serve.authentication import ACCOUNT_CACHE_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
 from tests.helpers import certificates
 from tests.helpers.running import RunningDaemon, free_port
@@ -128,10 +128,10 @@ def test_token_precedes_the_certificate_and_a_certificate_has_no_session(daemon:
 @pytest.mark.needs("openssl")
 def test_fleet_flushes_with_a_client_certificate(daemon: RunningDaemon, place: Path):
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
-    client = Client(make_access(certificate=place / "runner.crt", key=place / "runner.key", environ=environ), 60.0)
+    client = Client(read_credentials(certificate=place / "runner.crt", key=place / "runner.key", environ=environ), 60.0)
     to = parse_machine(daemon.url.removeprefix("http://"), {}, scheme="https")
     with pytest.raises(DaemonError) as refused:
-        asyncio.run(client.post(to, FLUSHES, FLUSH, 60.0))
+        asyncio.run(client.post(to, FLUSHES_ROUTE, FLUSH, 60.0))
     assert refused.value.status == 404
 
 

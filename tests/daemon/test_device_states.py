@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.devices.process.metadata import parse_placement
-from gpumond.facts.errors import CONDITIONS, FAULTS
+from gpumond.facts.errors import CONDITION_REMEDIES, FAULT_REMEDIES
 from gpumond.host.machine import in_private_pid_namespace
 from tests.fakenvml import GIB, Device, FakeDriver, Process, machine
 from tests.helpers.running import RunningDaemon, until
@@ -73,7 +73,7 @@ def test_unreadable_sensor_is_a_fault_that_counts_once_until_it_is_readable(two:
     until(lambda: daemon.get("status")["snapshot_seq"] > seq + 3)
     assert daemon.value("gpumond_faults_total", source="nvml", kind="timeout") == 1
     (fault,) = daemon.get("status")["faults"]
-    assert (fault["device_uuid"], fault["kind"], fault["remedy"]) == (uuid, "timeout", FAULTS["timeout"])
+    assert (fault["device_uuid"], fault["kind"], fault["remedy"]) == (uuid, "timeout", FAULT_REMEDIES["timeout"])
     driver.heal()
     driver.write()
     until(lambda: daemon.value("gpumond_device_power_watts", uuid=uuid))
@@ -108,12 +108,12 @@ def test_conditions_are_in_metrics_status_and_doctor(serve: Serve, driver: FakeD
         assert {
             "device_uuid": device.uuid,
             "kind": condition,
-            "remedy": CONDITIONS[condition],
+            "remedy": CONDITION_REMEDIES[condition],
             "detail": "",
         } in stated
         for command, name in (("doctor", device.uuid), ("status", f"GPU {index}")):
             assert f"{name}: {condition}" in shown[command]
-            assert CONDITIONS[condition] in re.sub(r"(GPUMOND_\w+=\S+ )+", "", shown[command])
+            assert CONDITION_REMEDIES[condition] in re.sub(r"(GPUMOND_\w+=\S+ )+", "", shown[command])
     sensors = daemon.get("devices")[1]["sensors"]
     assert (sensors["addressing_mode"], sensors["numa_node"]) == ("ats", 8)
 

@@ -29,7 +29,7 @@ def test_first_scrape_waits_for_the_first_frame():
         await asyncio.sleep(0.01)
         assert not scrape.done()
         current.set_frame(Frame(make_snapshot(), Ledger(())))
-        return (await scrape).plain
+        return (await scrape).body
 
     assert b"\ngpumond_driver_up " in asyncio.run(run())
 
@@ -38,7 +38,7 @@ def test_first_scrape_of_a_driver_that_hangs_has_the_counters_of_the_daemon():
     async def run() -> bytes:
         core = make_core()
         core.first_frame_seconds = 0.01
-        return (await core.metrics("")).plain
+        return (await core.metrics("")).body
 
     page = asyncio.run(run())
     assert b"\ngpumond_driver_up " not in page

@@ -11,7 +11,7 @@ from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.agent_requests.retainer_requests import RetainerRequests
 from gpumond.host.peer import PeerIdentity
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.values import make_device, make_report, make_snapshot
 
 LEAK = Verdict(device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, summary="it grows")
@@ -36,7 +36,7 @@ class Agents:
 
 def frame(*verdicts: Verdict) -> Frame:
     snapshot = make_snapshot(make_device(), reports=(make_report(),))
-    return Frame(snapshot, attribute(snapshot), verdicts)
+    return Frame(snapshot, make_ledger(snapshot), verdicts)
 
 
 def test_each_leak_is_asked_about_once():

@@ -24,7 +24,7 @@ from gpumond.features.alerts.dispatcher import AlertDispatcher, Receivers
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import PeerIdentity
-from gpumond.host.tasks import background
+from gpumond.host.tasks import background_task
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
 from tests.helpers.agents import GIB
@@ -283,7 +283,7 @@ def test_background_task_that_swallows_a_cancellation_is_cancelled_again():
                 cancellations += 1
 
     async def run() -> None:
-        async with background(swallow_cancellation()):
+        async with background_task(swallow_cancellation()):
             await asyncio.sleep(0)
         assert not other_tasks()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.host.machine import OTHERS, max_http_connections
+from gpumond.host.machine import OTHER_DESCRIPTORS, max_http_connections
 from gpumond.host.peer import listener_uid, loopback_uid
 from gpumond.serve.listener import HttpListener, HttpPeer, first_to_close
 
@@ -44,7 +44,7 @@ def test_eviction_prefers_waiting_connections_and_never_served_ones():
 )
 def test_connection_limit_follows_the_descriptor_limit(limit: int, connections: int):
     assert max_http_connections(limit) == connections
-    assert limit < 256 or connections + OTHERS < limit
+    assert limit < 256 or connections + OTHER_DESCRIPTORS < limit
 
 
 HEAD_END = b"\r\n\r\n"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import CONDITIONS
+from gpumond.facts.errors import CONDITION_REMEDIES
 from gpumond.facts.messages import Hello, Report, encode, to_json
 from gpumond.facts.pools import PoolUsage
 from tests.fakenvml import GIB, MIB, Device, FakeDriver, Process
@@ -174,5 +174,5 @@ def test_uncounted_pool_has_a_share_and_a_remedy_everywhere(serve: Callable[...,
         for command in ("status", "doctor"):
             output = daemon.run(command).stdout
             assert detail in output
-            assert CONDITIONS["live_unknown"] in re.sub(r"(GPUMOND_\w+=\S+ )+", "", output)
+            assert CONDITION_REMEDIES["live_unknown"] in re.sub(r"(GPUMOND_\w+=\S+ )+", "", output)
         assert daemon.run("top", "--once").returncode == 0

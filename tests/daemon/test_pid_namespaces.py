@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import CONDITIONS
+from gpumond.facts.errors import CONDITION_REMEDIES
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.program import MAX_PID
 from tests.fakenvml import GIB, MIB, Device, FakeDriver
@@ -122,7 +122,7 @@ def test_status_and_doctor_name_the_programs_and_what_is_unknown_of_them(daemon:
         for command in ("status", "doctor"):
             output = daemon.run(command).stdout
             assert detail in output
-            assert CONDITIONS["agent_pid_unknown"] in output
+            assert CONDITION_REMEDIES["agent_pid_unknown"] in output
         (own,) = [each for each in daemon.get("processes") if each["pid"] == pid]
         unknown = ("start_ticks", "used_bytes", "overhead_bytes", "comm", "uid", "user", "container", "state")
         assert [own[name] for name in unknown] == [None] * len(unknown)

@@ -46,7 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("GPUMOND_SIM_DIR", str(tmp_path / "cards"))
     card = tmp_path / "cards" / "card0"
     create(card, DeviceSpec(UUID, 0, "Simulated", 24 * GIB, GIB))
-    command = [sys.executable, "-m", "gpumond.sim.programs", "training", "--card", str(card), "--speed", "60"]
+    command = [sys.executable, "-m", "gpumond.sim.programs", "training", "--device", str(card), "--speed", "60"]
     running = subprocess.Popen(command, env=os.environ | {"GPUMOND_SOCKET": str(tmp_path / "agent.sock")})
     yield tmp_path
     running.terminate()

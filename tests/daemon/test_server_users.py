@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.tokens import digest
+from gpumond.config.tokens import token_digest
 from tests.helpers.running import RunningDaemon, until
 from tests.helpers.serving import start_daemon
 
@@ -97,7 +97,7 @@ def test_token_file_is_reloaded_when_it_changes(tmp_path: Path):
             return daemon.request("/api/v1/flushes", {"target": {"all": True}}, Authorization=f"Bearer {token}")[0]
 
         assert flush("gpm_nightly") == 401
-        tokens.write_text(f"nightly flush {digest('gpm_nightly').hex()}\n")
+        tokens.write_text(f"nightly flush {token_digest('gpm_nightly').hex()}\n")
         until(lambda: flush("gpm_nightly") == 404)
         assert daemon.get("audit")[-1]["actor"] == f"token:nightly@uid:{os.geteuid()}"
         tokens.write_text("nightly everything\n")

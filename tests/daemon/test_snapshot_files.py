@@ -14,7 +14,13 @@ import pytest
 from gpumond.facts.messages import AgentRequest, AgentResponse
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import PeerIdentity
-from gpumond.programs.audited_requests import AT_ONCE, MAX_FILE_BYTES, AuditedRequests, PartMissing, SnapshotFile
+from gpumond.programs.audited_requests import (
+    MAX_FILE_BYTES,
+    MAX_PARTS_AT_ONCE,
+    AuditedRequests,
+    PartMissing,
+    SnapshotFile,
+)
 from tests.helpers.values import make_report
 
 CONTENT = os.urandom(1000) * 50
@@ -67,7 +73,7 @@ def test_parts_make_the_file():
     agents = Agents()
     assert fetched(agents) == (CONTENT, ["token agent.fetch 1"])
     assert {(request.kind, request.snapshot_id) for request in agents.requests} == {("fetch", 1)}
-    assert len(agents.requests) == -(-len(CONTENT) // PART) < AT_ONCE
+    assert len(agents.requests) == -(-len(CONTENT) // PART) < MAX_PARTS_AT_ONCE
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, valid_memory, valid_usages
-from gpumond.devices.nvml.sensors import METRICS
+from gpumond.devices.nvml.sensors import GPM_METRICS
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, FakeDriver, Process, machine
@@ -15,7 +15,7 @@ PIDS = range(1, 65)
 
 NOT_ASKED = {
     *("parent_uuid", "gpu_instance_id", "idle_seconds", "file_cache_bytes", "partition_bytes"),
-    *(metric.field for metric in METRICS),
+    *(metric.field for metric in GPM_METRICS),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.devices import SOURCES, SourceSpec
 from gpumond.facts.errors import ConfigError
 
@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("spec", SOURCES, ids=lambda spec: spec.name)
 def test_source_of_each_record_has_its_name_and_is_configurable(spec: SourceSpec):
     assert spec.type().name == spec.name
-    assert load(environ={"GPUMOND_SOURCE": spec.name}).source == spec.name
+    assert load_settings(environ={"GPUMOND_SOURCE": spec.name}).source == spec.name
 
 
 def test_unknown_source_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="'nvlm': expected one of auto, nvml, drm, all, sim"):
-        load(environ={"GPUMOND_SOURCE": "nvlm"})
+        load_settings(environ={"GPUMOND_SOURCE": "nvlm"})
 
 
 def test_chart_and_command_line_reference_name_every_source():

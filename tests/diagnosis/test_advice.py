@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice, advice_clauses, torch_setting, whole_blocks
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice_clauses, advice_texts, torch_setting, whole_blocks
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
 from tests.helpers.agents import GIB
@@ -74,7 +74,7 @@ def test_expandable_segments_are_not_advised_for_a_program_that_can_sleep(own: d
     ],
 )
 def test_setting_of_pytorch_depends_on_the_version(framework: str, text: str):
-    (clause,) = advice(torch_case(framework, stranded=4 * GIB))
+    (clause,) = advice_texts(torch_case(framework, stranded=4 * GIB))
     assert text in clause
 
 
@@ -93,7 +93,7 @@ def test_free_memory_stays_in_one_piece_by_what_the_allocator_accepts(allocator:
 
 @pytest.mark.parametrize(("request_mib", "size"), [(1, 32), (100, 100), (4000, 512)])
 def test_max_split_size_is_that_of_the_failed_request(request_mib: int, size: int):
-    (clause,) = advice(torch_case("torch 2.10.1+rocm6.4", oom=failed(request_mib << 20, stranded=8 * GIB)))
+    (clause,) = advice_texts(torch_case("torch 2.10.1+rocm6.4", oom=failed(request_mib << 20, stranded=8 * GIB)))
     assert clause.endswith(f"max_split_size_mb:{size}")
 
 
@@ -121,8 +121,8 @@ def test_classes_of_live_bytes_advise_a_change_of_the_program(case: AdviceContex
 
 
 def test_batch_of_a_training_keeps_its_effect_by_accumulation():
-    assert "gradient accumulation" in advice(torch_case(retried=True, classes=(TRAINING,)))[-1]
-    assert advice(torch_case(retried=True, classes=(INFERENCE,))) == ["use a smaller batch"]
+    assert "gradient accumulation" in advice_texts(torch_case(retried=True, classes=(TRAINING,)))[-1]
+    assert advice_texts(torch_case(retried=True, classes=(INFERENCE,))) == ["use a smaller batch"]
 
 
 def holder(allocator: str, unused: int, **fields: Any) -> AgentReport:
@@ -148,7 +148,7 @@ def test_large_unused_pool_on_the_device_advises_its_program(allocator: str, nam
     assert names(replace(case, reports=(case.report, much))) == [name]
     assert names(replace(case, reports=(case.report, little))) == []
     assert names(replace(case, oom=None, reports=(case.report, much))) == []
-    (clause,) = advice(replace(case, reports=(case.report, much)))
+    (clause,) = advice_texts(replace(case, reports=(case.report, much)))
     assert text in clause
     assert clause.endswith("server (pid 11), which holds 20.0 GiB unused")
 
@@ -156,10 +156,10 @@ def test_large_unused_pool_on_the_device_advises_its_program(allocator: str, nam
 def test_driver_counts_what_a_library_does_not_state():
     case = torch_case(oom=OOM)
     unknown = holder("tensorflow", 0, held_known=False)
-    (clause,) = advice(replace(case, reports=(unknown,)))
+    (clause,) = advice_texts(replace(case, reports=(unknown,)))
     assert clause.endswith("server (pid 11), which holds 39.0 GiB unused")
     unlisted = replace(unknown, pid=12)
-    assert advice(replace(case, reports=(unlisted,))) == []
+    assert advice_texts(replace(case, reports=(unlisted,))) == []
 
 
 def test_sentence_continues_a_summary():

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.leak import _interval
+from gpumond.diagnosis.leak import _slope_interval
 from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import rough_duration_text
@@ -386,6 +386,6 @@ def test_interval_of_the_slope_contains_the_slope_although_successive_points_are
         for number in range(24):
             deviation = correlation * deviation + rng.gauss(0, math.sqrt(1 - correlation**2))
             values.append(0.3 * number + deviation)
-        slopes = _interval(range(24), values)
+        slopes = _slope_interval(range(24), values)
         found += slopes.low <= 0.3 <= slopes.high
     assert found / draws >= least

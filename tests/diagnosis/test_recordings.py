@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpumond.facts.verdicts import PROBLEMS
+from gpumond.facts.verdicts import PROBLEM_KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def problems(recording: Recording) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "gpumond", "diagnose", str(RECORDINGS / recording.file), "--json"]
     done = subprocess.run([*command, *recording.options], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    kinds = {kind.name for kind in PROBLEMS} - set(recording.missed)
+    kinds = {kind.name for kind in PROBLEM_KINDS} - set(recording.missed)
     return [change for change in map(json.loads, done.stdout.splitlines()) if change["kind"] in kinds]
 
 

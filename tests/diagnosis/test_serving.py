@@ -10,7 +10,14 @@ from random import Random
 import pytest
 
 from gpumond.diagnosis.leak_criteria import CandidateCurve, Leak
-from gpumond.diagnosis.serving_leak import KEPT_BLOCKS, SERVING, ServingTest, UpperQuartiles, find, update
+from gpumond.diagnosis.serving_leak import (
+    MAX_BLOCKS,
+    SERVING_TESTS,
+    ServingTest,
+    UpperQuartiles,
+    find_leak,
+    updated_leak,
+)
 from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, PROCESS_SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 
@@ -57,7 +64,7 @@ class Observed:
 
     def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, pace: float = 1.0) -> Leak | None:
         candidate = CandidateCurve(self.series, self.device, USED, self.born, SIZE, room, pace)
-        return find(candidate, self.quartiles, (test,))
+        return find_leak(candidate, self.quartiles, (test,))
 
 
 def test_serving_test_finds_steady_growth():
@@ -181,9 +188,9 @@ CACHES = {
 def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
     observed = Observed([float(value) * MIB for value in CACHES[name].split()])
     candidate = CandidateCurve(observed.series, observed.device, USED, observed.born, 80 * GIB, 14 * GIB, 1.0)
-    loose = [replace(test, **NO_STEPS) for test in SERVING]
-    assert find(candidate, observed.quartiles, loose) is not None
-    assert find(candidate, observed.quartiles) is None
+    loose = [replace(test, **NO_STEPS) for test in SERVING_TESTS]
+    assert find_leak(candidate, observed.quartiles, loose) is not None
+    assert find_leak(candidate, observed.quartiles) is None
 
 
 def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device():
@@ -191,8 +198,8 @@ def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device()
     observed, loose = Observed(FLAT + steps), replace(TEST, consistent_ratio=-inf, max_two_steps_ratio=inf)
     candidate = CandidateCurve(observed.series, observed.series, USED, observed.born, SIZE, 16 * GIB, 1.0)
     assert observed.leak(loose) is not None
-    assert find(candidate, observed.quartiles, (loose,)) is None
-    assert find(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
+    assert find_leak(candidate, observed.quartiles, (loose,)) is None
+    assert find_leak(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
 
 
 def test_serving_test_requires_a_window_of_past():
@@ -230,16 +237,16 @@ def test_serving_leak_ends_when_it_stops_or_its_growth_is_returned():
         leak = Observed(values).leak()
         for end in range(len(values) + 1, len(values) + len(after) + 1):
             curve = Observed((values + after)[:end])
-            leak = leak and update(leak, curve.quartiles, curve.series)
+            leak = leak and updated_leak(leak, curve.quartiles, curve.series)
         assert (leak is not None) == active
 
 
 def test_upper_quartiles_are_those_of_the_minutes_of_one_signal():
     observed = Observed([])
-    for minute in range(5 * (KEPT_BLOCKS + 10) + 1):
+    for minute in range(5 * (MAX_BLOCKS + 10) + 1):
         observed.add(minute * MINUTE, float(minute % 5))
     quartiles = observed.quartiles
-    assert len(quartiles.times) == KEPT_BLOCKS
+    assert len(quartiles.times) == MAX_BLOCKS
     assert set(quartiles.values) == {3.0}
     assert set(quartiles.counts) == {5.0}
     quartiles.add(observed.series, USED + 1)
@@ -264,6 +271,6 @@ def test_serving_leak_is_reported_at_one_sample_a_minute():
 
 
 def test_upper_quartiles_of_64_devices_and_500_lives_need_at_most_5_mib():
-    rows = Observed([1.0] * (KEPT_BLOCKS + 10)).quartiles.rows
-    assert len(rows) == KEPT_BLOCKS
+    rows = Observed([1.0] * (MAX_BLOCKS + 10)).quartiles.rows
+    assert len(rows) == MAX_BLOCKS
     assert 564 * rows.size_bytes <= 5 * MIB

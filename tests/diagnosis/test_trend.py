@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gpumond.diagnosis.trend import CONSISTENT, mann_kendall, sen_slope, spread
+from gpumond.diagnosis.trend import MAD_TO_STANDARD_DEVIATION, mann_kendall, sen_slope, spread
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -36,7 +36,7 @@ def test_spread_is_the_scaled_median_absolute_deviation(seed: int):
     rest = [rng.gauss(0, 3) for _ in range(30)]
     values = [2.5 * i + value for i, value in enumerate(rest)]
     assert spread(range(30), values, 2.5) == pytest.approx(stats.median_abs_deviation(rest, scale="normal"), rel=1e-3)
-    assert pytest.approx(1 / stats.norm.ppf(0.75), rel=1e-4) == CONSISTENT
+    assert pytest.approx(1 / stats.norm.ppf(0.75), rel=1e-4) == MAD_TO_STANDARD_DEVIATION
 
 
 @pytest.mark.parametrize(("values", "expected"), [([1.0] * 9, 0.0), ([], 0.0), ([3.0], 0.0), ([2.0, 1.0, 2.0], 0.0)])

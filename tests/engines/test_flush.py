@@ -14,7 +14,7 @@ import pytest
 
 from gpumond.facts.errors import NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
-from gpumond.facts.pools import Expected
+from gpumond.facts.pools import ExpectedRelease
 from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.flush_step import EngineFlusher, ReleaseTiming
 from tests.engines.flushing import ALLOWED, BRIEF, FAST, Short, World, allowed, flush
@@ -282,8 +282,8 @@ def test_plan_expects_what_the_last_release_returned(tmp_path: Path):
             return first, await world.flush(dry_run=True)
 
         first, planned = asyncio.run(scenario())
-        assert first.expected == Expected(0, None, 7 * GIB, "interval")
-        assert planned.expected == Expected(0, 4 * GIB, 7 * GIB, "interval")
+        assert first.expected == ExpectedRelease(0, None, 7 * GIB, "interval")
+        assert planned.expected == ExpectedRelease(0, 4 * GIB, 7 * GIB, "interval")
 
 
 def test_another_users_request_is_refused_by_the_fresh_look_at_the_listener(tmp_path: Path):
@@ -386,7 +386,7 @@ def test_sleep_method_releases_the_weights_too(tmp_path: Path):
     with fake_engine("vllm", card) as engine:
         receipt = flush(card, allowed(engine, method="sleep"))
         assert (receipt.outcome, receipt.driver_released_bytes, receipt.method) == ("freed", 6 * GIB, "sleep")
-        assert receipt.expected == Expected(0, 6 * GIB, 7 * GIB, "interval")
+        assert receipt.expected == ExpectedRelease(0, 6 * GIB, 7 * GIB, "interval")
         assert engine.record()["harms"] == []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from gpumond.sim.device import SimDevice
 from tests.engines.flushing import World
 from tests.helpers.agents import GIB
@@ -134,7 +134,7 @@ def child(engine: FakeEngine) -> int:
 
 def attribute(card: SimDevice, pid: int) -> None:
     """Make the simulated driver count 4 GiB for a process, until it ends."""
-    record = card.directory / "processes" / f"{pid}-{start_ticks(pid)}"
+    record = card.directory / "processes" / f"{pid}-{read_start_ticks(pid)}"
     record.write_text(json.dumps([4 * GIB, None, None, None]))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gpumond.facts import messages
-from gpumond.facts.pools import Expected, StepResult
+from gpumond.facts.pools import ExpectedRelease, StepResult
 from gpumond.facts.program import (
+    AllocationSite,
     AppliedLimit,
     ByteChange,
     Call,
@@ -17,7 +18,6 @@ from gpumond.facts.program import (
     ScopeDevice,
     ScopeRetained,
     ScopeUsage,
-    Site,
     StepUsage,
     ThreadStack,
 )
@@ -79,7 +79,7 @@ PROGRAM = Program(
             omitted_calls=3,
             threads=(ThreadStack("loader", (CALL, CALL)),),
             classes=(CLASSES,),
-            sites=(Site(5, 1, (CALL,)),),
+            sites=(AllocationSite(5, 1, (CALL,)),),
         ),
     ),
     oom_retries=2,
@@ -93,9 +93,9 @@ MESSAGES = [
     messages.Hello("train", "0.1.0", "3.11.7", rank=3, world_size=8, job="ray/02000000", account="physics"),
     messages.Report("step", ("torch 2.13.0",), (POOL,)),
     messages.FlushCommand("id", "torch", ("ipc", "cache"), True, 2.5),
-    messages.Cancel("id"),
+    messages.CancelFlush("id"),
     messages.FlushResult(
-        "id", "freed", "", (messages.PoolChange(POOL, POOL, Expected(0, 1, 2)),), (StepResult("cache", 1, 0.1),)
+        "id", "freed", "", (messages.PoolChange(POOL, POOL, ExpectedRelease(0, 1, 2)),), (StepResult("cache", 1, 0.1),)
     ),
     messages.AgentRequest("id", "limit", 5, "GPU-a"),
     messages.AgentResponse("id", "", (AppliedLimit("torch", "GPU-a", None, True),), Dump("torch", "/tmp/x", 7)),
@@ -105,7 +105,7 @@ MESSAGES = [
         "id",
         dump=Dump("torch", "/tmp/x", 7, id=2),
         classes=(CLASSES,),
-        sites=(Site(5, 1, (CALL,)),),
+        sites=(AllocationSite(5, 1, (CALL,)),),
         unrecorded_bytes=3,
         folded=Dump("torch", "/tmp/x.folded", 7, id=3),
         part=("eJwDAAAAAAE=",),

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.errors import CONDITIONS
+from gpumond.facts.errors import CONDITION_REMEDIES
 from gpumond.facts.program import MAX_PID
-from gpumond.facts.snapshot import MISSED_LIMIT, Sensors
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Sensors
 from gpumond.tick.reading_conditions import conditions, device_conditions
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -30,13 +30,13 @@ from tests.helpers.values import make_device, make_pool, make_process, make_repo
         ({"reserved_bytes": None}, ["reserved_in_used"]),
         ({"reserved_bytes": None, "vendor": "amd"}, []),
         ({"reserved_bytes": None, "unified": True}, ["unified_memory"]),
-        ({"unified": True, "processes": None, "missed_readings": MISSED_LIMIT}, []),
+        ({"unified": True, "processes": None, "missed_readings": MAX_MISSED_READINGS}, []),
     ],
 )
 def test_conditions_of_a_device(fields: dict[str, Any], kinds: list[str]):
     device = make_device(**{"vendor": "nvidia", "used_bytes": GIB, "reserved_bytes": 0} | fields)
     assert list(device_conditions(device)) == kinds
-    assert set(kinds) <= CONDITIONS.keys()
+    assert set(kinds) <= CONDITION_REMEDIES.keys()
 
 
 @pytest.mark.parametrize(

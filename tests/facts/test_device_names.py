@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import device_uuid
+from gpumond.facts.frame import find_device_uuid
 from tests.helpers.values import make_device
 
 DEVICES = (
@@ -32,21 +32,21 @@ DEVICES = (
     ],
 )
 def test_device_uuid_accepts_every_form_of_name(name: str, uuid: str):
-    assert device_uuid(name, DEVICES, ["GPU-of-an-agent", "GPU-5a3c9a52"]) == uuid
+    assert find_device_uuid(name, DEVICES, ["GPU-of-an-agent", "GPU-5a3c9a52"]) == uuid
 
 
 @pytest.mark.parametrize("name", ["GPU-5a", "gpu", "GPU-"])
 def test_ambiguous_beginning_of_a_uuid_is_an_error_that_lists_the_matches(name: str):
     with pytest.raises(AmbiguousDevice, match=r"0 \(GPU-5a3c9a52\), 1 \(GPU-5a77b001\)"):
-        device_uuid(name, DEVICES)
+        find_device_uuid(name, DEVICES)
 
 
 @pytest.mark.parametrize("name", ["2", "", "GPU-b", "1d:00.0", "5a3c"])
 def test_unknown_name_is_an_error_that_lists_the_devices(name: str):
     with pytest.raises(NoSuchDevice, match=r"0 \(GPU-5a3c9a52\), 1 \(GPU-5a77b001\), .*an index, a UUID"):
-        device_uuid(name, DEVICES)
+        find_device_uuid(name, DEVICES)
 
 
 def test_unknown_name_without_any_device_is_an_error():
     with pytest.raises(NoSuchDevice, match="no GPU is known"):
-        device_uuid("0", ())
+        find_device_uuid("0", ())

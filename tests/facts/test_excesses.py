@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Reading, Snapshot, SourceState
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 from gpumond.tick.reading_conditions import conditions
 from tests.helpers.agents import GIB
@@ -66,7 +66,7 @@ def test_lasting_excess_over_the_drivers_count_is_unmapped():
     )
     assert list(conditions(third)) == [("GPU-a", "unmapped_estimated", detail)]
     assert second.faults == third.faults == ()
-    lines = {line.share: line.used_bytes for line in attribute(third).lines if line.pid}
+    lines = {line.share: line.used_bytes for line in make_ledger(third).lines if line.pid}
     assert lines == {"live": GIB, "cached": GIB, "stranded": GIB, "overhead": 0}
     awake = snapshot_after(
         third, reading_of(make_device(used_bytes=13 * GIB, processes=(make_process(10, 13 * GIB),))), third.reports[:0]
@@ -125,7 +125,7 @@ def test_excess_that_private_pools_do_not_explain_is_a_fault(pools: tuple[PoolUs
         snapshot = asleep(ticks, *pools)
         assert [fault.kind for fault in snapshot.faults] == ["report_exceeds_driver"]
         assert snapshot.reports[0].pools == pools
-        assert sum(line.used_bytes for line in attribute(snapshot).lines if line.pid) == 3 * GIB
+        assert sum(line.used_bytes for line in make_ledger(snapshot).lines if line.pid) == 3 * GIB
 
 
 def test_nothing_is_inferred_without_the_drivers_count_or_behind_an_mps_server():
@@ -180,7 +180,7 @@ def test_claims_of_one_program_change_no_line_of_another():
 
 
 def lines_of(snapshot: Snapshot, pid: int | None) -> list[tuple[str, int]]:
-    return [(line.share, line.used_bytes) for line in attribute(snapshot).lines if line.pid == pid]
+    return [(line.share, line.used_bytes) for line in make_ledger(snapshot).lines if line.pid == pid]
 
 
 def test_agents_of_a_uid_share_its_number_of_pools():

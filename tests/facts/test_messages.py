@@ -124,10 +124,10 @@ def verdict(encoded: bytes) -> str:
 
 def test_text_is_cleaned_for_wire_log_and_terminal():
     assert (
-        messages.clean("a\x1b[31m\nb\u202e")
+        messages.printable_text("a\x1b[31m\nb\u202e")
         == "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
     )
-    assert len(messages.clean("x" * 4096)) == messages.MAX_TEXT
+    assert len(messages.printable_text("x" * 4096)) == messages.MAX_TEXT
 
 
 def test_pool_usage_is_the_same_on_both_ends():

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 import gpumond
-from gpumond.facts.errors import CONDITIONS, FAULTS, RETURN_CODE_REMEDY, FaultKind, remedy
-from gpumond.facts.verdicts import KINDS, VerdictName
+from gpumond.facts.errors import CONDITION_REMEDIES, FAULT_REMEDIES, RETURN_CODE_REMEDY, FaultKind, remedy
+from gpumond.facts.verdicts import VERDICT_KINDS, VerdictName
 
 ROWS = [
     line
@@ -19,20 +19,20 @@ ROWS = [
 
 
 def test_remedies_of_faults_cover_every_kind():
-    assert sorted(FAULTS) == sorted(get_args(FaultKind))
+    assert sorted(FAULT_REMEDIES) == sorted(get_args(FaultKind))
 
 
 def test_every_kind_of_verdict_has_a_record():
-    assert tuple(kind.name for kind in KINDS) == get_args(VerdictName)
+    assert tuple(kind.name for kind in VERDICT_KINDS) == get_args(VerdictName)
 
 
-@pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
+@pytest.mark.parametrize("kind", [*FAULT_REMEDIES, *CONDITION_REMEDIES])
 def test_remedy_is_one_line_with_the_next_step(kind: str):
     assert remedy(kind)
     assert "\n" not in remedy(kind)
 
 
-@pytest.mark.parametrize("kind", [*FAULTS, *CONDITIONS])
+@pytest.mark.parametrize("kind", [*FAULT_REMEDIES, *CONDITION_REMEDIES])
 def test_remedy_has_a_row_in_the_operations_manual(kind: str):
     assert any(f'"{kind}"' in row or f"`{kind}`" in row for row in ROWS), kind
 

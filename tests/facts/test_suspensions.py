@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot, SourceState
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 from gpumond.tick.reading_conditions import conditions
 from tests.helpers.agents import GIB
@@ -48,7 +48,7 @@ def test_process_that_leaves_the_list_and_whose_agent_still_states_its_pools_is_
     assert report.suspended
     assert report.pools == (make_pool(unmapped_bytes=9 * GIB),)
     assert snapshot.faults == ()
-    ledger = attribute(snapshot)
+    ledger = make_ledger(snapshot)
     assert (sum(line.used_bytes for line in ledger.lines), ledger.overcounts[0].overcount_bytes) == (GIB, 0)
     detail = "pid 10 (train): 9.0 GiB in its allocators; the driver counted 10.0 GiB before"
     assert [each for each in conditions(snapshot) if each.kind == "suspended"] == [("GPU-a", "suspended", detail)]
@@ -73,7 +73,7 @@ def test_only_process_of_the_machine_can_be_suspended():
     alone = make_device(used_bytes=10 * GIB, processes=(make_process(10, 10 * GIB),))
     snapshot = after([(alone, said()), *[(make_device(), said())] * 4])
     assert snapshot.reports[0].suspended
-    assert sum(line.used_bytes for line in attribute(snapshot).lines) == 0
+    assert sum(line.used_bytes for line in make_ledger(snapshot).lines) == 0
 
 
 def test_resumed_process_has_its_pools_again():
@@ -87,7 +87,7 @@ def test_memory_that_is_being_restored_is_that_of_the_process():
     snapshot = after([(LISTED, said()), *[(UNLISTED, said())] * 3, *[(HIDDEN, said(age=5.0))] * 5])
     (report,) = snapshot.reports
     assert (report.suspended, report.pools, snapshot.faults) == (True, (POOL,), ())
-    ledger = attribute(snapshot)
+    ledger = make_ledger(snapshot)
     sizes = {(line.share, line.pid): line.used_bytes for line in ledger.lines if line.used_bytes}
     expected = {("opaque", 20): GIB, ("live", 10): 8 * GIB, ("cached", 10): GIB, ("unattributed", None): GIB}
     assert (sizes, ledger.overcounts[0].overcount_bytes) == (expected, 0)

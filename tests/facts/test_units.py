@@ -10,8 +10,8 @@ from gpumond.facts.units import (
     distinct_size_texts,
     growth_rate_text,
     parse_seconds,
+    parse_seconds_argument,
     plural,
-    seconds_argument,
     size_text,
 )
 
@@ -32,13 +32,13 @@ def test_counted_uses_the_plural_except_for_one(count: int, noun: str, words: st
 
 @pytest.mark.parametrize(("text", "value"), [("90s", 90.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)])
 def test_typed_duration_has_a_unit(text: str, value: float):
-    assert seconds_argument(text) == value
+    assert parse_seconds_argument(text) == value
 
 
 def test_typed_duration_without_a_unit_is_refused_with_units_to_choose_from():
     assert parse_seconds("1") == 1.0
     with pytest.raises(ValueError, match="expected a unit, as in 1s, 1m or 1h"):
-        seconds_argument("1")
+        parse_seconds_argument("1")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.fleet.advise import profile, size
+from gpumond.features.fleet.advise import advise_program, mig_profile
 from tests.helpers.prometheus import Prometheus
 from tests.helpers.stubs import fleet
 
@@ -136,8 +136,8 @@ def test_period_without_data_gives_no_advice(prometheus: Prometheus):
 
 
 def of(needed: float, hours: float = 10.0, device: float | None = H100_BYTES, headroom: float = 0.1) -> Any:
-    known = {"needed": needed * GIB, "earlier": needed * GIB, "usual": needed * GIB}
-    return size(("train",), H100, hours=hours, device=device, headroom=headroom, **known)
+    known = {"needed_bytes": needed * GIB, "earlier_bytes": needed * GIB, "usual_bytes": needed * GIB}
+    return advise_program(("train",), H100, hours=hours, device_bytes=device, headroom_ratio=headroom, **known)
 
 
 def test_limit_never_exceeds_the_device():
@@ -173,7 +173,7 @@ def test_short_or_empty_programs_get_no_limit():
 def test_profile_is_the_smallest_that_is_large_enough(
     model: str, device: float, limit_gibibytes: float, name: str | None
 ):
-    assert profile(model, device, limit_gibibytes * GIB) == name
+    assert mig_profile(model, device, limit_gibibytes * GIB) == name
 
 
 @pytest.mark.parametrize(

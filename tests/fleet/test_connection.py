@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.features.fleet.connection import Access, Client, Machine, Machines, make_access, parse_machine, run_each
+from gpumond.features.fleet.connection import (
+    Client,
+    Credentials,
+    Machine,
+    Machines,
+    parse_machine,
+    read_credentials,
+    run_each,
+)
 from gpumond.features.fleet.discovery import Prometheus
 from gpumond.host.http import may_receive_token
 from gpumond.view.frame import frame_of
@@ -23,8 +31,11 @@ TRUST = ssl.create_default_context()
 SERIES = {"metric": {"job": "gpumond", "instance": "gpu-1"}, "value": [1.0, "1"]}
 
 
-def client(trust: ssl.SSLContext = TRUST, seconds: float = 10.0) -> Client:
-    return Client(Access(trust=trust, token="secret", tokens={"own": "own-secret", "10.0.0.7": "host-secret"}), seconds)
+def client(ssl_context: ssl.SSLContext = TRUST, seconds: float = 10.0) -> Client:
+    return Client(
+        Credentials(ssl_context=ssl_context, token="secret", tokens={"own": "own-secret", "10.0.0.7": "host-secret"}),
+        seconds,
+    )
 
 
 def get(address: str, own: Client | None = None, name: str = "a", scheme: str = "http") -> Any:
@@ -36,11 +47,11 @@ def get(address: str, own: Client | None = None, name: str = "a", scheme: str = 
 @pytest.mark.needs("openssl")
 def test_token_is_sent_to_a_loopback_address_and_over_tls_only(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
-    trust = ssl.create_default_context(cafile=place / "ca.crt")
+    ssl_context = ssl.create_default_context(cafile=place / "ca.crt")
     with stub(lambda path, body: (200, {})) as plain, stub(lambda path, body: (200, {}), place / "server.crt") as tls:
         get(plain.address)
         get(plain.address.replace("127.0.0.1", "0.0.0.0"))  # reaches the same server, and isn't a loopback address
-        get(tls.address, client(trust), "own", "https")
+        get(tls.address, client(ssl_context), "own", "https")
         assert [token for _, token, _ in plain.requests] == ["Bearer secret", None]
         assert [token for _, token, _ in tls.requests] == ["Bearer own-secret"]
 
@@ -71,17 +82,17 @@ def test_addresses_that_may_receive_a_token(url: str, allowed: bool):
 
 
 def test_token_of_a_machine_is_by_name_or_host():
-    access = client().access
+    access = client().credentials
     assert access.token_of(Machine("own", "http://a:1")) == "own-secret"
     assert access.token_of(Machine("b", "http://10.0.0.7:9917")) == "host-secret"
     assert access.token_of(Machine("b", "http://b:1")) == "secret"
 
 
 def test_machine_of_a_list_without_tls_receives_only_the_token_of_its_host():
-    access = client().access
-    assert access.token_of(Machine("own", "https://a:1", proven=False)) is None
-    assert access.token_of(Machine("own", "https://10.0.0.7:9917", proven=False)) == "host-secret"
-    assert access.token_of(Machine("b", "https://b:1", proven=False)) is None
+    access = client().credentials
+    assert access.token_of(Machine("own", "https://a:1", from_verified_list=False)) is None
+    assert access.token_of(Machine("own", "https://10.0.0.7:9917", from_verified_list=False)) == "host-secret"
+    assert access.token_of(Machine("b", "https://b:1", from_verified_list=False)) is None
 
 
 @pytest.mark.needs("openssl")
@@ -122,10 +133,10 @@ def test_frame_of_more_than_its_limit_is_refused():
 @pytest.mark.needs("openssl")
 def test_certificate_for_another_name_is_refused_and_no_token_is_sent(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
-    trust = ssl.create_default_context(cafile=place / "ca.crt")
+    ssl_context = ssl.create_default_context(cafile=place / "ca.crt")
     with stub(lambda path, body: (200, {}), place / "client.crt") as other:
         with pytest.raises(DaemonError, match="certificate isn't valid for this address"):
-            get(other.address, client(trust), scheme="https")
+            get(other.address, client(ssl_context), scheme="https")
         with pytest.raises(DaemonError, match="certificate isn't valid"):
             get(other.address, scheme="https")  # of an authority that is not trusted
         assert other.requests == []
@@ -214,16 +225,16 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
     answer = {"status": "success", "data": {"activeTargets": []}}
     with stub(lambda path, body: (200, answer)) as served:
         url = f"http://{served.address}"
-        assert asyncio.run(Prometheus(url=url, trust=TRUST).targets()) == []
-        assert asyncio.run(Prometheus(url=url, trust=TRUST, token="its-own").targets()) == []
+        assert asyncio.run(Prometheus(url=url, ssl_context=TRUST).targets()) == []
+        assert asyncio.run(Prometheus(url=url, ssl_context=TRUST, token="its-own").targets()) == []
         assert [(path, token) for path, token, _ in served.requests] == [
             ("/api/v1/targets?state=active", None),
             ("/api/v1/targets?state=active", "Bearer its-own"),
         ]
     with pytest.raises(DiscoveryError, match="isn't sent without TLS"):
-        asyncio.run(Prometheus(url="http://prometheus:9090", trust=TRUST, token="its-own").targets())
+        asyncio.run(Prometheus(url="http://prometheus:9090", ssl_context=TRUST, token="its-own").targets())
     with pytest.raises(DiscoveryError, match="nothing is listening at this address; pass the address of a Prometheus"):
-        asyncio.run(Prometheus(url=f"http://127.0.0.1:{free_port()}", trust=TRUST).targets())
+        asyncio.run(Prometheus(url=f"http://127.0.0.1:{free_port()}", ssl_context=TRUST).targets())
 
 
 @pytest.mark.needs("openssl")
@@ -232,11 +243,11 @@ def test_client_certificate_is_presented(tmp_path: Path):
     files = {"certificate": place / "client.crt", "key": place / "client.key"}
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
     with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
-        assert get(served.address, Client(make_access(**files, environ=environ), 10.0), scheme="https") == {}
+        assert get(served.address, Client(read_credentials(**files, environ=environ), 10.0), scheme="https") == {}
         with pytest.raises(DaemonError):
-            get(served.address, Client(make_access(environ=environ), 10.0), scheme="https")
+            get(served.address, Client(read_credentials(environ=environ), 10.0), scheme="https")
     with pytest.raises(ConfigError, match=r"client\.key"):
-        make_access(certificate=place / "client.key", environ=environ)
+        read_credentials(certificate=place / "client.key", environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +303,7 @@ def test_instance_has_one_address(instance: str, url: str):
             parse_machine("gpu-3", {}),
         )
     )
-    assert found.address_of(instance).url == url
+    assert found.machine_of(instance).url == url
 
 
 @pytest.mark.parametrize("instance", ["gpu-9", "gpu-1:9100", "two"])
@@ -305,7 +316,7 @@ def test_instance_without_one_address_is_refused(instance: str):
         )
     )
     with pytest.raises(DiscoveryError):
-        found.address_of(instance)
+        found.machine_of(instance)
 
 
 def test_machine_that_two_jobs_scrape_is_listed_once():

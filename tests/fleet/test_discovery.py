@@ -13,20 +13,20 @@ import yaml
 from gpumond.facts.errors import ConfigError
 from gpumond.features.fleet.connection import Machine, Machines, parse_machine
 from gpumond.features.fleet.discovery import (
-    DAEMONS,
+    DAEMONS_QUERY,
     LOOKBACK_SECONDS,
     QueriedProcess,
     SeriesSample,
-    from_file,
-    from_groups,
-    from_nodes,
-    from_prometheus,
-    from_slices,
+    file_sd_groups,
     lookback_seconds,
+    machines_from_endpoint_slices,
+    machines_from_file,
+    machines_from_groups,
+    machines_from_prometheus,
+    machines_from_slurm_nodes,
     processes_by_instance,
-    to_groups,
 )
-from gpumond.features.fleet.flush import by_machine
+from gpumond.features.fleet.flush import processes_by_machine
 from tests.helpers.stubs import fleet, stub
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/gpumond.rules.yaml"
@@ -38,7 +38,7 @@ MACHINES = [
 
 
 def test_printed_list_is_read_again():
-    assert [*from_groups(json.loads(json.dumps(to_groups(MACHINES))), "http", "x")] == MACHINES
+    assert [*machines_from_groups(json.loads(json.dumps(file_sd_groups(MACHINES))), "http", "x")] == MACHINES
 
 
 def test_yaml_and_json_files_are_equal(tmp_path: Path):
@@ -46,7 +46,7 @@ def test_yaml_and_json_files_are_equal(tmp_path: Path):
     (tmp_path / "targets.json").write_text('[{"targets": ["gpu-1", "gpu-2:80"], "labels": {"rack": "7"}}]')
     expected = [parse_machine(address, {"rack": "7"}, scheme="https") for address in ("gpu-1", "gpu-2:80")]
     for name in ("targets.yaml", "targets.json"):
-        assert [*from_file(tmp_path / name, "https")] == expected
+        assert [*machines_from_file(tmp_path / name, "https")] == expected
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_file_of_another_format_is_refused(tmp_path: Path, name: str, content: s
         content = content.replace("[]}", "[1]}")
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=name):
-        [*from_file(tmp_path / name, "http")]
+        [*machines_from_file(tmp_path / name, "http")]
 
 
 def test_file_that_does_not_exist_is_named(tmp_path: Path):
     for name in ("a.json", "a.yaml"):
         with pytest.raises(ConfigError, match=f"{name}: No such file"):
-            [*from_file(tmp_path / name, "http")]
+            [*machines_from_file(tmp_path / name, "http")]
 
 
 def test_targets_of_prometheus_have_the_address_that_it_scrapes():
@@ -75,7 +75,7 @@ def test_targets_of_prometheus_have_the_address_that_it_scrapes():
         {"labels": {"job": "pods", "instance": "10.1.0.7:8080"}, "scrapeUrl": "http://10.1.0.7:8080/metrics"},
     ]
     daemons = [{"job": "gpumond", "instance": "node-1"}, {"job": "pods", "instance": "gpu-2:80"}]
-    assert [*from_prometheus(targets, daemons)] == [
+    assert [*machines_from_prometheus(targets, daemons)] == [
         Machine("node-1", "https://10.0.0.1:9917", (("job", "gpumond"),)),
         Machine("gpu-2:80", "http://gpu-2:80/proxy", (("job", "pods"),)),
     ]
@@ -84,7 +84,7 @@ def test_targets_of_prometheus_have_the_address_that_it_scrapes():
 @pytest.mark.parametrize(
     ("options", "expression", "names"),
     [
-        ((), DAEMONS, ["a", "b"]),
+        ((), DAEMONS_QUERY, ["a", "b"]),
         (("--job", "pods"), 'up{job="pods"}', ["b"]),
     ],
 )
@@ -125,7 +125,7 @@ def test_daemons_in_prometheus_are_those_that_the_rules_find(tmp_path: Path):
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [
             {"expr": f"group by (job, instance) ({each})", "eval_time": "9m", "exp_samples": found}
-            for each in (DAEMONS, "gpumond:up")
+            for each in (DAEMONS_QUERY, "gpumond:up")
         ],
     }
     file = tmp_path / "daemons.test.yaml"
@@ -144,7 +144,7 @@ def test_endpoint_slices_name_the_nodes():
         {"addressType": "IPv6", "ports": ports, "endpoints": [{"addresses": ["fd00::3"]}]},
         {"addressType": "IPv4", "ports": None, "endpoints": None},
     ]
-    assert [*from_slices({"items": items}, "http")] == [
+    assert [*machines_from_endpoint_slices({"items": items}, "http")] == [
         Machine("node-1", "http://10.0.0.1:9917", (("namespace", "gpumond"), ("pod", "gpumond-x"))),
         Machine("node-2", "http://10.0.0.2:9917"),
         Machine("[fd00::3]:9917", "http://[fd00::3]:9917"),
@@ -152,7 +152,7 @@ def test_endpoint_slices_name_the_nodes():
 
 
 def test_node_in_several_partitions_is_listed_once():
-    assert [each.name for each in from_nodes("gpu-1\ngpu-2\ngpu-1\n", "http")] == ["gpu-1", "gpu-2"]
+    assert [each.name for each in machines_from_slurm_nodes("gpu-1\ngpu-2\ngpu-1\n", "http")] == ["gpu-1", "gpu-2"]
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,16 @@ def test_machines_of_two_clusters_with_one_name_are_apart():
     processes = processes_by_instance(samples, scrapes, 0.0)
     assert processes == {("x", "a"): {10: QueriedProcess(10, 990.0)}, ("y", "a"): {10: QueriedProcess(10, 980.0)}}
     in_x, in_y = (Machine("a", f"http://a.{name}:9917", (("cluster", name),)) for name in ("x", "y"))
-    found, missing = by_machine(Machines([in_x, in_y]), processes)
+    found, missing = processes_by_machine(Machines([in_x, in_y]), processes)
     assert (dict(found), missing) == ({in_x: processes["x", "a"], in_y: processes["y", "a"]}, [])
-    found, missing = by_machine(Machines([in_x]), processes)
+    found, missing = processes_by_machine(Machines([in_x]), processes)
     assert (dict(found), [each.machine for each in missing]) == ({in_x: processes["x", "a"]}, ["y/a"])
-    found, missing = by_machine(Machines([in_x, in_y]), processes_by_instance([sample("a", "10")], scrapes, 0.0))
+    found, missing = processes_by_machine(
+        Machines([in_x, in_y]), processes_by_instance([sample("a", "10")], scrapes, 0.0)
+    )
     assert (found, len(missing)) == ([], 1)
     assert "keep it in the query" in missing[0].problem
-    found, missing = by_machine(Machines([Machine("a", "http://a:9917")]), processes)
+    found, missing = processes_by_machine(Machines([Machine("a", "http://a:9917")]), processes)
     assert found == []
     assert {each.problem for each in missing} == {
         "machines in several clusters have this name; add the label cluster to those in your list"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.facts.errors import remedy
-from gpumond.facts.frame import StatedCondition, StatedFault
-from gpumond.features.fleet.connection import Access, Client, Machine, parse_machine
-from gpumond.features.fleet.doctor import FleetFinding, by_subject, examine
+from gpumond.facts.frame import ConditionWithRemedy, FaultWithRemedy
+from gpumond.features.fleet.connection import Client, Credentials, Machine, parse_machine
+from gpumond.features.fleet.doctor import FleetFinding, examine, findings_by_subject
 from gpumond.view.frame import MALFORMED
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -20,8 +20,8 @@ from tests.helpers.running import free_port
 from tests.helpers.stubs import fleet, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
-HIDDEN = StatedCondition("GPU-a", "unmapped_estimated", "none", "train (pid 10)")
+LOST = FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "", remedy("gpu_is_lost"))
+HIDDEN = ConditionWithRemedy("GPU-a", "unmapped_estimated", "none", "train (pid 10)")
 
 
 def frame(agent: bool = True, version: str = "1.0.0", **fields: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def examined(*frames: Any) -> list[FleetFinding]:
             else:
                 address = stack.enter_context(stub(lambda path, body, own=each: (200, own))).address
             machines.append(parse_machine(address, {"instance": f"node-{number}"}))
-        client = Client(Access(trust=ssl.create_default_context()), 10.0)
+        client = Client(Credentials(ssl_context=ssl.create_default_context()), 10.0)
         return asyncio.run(examine(client, machines, 8))
 
 
@@ -76,7 +76,7 @@ def test_another_build_of_the_same_version_is_named():
 
 def test_same_problem_of_several_machines_is_one_group():
     found = examined(*(frame(faults=(LOST,)) for _ in range(3)), frame(agent=False))
-    groups = by_subject(found)
+    groups = findings_by_subject(found)
     assert [(finding.subject, names) for finding, names in groups] == [
         ("gpu_is_lost", ["node-0", "node-1", "node-2"]),
         ("programs without an agent", ["node-3"]),

@@ -54,7 +54,7 @@ def test_sleep_keeps_one_replica_and_its_undo_wakes_the_others(tmp_path: Path):
         assert [used_bytes(card) for card in cards] == [3 * GIB, 3 * GIB, 7 * GIB]
 
         *_, undo = shown.stdout.splitlines()
-        command = shlex.split(undo.removeprefix("undo with: "))
+        command = shlex.split(undo.removeprefix("to undo: "))
         assert command[:3] == ["gpumond", "fleet", "undo"]
         until(lambda: all(daemons[name].value("gpumond_engine_sleeping", **used) == 1 for name in NAMES[:2]), 60)
         undone = fleet(*command[2:], "--yes")

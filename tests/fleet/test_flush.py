@@ -12,16 +12,16 @@ import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.features.fleet.connection import Access, Client, Machine, parse_machine
-from gpumond.features.fleet.flush import FlushOptions, ProcessResult, carry_out, plan, result_of
+from gpumond.features.fleet.connection import Client, Credentials, Machine, parse_machine
+from gpumond.features.fleet.flush import FlushOptions, ProcessResult, flush_waves, read_plan, receipts_result
 from gpumond.features.fleet.plan import (
     Criteria,
     FleetLimits,
-    MachineFlush,
+    PlannedFlush,
     Replicas,
     parse_max_unavailable,
+    plan_waves,
     refuse_beyond_limits,
-    waves,
 )
 from gpumond.view.frame import receipts_of
 from tests.helpers.agents import GIB
@@ -29,7 +29,7 @@ from tests.helpers.frames import make_frame
 from tests.helpers.stubs import Answer, fleet, receipt, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-CLIENT = Client(Access(trust=ssl.create_default_context()), 60.0)
+CLIENT = Client(Credentials(ssl_context=ssl.create_default_context()), 60.0)
 
 
 def frame() -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_machine_that_does_not_answer_does_not_delay_the_others():
         machines = [parse_machine(silent.address, {"instance": "slow"})]
         machines += [parse_machine(present.address, {"instance": f"node-{number}"}) for number in range(3)]
         selected = [(each, None) for each in machines]
-        planned, missing, _ = asyncio.run(plan(CLIENT, selected, Criteria(workload="train"), 4))
+        planned, missing, _ = asyncio.run(read_plan(CLIENT, selected, Criteria(workload="train"), 4))
     assert [(each.machine.name, each.pid) for each in planned] == [(f"node-{number}", 10) for number in range(3)]
     assert [each.machine for each in missing] == ["slow"]
 
@@ -70,18 +70,18 @@ def answers(outcomes: dict[int, str]) -> Any:
 
 
 def carried_out(
-    outcomes: dict[int, str], waves: list[list[int]], **options: Any
+    outcomes: dict[int, str], plan_waves: list[list[int]], **options: Any
 ) -> tuple[list[tuple[int, int, str]], str]:
     """Return wave, pid and result of each program, and the reason of the last one."""
     with stub(answers(outcomes)) as served:
         own = Machine("a", f"http://{served.address}")
-        order = [[MachineFlush(machine=own, pid=pid, start_ticks=1) for pid in wave] for wave in waves]
-        found: list[ProcessResult] = asyncio.run(carry_out(CLIENT, order, FlushOptions(**options)))
+        order = [[PlannedFlush(machine=own, pid=pid, start_ticks=1) for pid in wave] for wave in plan_waves]
+        found: list[ProcessResult] = asyncio.run(flush_waves(CLIENT, order, FlushOptions(**options)))
     return [(each.wave, each.planned.pid, each.result) for each in found], found[-1].reason
 
 
-def results(outcomes: dict[int, str], waves: list[list[int]], **options: Any) -> list[str]:
-    return [result for _, _, result in carried_out(outcomes, waves, **options)[0]]
+def results(outcomes: dict[int, str], plan_waves: list[list[int]], **options: Any) -> list[str]:
+    return [result for _, _, result in carried_out(outcomes, plan_waves, **options)[0]]
 
 
 ALONE = [[1], [2], [3], [4]]
@@ -97,7 +97,7 @@ def test_flushes_stop_after_the_number_of_failures():
 
 
 def test_failure_stops_the_rest_of_its_wave():
-    assert results({2: "failed"}, [[1, 2, 3, 4]], parallel=1) == ["flushed", "failed", "skipped", "skipped"]
+    assert results({2: "failed"}, [[1, 2, 3, 4]], concurrency=1) == ["flushed", "failed", "skipped", "skipped"]
 
 
 def test_canary_that_fails_or_releases_too_little_stops_the_flushes():
@@ -155,7 +155,7 @@ def test_engines_sleep_and_wake(tmp_path: Path, command: str, sleeping: bool, ou
     assert operations[0] == operations[1]
     assert operations[0]["reason"] == "night"
     assert f"\noperation {operations[0]['id']}\n" in shown.stdout
-    undo = f"undo with: gpumond fleet undo --targets {file} {operations[0]['id']}"
+    undo = f"to undo: gpumond fleet undo --targets {file} {operations[0]['id']}"
     assert shown.stdout.splitlines()[-1] == (undo if command == "sleep" else total)
     expected = {"target": {"workload": "chat"}, "steps": ["engine"], "timeout_seconds": 30.0}
     assert bodies == [expected | ({"wake": True} if command == "wake" else {})] * 2
@@ -234,51 +234,51 @@ def test_top_shows_several_machines_in_one_table(tmp_path: Path):
         assert "isn't a terminal" in fleet("top", "--targets", str(file)).stderr
 
 
-def planned(pid: int, machine: str = "a", **fields: Any) -> MachineFlush:
+def planned(pid: int, machine: str = "a", **fields: Any) -> PlannedFlush:
     own = Machine(machine, f"http://{machine}:9917")
-    return MachineFlush(machine=own, pid=pid, start_ticks=1, **fields)
+    return PlannedFlush(machine=own, pid=pid, start_ticks=1, **fields)
 
 
-def rank(pid: int, job: str = "slurm/7", **fields: Any) -> MachineFlush:
+def rank(pid: int, job: str = "slurm/7", **fields: Any) -> PlannedFlush:
     return planned(pid, f"node-{pid}", **{"workload": "train", "job": job, "ranks": 6} | fields)
 
 
-def pids(found: list[list[MachineFlush]]) -> list[list[int]]:
+def pids(found: list[list[PlannedFlush]]) -> list[list[int]]:
     return [[each.pid for each in wave] for wave in found]
 
 
 def test_ranks_of_a_job_are_in_one_wave():
     ranks = [rank(pid) for pid in range(6)]
     others = [planned(10), planned(11)]
-    assert pids(waves([*ranks[:3], *others, *ranks[3:]], 4)) == [[0, 1, 2, 3, 4, 5], [10, 11]]
+    assert pids(plan_waves([*ranks[:3], *others, *ranks[3:]], 4)) == [[0, 1, 2, 3, 4, 5], [10, 11]]
 
 
 def test_wave_has_at_most_the_number_of_processes():
-    assert pids(waves([planned(pid) for pid in range(5)], 2)) == [[0, 1], [2, 3], [4]]
-    assert waves([], 2, canary=True) == []
+    assert pids(plan_waves([planned(pid) for pid in range(5)], 2)) == [[0, 1], [2, 3], [4]]
+    assert plan_waves([], 2, canary=True) == []
 
 
 def test_programs_of_one_workload_are_independent():
-    assert pids(waves([planned(pid, f"node-{pid}", workload="serving") for pid in range(3)], 1)) == [[0], [1], [2]]
+    assert pids(plan_waves([planned(pid, f"node-{pid}", workload="serving") for pid in range(3)], 1)) == [[0], [1], [2]]
 
 
 def test_jobs_with_the_same_workload_are_independent():
-    assert pids(waves([rank(1, "slurm/7"), rank(2, "slurm/8"), rank(3, "slurm/7")], 1)) == [[1, 3], [2]]
-    assert pids(waves([rank(1, user="ada"), rank(2, user="grace")], 1)) == [[1], [2]]
+    assert pids(plan_waves([rank(1, "slurm/7"), rank(2, "slurm/8"), rank(3, "slurm/7")], 1)) == [[1, 3], [2]]
+    assert pids(plan_waves([rank(1, user="ada"), rank(2, user="grace")], 1)) == [[1], [2]]
 
 
 def test_ranks_without_a_job_are_grouped_by_workload_user_and_number():
     ranks = [rank(1, ""), rank(2, ""), rank(3, "", ranks=2), rank(4, "", workload="other"), rank(5, "", user="ada")]
-    assert pids(waves(ranks, 1)) == [[1, 2], [3], [4], [5]]
+    assert pids(plan_waves(ranks, 1)) == [[1, 2], [3], [4], [5]]
 
 
 def test_first_wave_with_a_canary_is_one_job_that_would_release_memory():
     programs = [planned(1), rank(2, likely_bytes=5), planned(3, likely_bytes=5), rank(4, likely_bytes=5)]
-    assert pids(waves(programs, 8, canary=True)) == [[2, 4], [1, 3]]
-    assert pids(waves([planned(1), planned(2)], 8, canary=True)) == [[1], [2]]
+    assert pids(plan_waves(programs, 8, canary=True)) == [[2, 4], [1, 3]]
+    assert pids(plan_waves([planned(1), planned(2)], 8, canary=True)) == [[1], [2]]
 
 
-def refused(found: list[MachineFlush]) -> dict[int, str]:
+def refused(found: list[PlannedFlush]) -> dict[int, str]:
     return {each.pid: each.refusal for each in found if each.refusal}
 
 
@@ -291,7 +291,7 @@ def test_flushes_beyond_the_limit_of_machines_are_refused_by_job():
     assert refused(refuse_beyond_limits(programs, FleetLimits())) == {}
 
 
-def engine(pid: int, name: str = "chat", **fields: Any) -> MachineFlush:
+def engine(pid: int, name: str = "chat", **fields: Any) -> PlannedFlush:
     return planned(pid, f"node-{pid}", engine=name, workload=name, **fields)
 
 
@@ -326,7 +326,7 @@ def test_engines_of_a_service_that_must_stay_awake_are_refused():
     ],
 )
 def test_result_of_a_process_is_that_of_its_receipts(outcomes: tuple[str, ...], result: str):
-    found = result_of(planned(1), 1, [receipt(outcome) for outcome in outcomes])
+    found = receipts_result(planned(1), 1, [receipt(outcome) for outcome in outcomes])
     assert (found.result, found.released_bytes) == (result, 5 * len(outcomes))
 
 

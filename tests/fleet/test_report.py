@@ -15,7 +15,15 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB
-from gpumond.features.fleet.accounting import Period, Price, TeamRule, accounts, price_of, total, usages
+from gpumond.features.fleet.accounting import (
+    Period,
+    Price,
+    TeamRule,
+    make_accounts,
+    price_of,
+    total_usage,
+    usage_by_group,
+)
 from gpumond.features.fleet.discovery import SeriesSample
 from gpumond.features.fleet.report import UsageReport, read_teams
 from tests.helpers.html_document import checked
@@ -262,7 +270,7 @@ def sample(value: float, **labels: str) -> SeriesSample:
 
 def test_device_that_cannot_be_read_is_a_part_of_its_machine():
     period = Period(0, 600, 60)
-    found = accounts(
+    found = make_accounts(
         period,
         [
             ("used", period, [sample(10.0 * GIB, user="ada")]),
@@ -271,14 +279,14 @@ def test_device_that_cannot_be_read_is_a_part_of_its_machine():
             ("any", period, [sample(10.0)]),
         ],
     )
-    (row,) = usages(found, ("user",))
+    (row,) = usage_by_group(found, ("user",))
     assert (row.group, row.coverage, row.mean_gibibytes) == (("ada",), 0.5, 2.0)
-    assert total(found).coverage == 0.5
+    assert total_usage(found).coverage == 0.5
 
 
 def test_gap_lowers_no_curve():
     first, second = Period(0, 600, 60), Period(600, 1200, 60)
-    found = accounts(
+    found = make_accounts(
         Period(0, 1200, 60),
         [
             *(("used", part, [sample(steps * GIB, user="ada")]) for part, steps in ((first, 10.0), (second, 4.0))),
@@ -293,7 +301,9 @@ def test_gap_lowers_no_curve():
 
 def test_rows_without_data_have_unknown_measures():
     period = Period(0, 600, 60)
-    (row,) = usages(accounts(period, [("used", period, [sample(60.0 * GIB, user="ada")])]), ("user",), (Price("", 1),))
+    (row,) = usage_by_group(
+        make_accounts(period, [("used", period, [sample(60.0 * GIB, user="ada")])]), ("user",), (Price("", 1),)
+    )
     assert (row.used, row.wasted, row.cost) == (1.0, None, None)
 
 
@@ -316,9 +326,9 @@ def test_longest_pattern_has_the_price():
 
 def test_first_rule_of_a_team_matches():
     period = Period(0, 60, 60)
-    found = accounts(period, [("used", period, [sample(1.0, user="ada"), sample(1.0, user="bob")])])
+    found = make_accounts(period, [("used", period, [sample(1.0, user="ada"), sample(1.0, user="bob")])])
     rules = (TeamRule("vision", "user", "a*"), TeamRule("speech", "user", "*"))
-    assert {row.group for row in usages(found, ("team",), teams=rules)} == {("vision",), ("speech",)}
+    assert {row.group for row in usage_by_group(found, ("team",), teams=rules)} == {("vision",), ("speech",)}
 
 
 @pytest.mark.parametrize("text", ["[]", "vision: ada", "vision: [ada]", "vision: [job=7]", "vision: [", "a: b: c"])
@@ -342,13 +352,13 @@ def test_name_of_a_workload_is_text_in_each_format(name: str, in_csv: str, capsy
     from gpumond.features.fleet import report as formats
 
     period = Period(0, 60, 60)
-    shown = UsageReport(accounts(period, [("used", period, [sample(1.0, workload=name)])]), ("workload",))
-    formats._csv(shown)
+    shown = UsageReport(make_accounts(period, [("used", period, [sample(1.0, workload=name)])]), ("workload",))
+    formats._print_csv(shown)
     rows = [*csv.reader(io.StringIO(capsys.readouterr().out))]
     assert rows[1][2] == in_csv
-    formats._table(shown)
+    formats._print_table(shown)
     assert "\t" not in capsys.readouterr().out
-    assert checked(formats._page(shown))
+    assert checked(formats._html(shown))
 
 
 @pytest.mark.parametrize(

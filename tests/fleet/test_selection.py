@@ -12,7 +12,7 @@ from gpumond.facts.errors import DaemonError
 from gpumond.facts.program import TICKS_PER_SECOND
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import QueriedProcess
-from gpumond.features.fleet.plan import Criteria, MachineFlush, select
+from gpumond.features.fleet.plan import Criteria, PlannedFlush, plan_flushes
 from gpumond.features.fleet.status import status_of_frame
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
@@ -43,8 +43,8 @@ def frame(**fields: Any) -> dict[str, Any]:
     return found
 
 
-def selected(named: dict[int, QueriedProcess] | None = None, **criteria: Any) -> dict[int, MachineFlush]:
-    return {each.pid: each for each in select(MACHINE, frame(), Criteria(**criteria), named)}
+def selected(named: dict[int, QueriedProcess] | None = None, **criteria: Any) -> dict[int, PlannedFlush]:
+    return {each.pid: each for each in plan_flushes(MACHINE, frame(), Criteria(**criteria), named)}
 
 
 def test_processes_match_by_workload_and_user():
@@ -57,7 +57,7 @@ def test_processes_match_by_workload_and_user():
 def test_launcher_without_memory_on_a_device_is_not_selected():
     launcher = make_report(12, (), workload="train")
     found = make_frame(make_device(), reports=(launcher,))
-    assert select(MACHINE, found, Criteria(workload="train"), None) == []
+    assert plan_flushes(MACHINE, found, Criteria(workload="train"), None) == []
 
 
 def test_plan_states_the_bytes_and_the_identity_of_the_process():
@@ -74,7 +74,7 @@ def test_process_without_an_agent_and_with_too_few_bytes_is_refused():
 
 
 def test_program_whose_agent_allows_no_flush_is_refused():
-    planned = select(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
+    planned = plan_flushes(MACHINE, frame(flush_policy="never"), Criteria(workload="serve"), None)
     assert [each.refusal for each in planned] == ["the program doesn't allow flushes"]
 
 
@@ -99,7 +99,7 @@ def test_another_process_than_a_query_names_is_refused(named: QueriedProcess, re
 def test_process_whose_start_is_unknown_is_refused():
     found = frame()
     found["snapshot"]["uptime_seconds"] = None
-    (planned,) = select(MACHINE, found, Criteria(), {10: QueriedProcess(10, STARTED_AT + 1)})
+    (planned,) = plan_flushes(MACHINE, found, Criteria(), {10: QueriedProcess(10, STARTED_AT + 1)})
     assert "the process's start time is unknown" in planned.refusal
 
 
@@ -111,7 +111,7 @@ def test_query_and_labels_both_select():
 @pytest.mark.parametrize("answer", [None, [], {}, {"snapshot": None}, {"snapshot": {"devices": 1}}, "text"])
 def test_answer_of_another_service_is_refused(answer: Any):
     with pytest.raises(DaemonError, match="the server isn't gpumond"):
-        select(MACHINE, answer, Criteria(), None)
+        plan_flushes(MACHINE, answer, Criteria(), None)
     with pytest.raises(DaemonError, match="the server isn't gpumond"):
         status_of_frame(MACHINE, answer)
 
@@ -131,10 +131,10 @@ def engine(name: str, *pids: int, **fields: Any) -> EngineReading:
 
 def engines(
     *given: EngineReading, named: dict[int, QueriedProcess] | None = None, **criteria: Any
-) -> list[MachineFlush]:
+) -> list[PlannedFlush]:
     found = frame()
     found["snapshot"]["engines"] = TypeAdapter(tuple[EngineReading, ...]).dump_python(given, mode="json")
-    return select(MACHINE, found, Criteria(engines=True, **criteria), named)
+    return plan_flushes(MACHINE, found, Criteria(engines=True, **criteria), named)
 
 
 def test_engine_is_planned_once_with_the_memory_of_its_processes():

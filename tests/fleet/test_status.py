@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import StatedFault
-from gpumond.features.fleet.status import Build, build_of, differences, most_frequent
+from gpumond.facts.frame import FaultWithRemedy
+from gpumond.features.fleet.status import Deployment, deployment_of, differing_fields, majority_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.running import free_port
 from tests.helpers.stubs import Answer, fleet, stub, write_targets
 from tests.helpers.values import make_device, make_pool, make_process, make_report
 
-LOST = StatedFault("nvml", "gpu_is_lost", "GPU-a", "", "replace it")
+LOST = FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "", "replace it")
 USED = {"node-1": 10, "node-2": 40, "node-3": 20}
 ZONES = {"node-1": {"zone": "eu-1"}, "node-2": {"zone": "eu-2", "rack": "7"}, "node-3": {"zone": "us-1"}}
 
@@ -135,17 +135,27 @@ def status(**fields: Any) -> dict[str, Any]:
 
 
 def test_what_a_daemon_runs_is_read_from_its_status():
-    assert build_of(status(faults=[INVALID])) == Build("1.0+111111111", "c1", "r1", "a.yaml, line 3")
-    assert build_of({"version": "0.9", "faults": []}) == Build("0.9", None, None)
+    assert deployment_of(status(faults=[INVALID])) == Deployment("1.0+111111111", "c1", "r1", "a.yaml, line 3")
+    assert deployment_of({"version": "0.9", "faults": []}) == Deployment("0.9", None, None)
     with pytest.raises(DaemonError, match="incompatible version"):
-        build_of({"hello": "world"})
+        deployment_of({"hello": "world"})
 
 
 def test_differences_are_from_the_most_frequent_known_values():
-    builds = [Build("1", "c1", "r1"), Build("1", "c1", "r2"), Build("2", "c2", "r1"), Build("1", None, None)]
-    most = most_frequent(builds)
+    builds = [
+        Deployment("1", "c1", "r1"),
+        Deployment("1", "c1", "r2"),
+        Deployment("2", "c2", "r1"),
+        Deployment("1", None, None),
+    ]
+    most = majority_of(builds)
     assert most == {"version": "1", "config": "c1", "rules": "r1"}
-    assert [differences(each, most) for each in builds] == [[], ["rules"], ["version", "config"], ["config", "rules"]]
+    assert [differing_fields(each, most) for each in builds] == [
+        [],
+        ["rules"],
+        ["version", "config"],
+        ["config", "rules"],
+    ]
 
 
 def test_machines_that_differ_are_listed(tmp_path: Path):

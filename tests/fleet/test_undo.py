@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.fleet.undo import outdated_reason, steps
+from gpumond.features.fleet.undo import outdated_reason, undo_steps
 from tests.helpers import forks
 from tests.helpers.agents import GIB
 from tests.helpers.stubs import Answer, SimulatedMachine, fleet, simulated, stub, write_targets
@@ -49,7 +49,7 @@ def limit(before: dict[str, int] | None = None) -> dict[str, Any]:
     ],
 )
 def test_entry_has_what_undoes_it_or_the_reason(recorded: dict[str, Any], text: str, problem: str):
-    (step,) = steps([recorded], OPERATION)
+    (step,) = undo_steps([recorded], OPERATION)
     assert step.text == text
     assert problem in step.problem
     assert bool(step.problem) is bool(problem)
@@ -62,11 +62,11 @@ def test_results_and_other_operations_have_no_step():
         entry("suspend.receipt", pid=7, start_ticks=70, outcome="refused"),
         entry("silence.create", operation="another", id="1"),
     ]
-    assert steps(others, OPERATION) == []
+    assert undo_steps(others, OPERATION) == []
 
 
 def test_newest_change_is_undone_first():
-    found = steps([entry("silence.create", 1.0, id="a"), entry("silence.create", 2.0, id="b")], OPERATION)
+    found = undo_steps([entry("silence.create", 1.0, id="a"), entry("silence.create", 2.0, id="b")], OPERATION)
     assert [step.subject for step in found] == ["b", "a"]
 
 
@@ -83,7 +83,7 @@ def test_newest_change_is_undone_first():
 def test_limit_is_undone_only_while_it_is_the_present_one(
     limits: list[tuple[str, int, str]], start_ticks: int, reason: str
 ):
-    (step,) = steps([limit()], OPERATION)
+    (step,) = undo_steps([limit()], OPERATION)
     own = [{"device_uuid": uuid, "limit_bytes": size, "quota": quota} for uuid, size, quota in limits]
     report = {"pid": 7, "start_ticks": start_ticks, "limits": own}
     frame: Any = {"snapshot": {"reports": [report]}}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpumond.facts.errors import CooldownActive, NoSuchEntry, TooManyAdmissions
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
@@ -52,13 +52,13 @@ class World:
         await world.admissions.load()
         return world
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         self.flushed.append((request.target.pid, requested_by))
         self.waiting.append(request.requested_for)
         assert request.by_rule
         if self.refuses:
             raise CooldownActive("soon", 10.0)
-        return FlushOutcome("id", (), 0)
+        return FlushResponse("id", (), 0)
 
     def find(self, pid: int) -> tuple[ProcessKey, int] | None:
         return (ProcessKey(pid, 1), RESEARCH) if self.alive else None

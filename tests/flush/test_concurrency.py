@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from gpumond.facts.errors import CooldownActive, FlushInProgress
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.messages import FlushCommand, FlushResult
-from gpumond.facts.pools import Outcome, with_option_names
+from gpumond.facts.pools import FlushOutcome, with_option_names
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.flush.flusher import Flusher, FlushLocks
 from gpumond.host.peer import PeerIdentity
@@ -17,7 +17,7 @@ from tests.helpers import virtual_time
 from tests.helpers.scripted_programs import ScriptedPrograms, release_all, train
 
 
-async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) -> asyncio.Task[FlushOutcome]:
+async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) -> asyncio.Task[FlushResponse]:
     """Start a flush of the process and wait until its agent has received it."""
     task = asyncio.create_task(flusher.flush(FlushRequest(target=Target(pid=pid)), "test"))
     while pid not in scripted.flushed:
@@ -25,7 +25,7 @@ async def started_flush(scripted: ScriptedPrograms, flusher: Flusher, pid: int) 
     return task
 
 
-async def cancelled(task: asyncio.Task[FlushOutcome]) -> None:
+async def cancelled(task: asyncio.Task[FlushResponse]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -69,7 +69,7 @@ def test_programs_with_a_flush_in_progress_are_refused_and_others_flushed():
 
 
 def test_silent_agents_of_another_user_do_not_delay_a_flush():
-    async def run() -> list[Outcome]:
+    async def run() -> list[FlushOutcome]:
         silent = [train(pid, uid=7, workload=f"w{pid}") for pid in range(20, 24)]
         scripted = ScriptedPrograms(*silent, train(10))
         scripted.silent = {report.pid for report in silent}
@@ -138,7 +138,7 @@ def test_flush_without_effect_starts_no_cooldown():
     def nothing(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         return FlushResult(request.id, "nothing", "torch has none of the steps spill", (), ())
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[FlushOutcome]:
         scripted = ScriptedPrograms(train(), respond=nothing)
         flusher = scripted.flusher()
         idle = await flusher.flush(FlushRequest(target=Target(pid=10), steps=("spill",)), "test")

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushInProgress, NoSuchTarget
+from gpumond.facts.errors import CONDITION_REMEDIES, CooldownActive, FlushInProgress, NoSuchTarget
 from gpumond.facts.flush import FlushRequest, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
-from gpumond.facts.pools import Expected, Outcome, Receipt, StepResult
+from gpumond.facts.pools import ExpectedRelease, FlushOutcome, Receipt, StepResult
 from gpumond.facts.program import Program
 from gpumond.facts.snapshot import AgentReport
 from gpumond.host.peer import PeerIdentity
@@ -26,7 +26,7 @@ def test_receipt_has_released_bytes_of_allocator_and_driver():
     answer = ScriptedPrograms(train()).run()
     (receipt,) = answer.receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.driver_released_bytes) == ("freed", 3 * GIB, 3 * GIB)
-    assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
+    assert receipt.expected == ExpectedRelease(3 * GIB, 3 * GIB, 3 * GIB)
     assert receipt.before is not None
     assert receipt.after is not None
     assert (receipt.before.held_bytes, receipt.before.driver_used_bytes) == (4 * GIB, 5 * GIB)
@@ -62,7 +62,7 @@ def test_plan_changes_nothing():
     scripted = ScriptedPrograms(train())
     (receipt,) = scripted.run(dry_run=True).receipts
     assert (receipt.outcome, receipt.released_bytes, receipt.after) == ("planned", 0, None)
-    assert receipt.expected == Expected(3 * GIB, 3 * GIB, 3 * GIB)
+    assert receipt.expected == ExpectedRelease(3 * GIB, 3 * GIB, 3 * GIB)
     assert scripted.driver_counts == {(10, "GPU-a"): 5 * GIB}
 
 
@@ -140,7 +140,7 @@ def test_unanswered_flush_of_a_rank_blocks_the_other_ranks_until_it_is_answered(
     )
     scripted.unanswered = {PeerIdentity(10, 100, 1000)}
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[FlushOutcome]:
         flusher = scripted.flusher()
         together = await flusher.flush(FlushRequest(target=Target(all=True)), "test")
         later = await flusher.flush(FlushRequest(target=Target(pid=11)), "test")
@@ -232,8 +232,8 @@ def test_receipt_contains_the_plan():
         carried_out = FlushRequest(target=Target(pid=10), plan=plan.id)
         receipts = (await flusher.flush(carried_out, "test")).receipts
         (receipt,) = receipts
-        assert receipt.planned == Expected(3 * GIB, 3 * GIB, 3 * GIB)
-        assert (receipt.expected, receipt.released_bytes) == (Expected(2 * GIB, 2 * GIB, 2 * GIB), 2 * GIB)
+        assert receipt.planned == ExpectedRelease(3 * GIB, 3 * GIB, 3 * GIB)
+        assert (receipt.expected, receipt.released_bytes) == (ExpectedRelease(2 * GIB, 2 * GIB, 2 * GIB), 2 * GIB)
         scripted.refill()
         (other,) = (await flusher.flush(replace(carried_out, force=True), "another")).receipts
         assert other.planned is None
@@ -253,7 +253,7 @@ def test_impossible_release_counts_as_zero(before: int, after: int, driver: int 
     def report_impossible_release(
         scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand
     ) -> FlushResult:
-        change = PoolChange(make_pool(live=before), make_pool(live=after), Expected(0, 0, 0))
+        change = PoolChange(make_pool(live=before), make_pool(live=after), ExpectedRelease(0, 0, 0))
         return FlushResult(request.id, "freed", "", (change,), ())
 
     scripted = ScriptedPrograms(train(), train(11), respond=report_impossible_release)
@@ -268,7 +268,7 @@ def test_release_of_managed_memory_is_not_compared_with_the_drivers_count():
     def free(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         before = make_pool(allocator="managed", live=GIB, cached=60 * GIB, managed=True)
         after = make_pool(allocator="managed", live=GIB, managed=True)
-        change = PoolChange(before, after, Expected(0, 60 * GIB, 60 * GIB))
+        change = PoolChange(before, after, ExpectedRelease(0, 60 * GIB, 60 * GIB))
         return FlushResult(request.id, "freed", "", (change,), ())
 
     pool = make_pool(allocator="managed", live=GIB, cached=60 * GIB, managed=True)
@@ -281,7 +281,7 @@ def test_release_of_managed_memory_is_not_compared_with_the_drivers_count():
 def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
     def keep(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
-        change = PoolChange(pool, pool, Expected(0, 0, 0, "not_releasable"))
+        change = PoolChange(pool, pool, ExpectedRelease(0, 0, 0, "not_releasable"))
         return FlushResult(request.id, "planned" if request.dry_run else "nothing", "", (change,), ())
 
     unknown = make_pool(allocator="rmm", live_bytes=None, held_bytes=4 * GIB)
@@ -290,13 +290,13 @@ def test_receipt_of_a_pool_with_unknown_live_bytes_names_the_remedy():
         (receipt,) = scripted.run(dry_run=dry_run).receipts
         assert receipt.before is not None
         assert (receipt.before.live_bytes, receipt.before.held_bytes) == (None, 4 * GIB)
-        assert receipt.reason == CONDITIONS["live_unknown"]
+        assert receipt.reason == CONDITION_REMEDIES["live_unknown"]
 
 
 def test_flush_of_a_pool_without_cache_states_why_it_released_nothing():
     def keep(scripted: ScriptedPrograms, identity: PeerIdentity, request: FlushCommand) -> FlushResult:
         (pool,) = next(report for report in scripted.programs if report.pid == identity.pid).pools
-        return FlushResult(request.id, "nothing", "", (PoolChange(pool, pool, Expected(0, 0, 0)),), ())
+        return FlushResult(request.id, "nothing", "", (PoolChange(pool, pool, ExpectedRelease(0, 0, 0)),), ())
 
     for stranded, reason in ((0, ""), (2 * GIB, "; 2.0 GiB stranded, which a flush can't release")):
         (receipt,) = (

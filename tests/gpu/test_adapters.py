@@ -58,8 +58,9 @@ properties, pool = Properties(1, 0, Location(1, 0)), ctypes.c_void_p()
 ask("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(properties))
 plain = ctypes.c_uint64()
 ask("cuMemAlloc_v2", ctypes.byref(plain), ctypes.c_size_t(MIB))
-print(cuda.pool_of(allocate(1, pool).value) == pool.value, cuda.pool_of(allocate(1).value) == cuda.default_pool(0))
-print(cuda.pool_of(plain.value))
+print(cuda.mempool_of(allocate(1, pool).value) == pool.value, end=" ")
+print(cuda.mempool_of(allocate(1).value) == cuda.default_pool(0))
+print(cuda.mempool_of(plain.value))
 """
     assert run(code) == ["True True", "None"]
 

@@ -19,7 +19,7 @@ sys.setswitchinterval(1e-4)
 from gpumond import agent
 from gpumond.agent.allocators import cuda
 def held_now():
-    with cuda.capture_safe():  # to look at a stream-ordered pool would end the capture that looks
+    with cuda.relaxed_capture_mode():  # to look at a stream-ordered pool would end the capture that looks
         return held()
 """
 

@@ -27,10 +27,10 @@ import dataclasses, json, sys, time
 import gpumond.agent as agent
 agent.start()
 import torch
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 def classes(seconds=600.0):
     torch.cuda.synchronize()
-    (adapter,) = [one for one in LOADED.adapters() if one.name == "torch"]
+    (adapter,) = [one for one in ALLOCATORS.find_adapters() if one.name == "torch"]
     (found,) = adapter.live_classes(seconds)
     assert found.live_bytes == torch.cuda.memory_allocated()
     return dataclasses.asdict(found)
@@ -86,7 +86,7 @@ from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import AgentRequest
 handler = RequestHandler(AgentSettings([], []))
 before = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
-LOADED.adapters()
+ALLOCATORS.find_adapters()
 now = time.monotonic()
 refusal = handler.start_recording(AgentRequest("one", "classes", record_seconds=1.0))
 def allocate(): return torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
@@ -102,7 +102,7 @@ show(refusal=refusal, recording=bool(torch._C._cuda_isHistoryEnabled()), duratio
 """
 RETAINERS = """
 from gpumond.agent.retainers import RetentionSearch
-(adapter,) = [one for one in LOADED.adapters() if one.name == "torch"]
+(adapter,) = [one for one in ALLOCATORS.find_adapters() if one.name == "torch"]
 model, losses = network(), []
 def train():
     losses.append(model(torch.ones(64, 1024, device="cuda")).sum())

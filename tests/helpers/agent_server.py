@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpumond.facts.messages import Hello, Report, encode
 from gpumond.facts.snapshot import AgentReport
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from gpumond.host.peer import PeerIdentity
 from gpumond.host.runtime_directory import bind_agent_socket
 from gpumond.programs.agent_connection import SocketLimits
@@ -23,7 +23,7 @@ from tests.helpers.values import make_pool
 HELLO = encode(Hello("train"))
 REPORT = encode(Report(pools=(make_pool(live=7),)))
 MALFORMED_REPORT = b'{"v":1,"type":"report","pools":[{}]}\n'
-OWN = PeerIdentity(os.getpid(), start_ticks(os.getpid()) or 0, os.getuid())
+OWN = PeerIdentity(os.getpid(), read_start_ticks(os.getpid()) or 0, os.getuid())
 
 
 class ServerOnSocket:
@@ -35,7 +35,7 @@ class ServerOnSocket:
         listener = bind_agent_socket(path, 0o600)
         self.reported = 0
         self.server = AgentServer(
-            listener, limits=limits, reported=self.count, rejected=lambda reason: self.rejected.update([reason])
+            listener, limits=limits, on_reports=self.count, on_rejection=lambda reason: self.rejected.update([reason])
         )
 
     def count(self, reports: int) -> None:

@@ -31,7 +31,7 @@ from gpumond.facts.messages import (
     decode,
     encode,
 )
-from gpumond.facts.pools import Expected, PoolUsage, Reclaimable
+from gpumond.facts.pools import ExpectedRelease, PoolUsage, Reclaimable
 
 GIB = 1 << 30
 LARGE = 60 * GIB
@@ -172,7 +172,7 @@ class Agent:
 
     def _answer(self, asked: FlushCommand) -> None:
         before = self._pool(asked.allocator)
-        expected = Expected(*(min(self._cached, self.options.release_bytes),) * 3)
+        expected = ExpectedRelease(*(min(self._cached, self.options.release_bytes),) * 3)
         if self.options.answer == "silence":
             write_event("flushed", dry_run=asked.dry_run)
             return
@@ -204,7 +204,7 @@ def many(allocator: str, number: int) -> Iterator[PoolChange]:
             reclaimable=Reclaimable(0, 0, 0),
             stranded_bytes=0,
         )
-        yield PoolChange(before, before, Expected(0, 0, 0))
+        yield PoolChange(before, before, ExpectedRelease(0, 0, 0))
 
 
 def full_report(device_uuid: str, variant: int) -> bytes:

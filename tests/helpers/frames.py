@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import Alert, Frame, FullFrame, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, ConditionWithRemedy, FaultWithRemedy, Frame, FullFrame, Verdict
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.serve.full_frame import holdings
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -27,21 +27,21 @@ def make_frame(
     *devices: DeviceReading,
     verdicts: tuple[Verdict, ...] = (),
     alerts: tuple[Alert, ...] = (),
-    faults: tuple[StatedFault, ...] = (),
-    conditions: tuple[StatedCondition, ...] = (),
+    faults: tuple[FaultWithRemedy, ...] = (),
+    conditions: tuple[ConditionWithRemedy, ...] = (),
     queue: tuple[QueuedRequest, ...] = (),
     grants: tuple[GrantedRequest, ...] = (),
     **fields: Any,
 ) -> dict[str, Any]:
     snapshot = make_snapshot(*devices, **fields)
-    frame = Frame(snapshot, attribute(snapshot), verdicts, alerts)
+    frame = Frame(snapshot, make_ledger(snapshot), verdicts, alerts)
     return as_json(frame, faults=faults, conditions=conditions, queue=queue, grants=grants)
 
 
 def as_json(
     frame: Frame,
-    faults: tuple[StatedFault, ...] = (),
-    conditions: tuple[StatedCondition, ...] = (),
+    faults: tuple[FaultWithRemedy, ...] = (),
+    conditions: tuple[ConditionWithRemedy, ...] = (),
     queue: tuple[QueuedRequest, ...] = (),
     grants: tuple[GrantedRequest, ...] = (),
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class MemoryStore:
     """``full`` makes it refuse changes. ``changes`` counts the transactions that changed something."""
 
     def __init__(self) -> None:
-        self.rows = RowDecoder()
+        self.row_decoder = RowDecoder()
         self.full, self.changes = False, 0
         self.audited: list[tuple[str, str, Any]] = []
         self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -42,7 +42,7 @@ class MemoryStore:
         self.changes += changed
         return done
 
-    def record(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
+    def append_audit_entry(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         self.audited.append((actor, action, detail))
 
     async def audit(self, actor: str, action: str, detail: Any) -> None:

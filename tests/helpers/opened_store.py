@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import Expected, PoolBytes, Receipt, StepResult
+from gpumond.facts.pools import ExpectedRelease, PoolBytes, Receipt, StepResult
 from gpumond.store.store import Store, StoreLimits
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ RECEIPT = Receipt(
     allocator="torch",
     outcome="partial",
     reason="raced",
-    expected=Expected(1, 2, 3),
+    expected=ExpectedRelease(1, 2, 3),
     released_bytes=-5,
     driver_released_bytes=None,
     before=PoolBytes(9, 4, 5, None),
@@ -31,7 +31,7 @@ RECEIPT = Receipt(
     requested_by="token",
     started_at=1.5,
     duration_seconds=0.25,
-    planned=Expected(1, 2, 4, "interval"),
+    planned=ExpectedRelease(1, 2, 4, "interval"),
 )
 
 

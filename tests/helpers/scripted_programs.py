@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
-from gpumond.facts.pools import Expected, Outcome, StepResult
+from gpumond.facts.pools import ExpectedRelease, FlushOutcome, StepResult
 from gpumond.facts.snapshot import AgentReport, Reading
 from gpumond.features.flush.flusher import Flusher
 from gpumond.host.peer import PeerIdentity
@@ -88,7 +88,7 @@ class ScriptedPrograms:
     def flusher(self, **options: Any) -> Flusher:
         return Flusher(self, self.read_driver, **{"settle_seconds": 0.5} | options)
 
-    def run(self, **fields: object) -> FlushOutcome:
+    def run(self, **fields: object) -> FlushResponse:
         request = FlushRequest(**({"target": Target(all=True)} | fields))  # type: ignore[arg-type]
         return asyncio.run(self.flusher().flush(request, "test"))
 
@@ -103,8 +103,10 @@ def release_all(scripted: ScriptedPrograms, identity: PeerIdentity, request: Flu
             after = make_pool(pool.device_uuid, live=pool.live_bytes, stranded=pool.stranded_bytes)
             if not request.dry_run:
                 scripted.unread_releases.append((identity.pid, pool.device_uuid, likely))
-            changes.append(PoolChange(pool, pool if request.dry_run else after, Expected(likely, likely, likely)))
-    outcome: Outcome = "planned" if request.dry_run else "freed"
+            changes.append(
+                PoolChange(pool, pool if request.dry_run else after, ExpectedRelease(likely, likely, likely))
+            )
+    outcome: FlushOutcome = "planned" if request.dry_run else "freed"
     return FlushResult(request.id, outcome, "", tuple(changes), (StepResult("cache", 0, 0.1),))
 
 

@@ -36,7 +36,7 @@ from tests.helpers.world import TICK_SECONDS
 
 RULE_NAMES = 20
 SCRAPE_SECONDS = 30.0
-BEAT_SECONDS = 0.5
+HEARTBEAT_SECONDS = 0.5
 
 
 class SimulatedWorld(Protocol):
@@ -156,7 +156,7 @@ class SimulatedDaemon:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
         clock = {} if began is None else {"clock": lambda: DaemonActivity(time.time(), began + world.elapsed)}
         self.store = Store(
-            directory / "gpumond.db", StoreLimits(max_bytes=store_bytes), beat_seconds=BEAT_SECONDS, **clock
+            directory / "gpumond.db", StoreLimits(max_bytes=store_bytes), heartbeat_seconds=HEARTBEAT_SECONDS, **clock
         )
         dependencies = Dependencies(
             devices=SimulatedCollector(world),
@@ -180,7 +180,7 @@ class SimulatedDaemon:
     async def tick(self) -> Tick:
         tick = await self.daemon.tick()
         if self.world.elapsed % SCRAPE_SECONDS == 0:
-            self.page_bytes = len((await self.daemon.core.metrics("")).plain)
+            self.page_bytes = len((await self.daemon.core.metrics("")).body)
         self.raised.update(raised=len(tick.raised), resolved=len(tick.resolved))
         return tick
 

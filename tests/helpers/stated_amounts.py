@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gpumond.facts.alerts import OVER
+from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.units import size_text
 
 CLAIMS = {
@@ -38,14 +38,14 @@ def contradictions_of_cards(frame: Any, cards: Iterable[str]) -> Iterator[str]:
     for process in frame["processes"]:
         who = f"{process['workload'] or process['comm']} on GPU {index[process['device_uuid']]}"
         for card in cards:
-            if who in card and OVER not in card:
+            if who in card and ENDED_PREFIX not in card:
                 yield from _contradictions(frame, process["device_uuid"], process["pid"], card)
 
 
 def _contradictions(frame: Any, uuid: str | None, pid: int | None, text: str) -> Iterator[str]:
     rows = (each for each in frame["processes"] if (each["device_uuid"], each["pid"]) == (uuid, pid))
     row = next(rows, None)
-    if row is None or text.startswith(OVER):  # an ended alert states the past
+    if row is None or text.startswith(ENDED_PREFIX):  # an ended alert states the past
         return
     for words, column in CLAIMS.items():
         stated = re.search(words.format(SIZE), text)

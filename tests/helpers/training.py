@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import DeviceReading, Sensors, Snapshot
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 
 def frame(seconds: float, *devices: DeviceReading, **fields: object) -> Frame:
     snapshot: Snapshot = make_snapshot(*devices, elapsed_seconds=seconds, taken_at=1000 + seconds, **fields)
-    return Frame(snapshot, attribute(snapshot))
+    return Frame(snapshot, make_ledger(snapshot))
 
 
 BUSY = Sensors(gpu_utilization_ratio=0.5)

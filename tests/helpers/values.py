@@ -18,7 +18,7 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB as GIB
 from gpumond.features.rules.evaluation import Awaited, RuleState, evaluate as evaluate_rules
 from gpumond.quantities.window import RuleWindow, next_window
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 
 
 def make_process(pid: int = 10, used_bytes: int | None = GIB, **fields: Any) -> ProcessUsage:
@@ -127,7 +127,7 @@ def advance(state: TickState, rules: Sequence[Rule], snapshot: Snapshot) -> Adva
 def evaluate(state: TickState, rules: Sequence[Rule], snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Advanced:
     """Conclude one frame from a snapshot and known verdicts."""
     window = next_window(state.recent, snapshot)
-    frame = Frame(snapshot, attribute(snapshot), tuple(verdicts))
+    frame = Frame(snapshot, make_ledger(snapshot), tuple(verdicts))
     rule_state, evaluated = evaluate_rules(RuleState(state.activities, state.awaited), rules, frame, window)
     memory = TickState(rule_state.activities, window, rule_state.awaited, state.diagnosis)
     return Advanced(memory, replace(frame, alerts=evaluated.alerts), evaluated.raised, evaluated.resolved)

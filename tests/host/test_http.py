@@ -105,7 +105,7 @@ def test_stalled_answer_over_a_unix_socket_leaves_no_thread(tmp_path: Path):
     listener.bind(path)
     listener.listen()
     server = Stalling(listener, STALLS["in the body"])
-    give_up(Connection("localhost", path=path))
+    give_up(Connection("localhost", socket_path=path))
     until(lambda: threads() == 0 and server.ended() == 1)
     server.close()
 
@@ -125,7 +125,7 @@ def test_answer_to_a_request_whose_body_is_not_read_is_returned(tmp_path: Path):
 
     threading.Thread(target=refuse, daemon=True).start()
     request = HttpRequest("POST", "/", {}, bytes(1 << 23))
-    answer = exchange(Connection("localhost", path=path), request, 20)
+    answer = exchange(Connection("localhost", socket_path=path), request, 20)
     assert (answer.status, answer.body) == (404, b"{}")
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpumond.host.logs import JsonFormatter, RateLimitFilter, TextFormatter, escaped
+from gpumond.host.logs import JsonFormatter, RateLimitFilter, TextFormatter, escape_text
 
 
 def make_record(message: str, line: int = 1, *arguments: object, error: bool = False) -> logging.LogRecord:
@@ -32,7 +32,7 @@ def make_record(message: str, line: int = 1, *arguments: object, error: bool = F
     ],
 )
 def test_control_characters_are_escaped(text: str, shown: str):
-    assert escaped(text) == shown
+    assert escape_text(text) == shown
     assert TextFormatter().format(make_record("said %s", 1, text)).endswith(f"said {shown}")
     assert json.loads(JsonFormatter().format(make_record("said %s", 1, text)))["message"] == f"said {shown}"
 

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from gpumond.facts.program import ProcessKey
-from gpumond.host.machine import has_ended, start_ticks, started_at
+from gpumond.host.machine import has_ended, read_start_ticks, started_at
 
 
 def test_start_of_a_process_is_a_unix_time():
     with subprocess.Popen(["sleep", "60"]) as process:
-        assert started_at(ProcessKey(process.pid, start_ticks(process.pid))) == pytest.approx(time.time(), abs=5)
-        key = ProcessKey(process.pid, start_ticks(process.pid))
+        assert started_at(ProcessKey(process.pid, read_start_ticks(process.pid))) == pytest.approx(time.time(), abs=5)
+        key = ProcessKey(process.pid, read_start_ticks(process.pid))
         assert not has_ended(key)
         process.kill()
     assert has_ended(key)

@@ -16,8 +16,8 @@ import pytest
 
 from gpumond.devices.process.procfs import ProcessTable
 from gpumond.facts.program import MAX_PID
-from gpumond.host.machine import in_private_pid_namespace, start_ticks
-from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, SubordinateUids, identify, peer_pidfd, sender_pid
+from gpumond.host.machine import in_private_pid_namespace, read_start_ticks
+from gpumond.host.peer import CREDENTIALS_SPACE, PeerIdentity, SubordinateUids, identify_peer, peer_pidfd, sender_pid
 
 TRIALS = 10_000
 PLAIN, DROPPED, SETUID, PASSED, DROPPED_LATER, NAMESPACE, PID_RETURNS = range(7)
@@ -68,7 +68,7 @@ def check_identity(listener: socket.socket, way: int, pid: int, uid: int, succes
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         pidfd = peer_pidfd(connection)
         try:
-            found = identify(connection, pidfd)
+            found = identify_peer(connection, pidfd)
         finally:
             if pidfd is not None:
                 os.close(pidfd)
@@ -77,7 +77,7 @@ def check_identity(listener: socket.socket, way: int, pid: int, uid: int, succes
         if way in (PASSED, PID_RETURNS):
             assert found is None, (way, found, successor)
             return
-        ticks = start_ticks(pid)
+        ticks = read_start_ticks(pid)
         assert ticks is not None
         assert found == PeerIdentity(pid, ticks, uid), way
         if way != DROPPED_LATER:
@@ -103,11 +103,11 @@ def test_peer_of_another_pid_namespace_is_identified_by_its_connection_and_its_u
     if subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("no new PID namespace may be made here")
     program = (
-        "import socket, sys; from gpumond.host.peer import identify, peer_pidfd\n"
+        "import socket, sys; from gpumond.host.peer import identify_peer, peer_pidfd\n"
         "with socket.socket(socket.AF_UNIX) as listening_socket:\n"
         "    listening_socket.bind(sys.argv[1]); listening_socket.listen(); print('open', flush=True)\n"
         "    for _ in range(2):\n"
-        "        peer, _ = listening_socket.accept(); found = identify(peer, peer_pidfd(peer))\n"
+        "        peer, _ = listening_socket.accept(); found = identify_peer(peer, peer_pidfd(peer))\n"
         "        print(found.pid, found.start_ticks, found.uid)"
     )
     command = [*around, sys.executable, "-c", program, str(tmp_path / "listening_socket")]

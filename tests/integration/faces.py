@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.facts.units import size_text
-from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES, VERDICT_REMEDIES
 from gpumond.view.text import size_or_dash
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
@@ -109,7 +109,7 @@ def metrics_of(frame: Any) -> Series:
                 add(f"pool_{part}_bytes", pool[f"{part}_bytes"], **where, **whose)
             add("pool_reclaimable_bytes", pool["reclaimable"]["likely"], **where, **whose)
     for verdict in frame["verdicts"]:
-        if verdict["kind"] in PATTERNS:
+        if verdict["kind"] in PATTERN_NAMES:
             continue
         where = {"uuid": verdict["device_uuid"], "gpu": index[verdict["device_uuid"]], "pid": str(verdict["pid"] or "")}
         add("verdict", 1, kind=verdict["kind"], **where)
@@ -177,7 +177,9 @@ def _bytes(process: Any, column: str) -> int | None:
 
 def _problems(frame: Any) -> list[str]:
     """Return the kinds of the cards: an alert and the verdict of its name on the same subject are one."""
-    return sorted([alert["rule"] for alert in frame["alerts"]] + [kind for kind in _notable(frame) if kind in REMEDIES])
+    return sorted(
+        [alert["rule"] for alert in frame["alerts"]] + [kind for kind in _notable(frame) if kind in VERDICT_REMEDIES]
+    )
 
 
 def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
@@ -232,11 +234,11 @@ def _status(frame: Any, process: Any) -> list[str]:
     """
     judged = [verdict["kind"] for verdict in frame["verdicts"] if verdict["pid"] == process["pid"]]
     own = [each for each in frame["alerts"] if each["pid"] == process["pid"]]
-    current = [each for each in own if each["rule"] not in VERDICTS or each["rule"] in judged]
+    current = [each for each in own if each["rule"] not in VERDICT_NAMES or each["rule"] in judged]
     alerts = [(dict(each["labels"])["severity"], each) for each in current]
     firing = [(severity, each["rule"]) for severity, each in alerts if each["phase"] == "firing"]
     found = [rule for severity, rule in firing if severity == "critical"]
-    found += [kind for kind in judged if kind not in PATTERNS]
+    found += [kind for kind in judged if kind not in PATTERN_NAMES]
     found += [rule for severity, rule in firing if severity == "warning"]
     if all(severity == "info" for severity, _ in alerts):
         found += judged
@@ -252,7 +254,7 @@ def _notable(frame: Any) -> list[str]:
     """Return the kinds of verdicts of which no alert informs."""
     alerts = [(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]]
     verdicts = [(each["kind"], each["device_uuid"], each["pid"]) for each in frame["verdicts"]]
-    return sorted(kind for kind, *subject in verdicts if kind not in PATTERNS and (kind, *subject) not in alerts)
+    return sorted(kind for kind, *subject in verdicts if kind not in PATTERN_NAMES and (kind, *subject) not in alerts)
 
 
 def _used(device: Any) -> str:

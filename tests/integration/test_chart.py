@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import Settings
 from gpumond.config.tokens import check_subjects, parse_tokens
 from tests.helpers import certificates
@@ -268,7 +268,9 @@ def test_changed_configuration_changes_the_pods():
 def test_configuration_is_valid_for_gpumond(tmp_path: Path):
     (config,) = [entry["data"]["gpumond.yaml"] for entry in objects("everything else") if "data" in entry]
     (tmp_path / "gpumond.yaml").write_text(config)
-    settings = load(tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "all"})
+    settings = load_settings(
+        tmp_path / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917", "GPUMOND_SOURCE": "all"}
+    )
     assert [rule.name for rule in settings.rules] == ["full"]
     assert settings.interval == 2
 
@@ -311,7 +313,7 @@ def settings_of(found: list[dict[str, Any]], places: dict[str, str], directory: 
     (directory / "web.yml").write_text(web.replace(places["tls"], str(directory)))
     (config,) = [entry["data"]["gpumond.yaml"] for entry in found if entry["kind"] == "ConfigMap"]
     (directory / "gpumond.yaml").write_text(config.replace(places["web"], str(directory)))
-    return load(directory / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
+    return load_settings(directory / "gpumond.yaml", environ={"GPUMOND_LISTEN": "10.0.0.7:9917"})
 
 
 @pytest.mark.parametrize(

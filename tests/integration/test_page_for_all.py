@@ -94,8 +94,8 @@ def test_api_reference_unfolds_and_requests_no_other_address(browser: Browser, d
     with open_page(browser, demo, PHONE, color_scheme=scheme) as session:
         session.page.get_by_role("link", name="API").click()
         session.page.get_by_text("Flush programs and return receipts").click()
-        session.page.get_by_role("link", name="FlushOutcome").first.click()
-        session.page.locator("#type-FlushOutcome").get_by_text("released_bytes").wait_for()
+        session.page.get_by_role("link", name="FlushResponse").first.click()
+        session.page.locator("#type-FlushResponse").get_by_text("released_bytes").wait_for()
         assert session.fits()
         session.page.evaluate(AXE.read_text())
         assert session.page.evaluate(CHECK) == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.facts.verdicts import REMEDIES
+from gpumond.facts.verdicts import VERDICT_REMEDIES
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PHONE, PageSession, needs_chromium, open_page, signed_in
 from tests.helpers.running import RunningDaemon, until
@@ -244,7 +244,7 @@ def test_why_names_the_remedy_of_a_problem(browser: Browser, demo: RunningDaemon
         page = session.page
         page.get_by_role("button", name="Why leak notebook").click()
         page.get_by_role("form", name="Sign in").wait_for()
-        last = REMEDIES["leak"].split("; ")[-1]
+        last = VERDICT_REMEDIES["leak"].split("; ")[-1]
         assert last[0].upper() + last[1:] in page.locator("#why article").last.inner_text()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpumond import __version__
-from gpumond.facts.snapshot import MISSED_LIMIT
+from gpumond.facts.snapshot import MAX_MISSED_READINGS
 from gpumond.facts.units import size_text
 from tests.fakenvml import FakeDriver, Process, machine
 from tests.helpers.agents import GIB
@@ -68,7 +68,7 @@ def test_page_shows_how_to_start_an_agent_and_the_last_values_without_the_daemon
         daemon.process.send_signal(signal.SIGKILL)
         session.shows("The daemon doesn't respond")
         session.shows("If the daemon has stopped, restart it.")
-        session.page.wait_for_timeout(1000 * (MISSED_LIMIT + 2))  # each second, another request fails
+        session.page.wait_for_timeout(1000 * (MAX_MISSED_READINGS + 2))  # each second, another request fails
         session.page.locator("header").get_by_text("no response since ").wait_for()
         assert session.texts("tbody .of-opaque", "#version") == [[size_text(3 * GIB)], [f"gpumond {__version__}"]]
         assert session.page.locator("#content").evaluate("node => getComputedStyle(node).filter") == "grayscale(1)"

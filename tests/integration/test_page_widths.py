@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpumond.facts.pools import FORCED
+from gpumond.facts.pools import API_FORCE_HINT
 from gpumond.features.flush.routes import ANSWER, EXAMPLE
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.browser import PageSession, needs_chromium, open_page, show_frame, sign_in, signed_in
@@ -23,7 +23,7 @@ NARROWEST_TABLE = {"width": 961, "height": 768}
 PHONE = {"width": 390, "height": 844}
 WIDTHS = pytest.mark.parametrize("viewport", [DESKTOP, TABLET, PHONE], ids=["desktop", "tablet", "phone"])
 OUTCOMES = ("freed", "refused", *["nothing"] * 7)
-REASON = f"train was flushed 1 s ago; try again in 4 s, or now {FORCED}"
+REASON = f"train was flushed 1 s ago; try again in 4 s, or now {API_FORCE_HINT}"
 
 
 def answered(*outcomes: str) -> Any:

@@ -16,7 +16,7 @@ from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import Sensors, SourceState, XidErrors
 from gpumond.metrics import dcgm
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, FrameCollector, Group
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, FrameCollector, Group, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from tests.helpers.values import make_device, make_process, make_snapshot
 
@@ -202,9 +202,9 @@ def test_xid_is_the_last_one_and_zero_only_with_subscribed_events():
 
 def test_page_has_dcgm_names_alone_or_both():
     frame, telemetry = make_frame(), Telemetry()
-    alone = Exposition(telemetry).scrape(frame, Encoding(False, "dcgm")).plain.decode()
-    both = Exposition(telemetry, also="dcgm").scrape(frame, Encoding(False)).plain.decode()
-    plain = Exposition(telemetry).scrape(frame, Encoding(False)).plain.decode()
+    alone = Exposition(telemetry).scrape(frame, ScrapeFormat(False, "dcgm")).body.decode()
+    both = Exposition(telemetry, additional="dcgm").scrape(frame, ScrapeFormat(False)).body.decode()
+    plain = Exposition(telemetry).scrape(frame, ScrapeFormat(False)).body.decode()
 
     def names(text: str) -> set[str]:
         return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -220,7 +220,7 @@ def test_page_of_a_group_is_a_part_of_the_page(group: Group):
     frame, telemetry = make_frame(), Telemetry()
 
     def names(groups: frozenset[Group]) -> list[str]:
-        page = Exposition(telemetry, also="dcgm").scrape(frame, Encoding(False, groups=groups)).plain.decode()
+        page = Exposition(telemetry, additional="dcgm").scrape(frame, ScrapeFormat(False, groups=groups)).body.decode()
         return re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
 
     own = names(frozenset({group}))
@@ -233,7 +233,7 @@ def test_page_of_a_group_is_a_part_of_the_page(group: Group):
 @pytest.mark.needs("promtool")
 def test_promtool_reads_it():
     """Complaints about names and labels concern dcgm-exporter's names, which cannot be changed here."""
-    text = Exposition(Telemetry()).scrape(make_frame(), Encoding(False, "dcgm")).plain.decode()
+    text = Exposition(Telemetry()).scrape(make_frame(), ScrapeFormat(False, "dcgm")).body.decode()
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     complaints = {line.partition(" ")[2] for line in checked.stderr.splitlines() + checked.stdout.splitlines()}
     assert checked.returncode in (0, 3), checked.stderr

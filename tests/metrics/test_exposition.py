@@ -15,10 +15,10 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumond.facts.pools import Expected, PoolBytes, Receipt
+from gpumond.facts.pools import ExpectedRelease, PoolBytes, Receipt
 from gpumond.metrics.catalog import Family, Row
 from gpumond.metrics.exposition import FrameCollector, family_text
-from gpumond.metrics.telemetry import OUTCOMES, Telemetry, Workloads
+from gpumond.metrics.telemetry import OUTCOMES, Telemetry, WorkloadFlushCounters
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.agents import GIB
 
@@ -83,7 +83,7 @@ def make_receipt(**fields: object) -> Receipt:
         RECEIPT,
         workload="train",
         outcome="freed",
-        expected=Expected(5 * GIB, 6 * GIB, 7 * GIB),
+        expected=ExpectedRelease(5 * GIB, 6 * GIB, 7 * GIB),
         released_bytes=5 * GIB,
         before=BEFORE,
         after=AFTER,
@@ -103,7 +103,7 @@ def count(registry: CollectorRegistry, outcome: str, workload: str = "train") ->
 
 def test_connected_workload_begins_at_zero():
     registry = CollectorRegistry()
-    Workloads(registry).set_connected(["train"])
+    WorkloadFlushCounters(registry).set_connected(["train"])
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert [count(registry, outcome) for outcome in OUTCOMES] == [0] * len(OUTCOMES)
 
@@ -120,20 +120,22 @@ def test_receipts_of_a_workload_are_summed_without_plans():
 @pytest.mark.parametrize("missing", ["before", "after"])
 def test_held_bytes_count_only_if_before_and_after_are_known(missing: str):
     registry = CollectorRegistry()
-    Workloads(registry).add_receipt(make_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0))
+    WorkloadFlushCounters(registry).add_receipt(
+        make_receipt(**{missing: None}, expected=None, outcome="failed", released_bytes=0)
+    )
     assert bytes_of(registry) == [0, 0, 0, 0]
     assert count(registry, "failed") == 1
 
 
 def test_released_bytes_are_never_counted_below_zero():
     registry = CollectorRegistry()
-    Workloads(registry).add_receipt(make_receipt(released_bytes=-GIB))
+    WorkloadFlushCounters(registry).add_receipt(make_receipt(released_bytes=-GIB))
     assert bytes_of(registry)[1] == 0
 
 
 def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
     registry = CollectorRegistry()
-    workloads = Workloads(registry, most=2)
+    workloads = WorkloadFlushCounters(registry, max_workloads=2)
     workloads.set_connected(["a", "b"])
     workloads.set_connected(["b"])
     workloads.set_connected(["b", "c"])
@@ -146,7 +148,7 @@ def test_new_workload_replaces_a_stale_one_and_never_a_connected_one():
 
 def test_returning_workload_starts_at_zero():
     registry = CollectorRegistry()
-    workloads = Workloads(registry, most=1)
+    workloads = WorkloadFlushCounters(registry, max_workloads=1)
     workloads.add_receipt(make_receipt(workload="a"))
     workloads.add_receipt(make_receipt(workload="b"))
     workloads.add_receipt(make_receipt(workload="a"))

@@ -18,7 +18,7 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import AgentReport, Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.metrics.catalog import FAMILIES, PROCESSES_PER_DEVICE, Family
-from gpumond.metrics.exposition import Encoding, Exposition
+from gpumond.metrics.exposition import Exposition, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
 from gpumond.tick.observe import observe
@@ -42,7 +42,7 @@ FORBIDDEN_LABELS = {"job", "instance", "hostname", "host", "node", "pod", "names
 
 
 def page(frame: Frame | None, telemetry: Telemetry | None = None, accept: str = "") -> str:
-    return Exposition(telemetry or Telemetry()).scrape(frame, Encoding.of(accept)).plain.decode()
+    return Exposition(telemetry or Telemetry()).scrape(frame, ScrapeFormat.of(accept)).body.decode()
 
 
 def full_frame() -> Frame:
@@ -66,7 +66,7 @@ def full_frame() -> Frame:
 def busy_telemetry(receipt: Receipt) -> Telemetry:
     telemetry = Telemetry()
     telemetry.count_rejection("oversize")
-    telemetry.faults([Fault("nvml", "timeout", None, "")])
+    telemetry.count_faults([Fault("nvml", "timeout", None, "")])
     telemetry.add_receipt(receipt)
     return telemetry
 
@@ -138,13 +138,13 @@ def test_removed_device_has_no_series():
     up = SourceState(name="sim", up=True, responsive=True)
     first = observe(None, up, Reading(devices=(make_device("GPU-a"), make_device("GPU-b"))), (), 1.0, 1.0)
     second = observe(first, up, Reading(devices=(make_device("GPU-b"),)), (), 2.0, 2.0)
-    assert b"GPU-a" in exposition.scrape(advance(TickState(), (), first).frame, Encoding(False)).plain
-    assert b"GPU-a" not in exposition.scrape(advance(TickState(), (), second).frame, Encoding(False)).plain
+    assert b"GPU-a" in exposition.scrape(advance(TickState(), (), first).frame, ScrapeFormat(False)).body
+    assert b"GPU-a" not in exposition.scrape(advance(TickState(), (), second).frame, ScrapeFormat(False)).body
 
 
 def test_frame_is_rendered_once():
     exposition, frame = Exposition(Telemetry()), full_frame()
-    assert exposition.scrape(frame, Encoding(False)) is exposition.scrape(frame, Encoding(False))
+    assert exposition.scrape(frame, ScrapeFormat(False)) is exposition.scrape(frame, ScrapeFormat(False))
 
 
 def test_processes_beyond_the_cap_are_summed():
@@ -171,7 +171,7 @@ def test_series_of_a_user_above_its_share_cost_no_other_user():
     wanted = [line for line in page(alone).splitlines() if 'pid="10"' in line or 'workload="own"' in line]
     assert len(wanted) > 15
     for frame in (together, replace(together)):
-        lines = exposition.scrape(frame, Encoding(False)).plain.decode().splitlines()
+        lines = exposition.scrape(frame, ScrapeFormat(False)).body.decode().splitlines()
         assert set(wanted) <= set(lines)
         frames = [line for line in lines if line.startswith("gpumond_") and 'pid="' in line]
         assert 350 < len(frames) <= 500
@@ -194,7 +194,7 @@ def test_page_limits_series_and_counts_dropped_ones():
     frame = full_frame()
     everything = page(frame)
     telemetry = Telemetry()
-    capped = Exposition(telemetry, max_series=10).scrape(frame, Encoding(False)).plain.decode()
+    capped = Exposition(telemetry, max_series=10).scrape(frame, ScrapeFormat(False)).body.decode()
     names = [sample.name for family in parse_text(capped) for sample in family.samples]
     ours = [name for name in names if f"\n{name}" in everything.partition("# HELP gpumond_flushes_total")[0]]
     assert len(ours) == 10
@@ -220,22 +220,22 @@ def count(telemetry: Telemetry, fault: Fault) -> float | None:
 def test_lasting_fault_counts_once_and_a_returning_one_again():
     telemetry, hidden = Telemetry(), make_fault("AMD-a", "processes_hidden", "drm")
     for standing in ([hidden], [hidden], [], [hidden]):
-        telemetry.faults(standing)
+        telemetry.count_faults(standing)
     assert count(telemetry, hidden) == 2
 
 
 def test_faults_are_counted_for_each_device():
     telemetry = Telemetry()
-    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b")])
-    telemetry.faults([make_fault("GPU-a"), make_fault("GPU-b"), make_fault("GPU-c")])
+    telemetry.count_faults([make_fault("GPU-a"), make_fault("GPU-b")])
+    telemetry.count_faults([make_fault("GPU-a"), make_fault("GPU-b"), make_fault("GPU-c")])
     assert count(telemetry, make_fault()) == 3
 
 
 def test_missing_reading_ends_no_fault():
     telemetry = Telemetry()
-    telemetry.faults([make_fault("GPU-a")])
-    telemetry.faults([], complete=False)
-    telemetry.faults([make_fault("GPU-a")])
+    telemetry.count_faults([make_fault("GPU-a")])
+    telemetry.count_faults([], is_complete=False)
+    telemetry.count_faults([make_fault("GPU-a")])
     assert count(telemetry, make_fault()) == 1
 
 
@@ -253,7 +253,7 @@ def series(*pools: PoolUsage, host_pools: tuple[HostPool, ...] = ()) -> dict[str
         host_pools=host_pools,
     )
     frame = advance(TickState(), (), make_snapshot(make_device(uuid="GPU-a"), reports=(report,))).frame
-    page = Exposition(Telemetry()).scrape(frame, Encoding(False)).plain.decode()
+    page = Exposition(Telemetry()).scrape(frame, ScrapeFormat(False)).body.decode()
     return dict(re.findall(r"^gpumond_((?:host_)?pool_\w+)\{.*\} (\S+)$", page, re.MULTILINE))
 
 

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from bench.series_of_a_day import BOUNDED, frame as frame_of_a_day, series_of_a_day
 from gpumond.facts.frame import Frame, Verdict
 from gpumond.facts.snapshot import Owner
-from gpumond.metrics.exposition import Encoding, Exposition, Group
-from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS, owners_with_series
+from gpumond.metrics.exposition import Exposition, Group, ScrapeFormat
+from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS, owners_with_series
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -24,7 +24,9 @@ ADA, BOB = {"user": "ada", "uid": 1}, {"user": "bob", "uid": 2, "pod_namespace":
 
 def values(frame: Frame, *groups: Group) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
     """Return the values of each metric by its labels that are not empty."""
-    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=frozenset(groups or ("owner",)))).plain.decode()
+    text = (
+        Exposition(Telemetry()).scrape(frame, ScrapeFormat(False, groups=frozenset(groups or ("owner",)))).body.decode()
+    )
     found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
     for family in parse(text):
         for sample in family.samples:
@@ -62,7 +64,7 @@ def shared_machine() -> Frame:
     leak = Verdict(
         device_uuid="GPU-a", pid=10, start_ticks=100, kind="leak", since=1.0, time_to_full_seconds=600.0, summary=""
     )
-    return Frame(snapshot, attribute(snapshot), (idle, leak, replace(leak, device_uuid="GPU-b", kind="steady")))
+    return Frame(snapshot, make_ledger(snapshot), (idle, leak, replace(leak, device_uuid="GPU-b", kind="steady")))
 
 
 def test_memory_is_summed_by_owner_and_model():
@@ -117,10 +119,10 @@ def test_sums_of_the_machine_are_those_of_its_devices_and_owners():
 
 def test_machine_without_a_known_device_has_no_sums():
     snapshot = make_snapshot(make_device(used_bytes=None, free_bytes=None))
-    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    found = values(Frame(snapshot, make_ledger(snapshot)), "device")
     assert not [name for name in found if name.startswith("gpumond_machine_")]
     snapshot = make_snapshot(make_device(used_bytes=0))
-    found = values(Frame(snapshot, attribute(snapshot)), "device")
+    found = values(Frame(snapshot, make_ledger(snapshot)), "device")
     assert found["gpumond_machine_processes"] == found["gpumond_machine_wasted_bytes"] == {frozenset(): 0}
 
 
@@ -130,7 +132,7 @@ def test_memory_of_a_mig_instance_counts_once():
     instance = make_device("MIG-a", name="H100 MIG", parent_uuid="GPU-a", used_bytes=5 * GIB, processes=used)
     report = make_report(10, (make_pool("MIG-a", live=4 * GIB),), uid=1)
     snapshot = make_snapshot(whole, instance, reports=(report,))
-    found = values(Frame(snapshot, attribute(snapshot)))
+    found = values(Frame(snapshot, make_ledger(snapshot)))
     ada = owner(user="ada", workload="train")
     assert (found["used_bytes"], found["live_bytes"]) == ({ada: 5 * GIB}, {ada: 4 * GIB})
 
@@ -138,7 +140,7 @@ def test_memory_of_a_mig_instance_counts_once():
 def test_program_that_the_driver_does_not_list_belongs_to_the_user_of_its_agent():
     device = make_device("GPU-a", name="H100", used_bytes=5 * GIB, processes=None)
     snapshot = make_snapshot(device, reports=(make_report(10, (make_pool("GPU-a", live=4 * GIB),), uid=1000),))
-    found = values(Frame(snapshot, attribute(snapshot)))
+    found = values(Frame(snapshot, make_ledger(snapshot)))
     assert found["live_bytes"] == {owner(user="1000", workload="train"): 4 * GIB}
 
 
@@ -152,7 +154,7 @@ def programs(*workloads: str, at: float, user: str = "ada") -> Frame:
     )
     device = make_device(name="H100", used_bytes=len(workloads) * GIB, processes=listed)
     snapshot = make_snapshot(device, reports=reports, elapsed_seconds=at)
-    return Frame(snapshot, attribute(snapshot))
+    return Frame(snapshot, make_ledger(snapshot))
 
 
 def with_owners(frame: Frame, before: Mapping[Owner, float] | None = None) -> Frame:
@@ -171,12 +173,12 @@ def test_owners_beyond_the_limit_are_summed_without_their_workload():
 def test_owner_keeps_its_place_for_a_day():
     names = [f"run-{number}" for number in range(MAX_OWNERS)]
     first = with_owners(programs(*names, at=0.0))
-    soon = with_owners(programs("new", at=KEPT_SECONDS - 1), first.owners)
+    soon = with_owners(programs("new", at=OWNER_RETENTION_SECONDS - 1), first.owners)
     assert values(soon)["used_bytes"] == {owner(user="ada"): GIB}
-    assert values(with_owners(programs("run-1", at=KEPT_SECONDS - 1), first.owners))["used_bytes"] == {
+    assert values(with_owners(programs("run-1", at=OWNER_RETENTION_SECONDS - 1), first.owners))["used_bytes"] == {
         owner(user="ada", workload="run-1"): GIB
     }
-    later = with_owners(programs("new", at=KEPT_SECONDS), first.owners)
+    later = with_owners(programs("new", at=OWNER_RETENTION_SECONDS), first.owners)
     assert values(later)["used_bytes"] == {owner(user="ada", workload="new"): GIB}
 
 
@@ -189,7 +191,7 @@ def test_users_beyond_the_limit_are_summed_without_labels():
 
 def test_page_without_programs_has_no_series_of_a_process():
     frame = frame_of_a_day(range(10), 1.0, False, {})
-    text = Exposition(Telemetry()).scrape(frame, Encoding(False, groups=BOUNDED)).plain.decode()
+    text = Exposition(Telemetry()).scrape(frame, ScrapeFormat(False, groups=BOUNDED)).body.decode()
     labels = {name for family in parse(text) for sample in family.samples for name in sample.labels}
     assert "pid" not in labels
     assert {"user", "uuid", "state"} <= labels

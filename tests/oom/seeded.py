@@ -30,7 +30,7 @@ from gpumond.facts.units import GIB
 from gpumond.features.oom.case import OomCase
 from gpumond.features.oom.case_service import case_of
 from gpumond.features.oom.remedies import Evidence
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 MIB = 1 << 20
@@ -162,7 +162,7 @@ class Run:
         snapshot = self.snapshot()
         self.diagnosis = diagnose(self.diagnosis, snapshot)
         self.now += 1.0
-        return Frame(snapshot, attribute(snapshot), tuple(self.diagnosis.verdicts))
+        return Frame(snapshot, make_ledger(snapshot), tuple(self.diagnosis.verdicts))
 
     def play(self) -> None:
         """Raises OutOfMemory."""

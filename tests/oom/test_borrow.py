@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from gpumond.facts.engines import EngineProcess, EngineReading
-from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt
-from gpumond.facts.messages import Borrow, Borrowed
+from gpumond.facts.flush import FlushRequest, FlushResponse, empty_receipt
+from gpumond.facts.messages import BorrowRequest, BorrowResponse
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import EffectiveQuota, ReclaimPolicy
 from gpumond.facts.snapshot import ProcessQuota, Reading, Snapshot
@@ -153,14 +153,14 @@ class Machine:
         await asyncio.sleep(self.random.choice((0.0, 0.1, 3.0)))
         return Reading(devices=self.snapshot().devices)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         tenant = next(each for each in self.tenants if each.pid == request.target.pid)
         self.flushes.append((self.borrower, replace(tenant)))
         await asyncio.sleep(self.random.uniform(0.0, 10.0))
         released, tenant.cached = tenant.cached, 0
         report = make_report(tenant.pid, uid=tenant.uid)
         receipt = replace(empty_receipt(report, "freed", "", requested_by, 0.0), released_bytes=released)
-        return FlushOutcome("", (receipt,), released)
+        return FlushResponse("", (receipt,), released)
 
     def borrows(self) -> Borrows:
         admissions = Admissions(self.flush, lambda: self.reclaim, lambda pid: None, lambda: self.time, MemoryStore())
@@ -180,7 +180,7 @@ def machine(random: Random) -> Machine:
     return Machine(random, random.choice(("user", "all", "off")), tenants)
 
 
-async def history(own: Machine) -> list[tuple[float, Borrowed]]:
+async def history(own: Machine) -> list[tuple[float, BorrowResponse]]:
     """Let programs borrow, allocate and cache at random, and return how long each request waited, and its answer."""
     borrows, random, loop = own.borrows(), own.random, asyncio.get_running_loop()
     waits = []
@@ -189,7 +189,7 @@ async def history(own: Machine) -> list[tuple[float, Borrowed]]:
         own.borrower = tenant.uid
         began = loop.time()
         identity = PeerIdentity(tenant.pid, 100, tenant.uid)
-        answer = await borrows.borrow(identity, Borrow(str(number), random.randint(1, 40 * GIB), "GPU-a"))
+        answer = await borrows.borrow(identity, BorrowRequest(str(number), random.randint(1, 40 * GIB), "GPU-a"))
         waits.append((loop.time() - began, answer))
         own.time += random.choice((0.5, 10.0, 700.0))
         await asyncio.sleep(random.choice((0.0, 12.0)))
@@ -199,7 +199,7 @@ async def history(own: Machine) -> list[tuple[float, Borrowed]]:
     return waits
 
 
-def violations(own: Machine, waits: Sequence[tuple[float, Borrowed]]) -> list[str]:
+def violations(own: Machine, waits: Sequence[tuple[float, BorrowResponse]]) -> list[str]:
     found = [f"waited {seconds}" for seconds, _ in waits if seconds > 2.0]
     for borrower, tenant in own.flushes:
         if tenant.live + tenant.cached <= (tenant.reserve or 0):
@@ -228,10 +228,10 @@ def test_a_request_is_answered_while_a_driver_does_not_answer():
     own = Machine(Random(1), "user", [Tenant(10, OWN, 40 * GIB, 0), Tenant(20, OWN, GIB, 30 * GIB)])
     own.random.choice = lambda options: options[-1]  # type: ignore[method-assign]
 
-    async def request() -> Borrowed:
+    async def request() -> BorrowResponse:
         borrows = own.borrows()
         try:
-            return await borrows.borrow(BORROWER, Borrow("1", 20 * GIB, "GPU-a"))
+            return await borrows.borrow(BORROWER, BorrowRequest("1", 20 * GIB, "GPU-a"))
         finally:
             await borrows.close()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.frame import Frame, GrowthLine, Line, Verdict
+from gpumond.facts.frame import Frame, GrowthLine, LedgerLine, Verdict
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import (
     Call,
@@ -27,7 +27,7 @@ from gpumond.features.oom.case import OomCase, Remedy, html_document, remedy_row
 from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.view.text import time_text
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.oom.seeded import APPLY, SEEDED, Plan, run
@@ -92,7 +92,7 @@ def opaque_frame(free: int) -> Frame:
     )
     report = make_report(10, (make_pool(live=GIB, cached=30 * GIB),), workload="notebook")
     snapshot = make_snapshot(device, reports=(report,))
-    return Frame(snapshot, attribute(snapshot))
+    return Frame(snapshot, make_ledger(snapshot))
 
 
 def test_a_program_without_an_agent_on_a_full_device_has_a_case_with_what_the_neighbors_show():
@@ -123,7 +123,7 @@ def test_a_timeline_shows_everything_on_the_device():
         series = history.process(("GPU-a", process.key))
         assert series is not None
         series.add((history.now, float(process.used_bytes or 0), *[float("nan")] * 4))
-    lines = attribute(snapshot).lines
+    lines = make_ledger(snapshot).lines
     found = timeline(history, lines, "GPU-a", snapshot.taken_at + 1.0)
     assert [curve.pid for curve in found.curves] == [*range(20, 8, -1), None]
     assert found.curves[-1].used_bytes[-1] == (sum(range(1, 9)) + gone) * GIB
@@ -140,7 +140,7 @@ def test_a_timeline_ends_with_the_ledger_at_the_error():
     for seconds, used in ((-3, 8), (-2, 10), (-1, 12), (0.5, 1)):
         series.add((history.now + seconds, float(used * GIB), *unknown))
         history.device("GPU-a").add((history.now + seconds, float(used * GIB), *[float("nan")] * (DEVICE_SIGNALS - 1)))
-    lines = tuple(replace(line, used_bytes=14 * GIB) for line in attribute(snapshot).lines if line.process == key)
+    lines = tuple(replace(line, used_bytes=14 * GIB) for line in make_ledger(snapshot).lines if line.process == key)
     found = timeline(history, lines, "GPU-a", snapshot.taken_at)
     assert [(curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) for curve in found.curves] == [
         (1, 10 * GIB, 14 * GIB)
@@ -154,7 +154,7 @@ def test_the_peak_of_a_device_is_that_of_the_last_minute():
     history.advance(snapshot)
     for seconds, used in ((70, 60), (30, 40), (0, 20)):
         history.device("GPU-a").add((history.now - seconds, float(used * GIB), *unknown))
-    assert recent_peaks(Frame(snapshot, attribute(snapshot)), history) == {"GPU-a": 40 * GIB}
+    assert recent_peaks(Frame(snapshot, make_ledger(snapshot)), history) == {"GPU-a": 40 * GIB}
 
 
 @pytest.mark.parametrize("show", [terminal_text, html_document])
@@ -173,7 +173,7 @@ def test_what_a_program_gained_after_its_last_report_is_counted_once():
     snapshot = make_snapshot(device, reports=(report,))
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=78 * GIB, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=GIB, pools=(pool,))
-    evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, attribute(snapshot)))
+    evidence = Evidence(replace(oom, free_bytes=GIB // 2), report, Frame(snapshot, make_ledger(snapshot)))
     assert evidence.held_bytes + evidence.overhead_bytes == int(79.5 * GIB)
 
 
@@ -186,7 +186,7 @@ def test_the_figures_of_a_case_add_up_after_the_program_has_returned_its_cache()
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=4 * GIB, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=60 * GIB)
     oom = replace(oom, free_bytes=45 * GIB, pools=(pool,))
-    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History(1.0))
+    case = case_of(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot))), History(1.0))
     assert {(line.pid, line.share): line.used_bytes for line in case.lines if line.used_bytes} == {
         (10, "live"): 4 * GIB,
         (10, "overhead"): GIB,
@@ -211,7 +211,7 @@ def test_a_case_accounts_for_what_the_program_held_between_two_readings(peak: in
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="counter", device_uuid=device.uuid, request_bytes=8 * GIB)
     oom = replace(oom, free_bytes=6 * GIB + rounded, pools=(pool,), allocator="torch")
-    case = case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), History(1.0))
+    case = case_of(Evidence(oom, own, Frame(snapshot, make_ledger(snapshot))), History(1.0))
     assert sum(line.used_bytes for line in case.lines) == 24 * GIB - GIB - 6 * GIB - rounded
     owner = "probably pretrain, freed since the error" if peak == 8 else "unattributed"
     title, _, rows = [*sections(case, ())][1]
@@ -229,7 +229,7 @@ def test_a_case_subtracts_what_was_free_again_at_the_error():
     pool = OomPool(allocator="torch", device_uuid=device.uuid, live_bytes=0, cached_bytes=0, stranded_bytes=0)
     oom = Oom(number=1, at=snapshot.taken_at, seen="scope", device_uuid=device.uuid, request_bytes=9 * GIB)
     oom = replace(oom, free_bytes=7 * GIB, pools=(pool,))
-    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History(1.0))
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, make_ledger(snapshot))), History(1.0))
     assert case.overcount_bytes == 3 * GIB
     assert [*sections(case, ())][1][2][-2:] == [["", "free", "7.0 GiB"], ["", "overcount", "-3.0 GiB"]]
 
@@ -243,7 +243,7 @@ def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
     for seconds in (-3, -2, -1, 0):
         series.add((history.now + seconds, 12.0 * GIB, *[float("nan")] * 4))
         history.device("GPU-a").add((history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNALS - 1)))
-    lines = (*attribute(snapshot).lines, Line(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
+    lines = (*make_ledger(snapshot).lines, LedgerLine(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
     found = timeline(history, lines, "GPU-a", snapshot.taken_at)
     assert [(curve.pid, curve.used_bytes[-1]) for curve in found.curves] == [(1, 12 * GIB), (None, 8 * GIB)]
 
@@ -257,7 +257,7 @@ def test_an_idle_program_that_can_be_suspended_is_a_remedy():
 
     def found(holder: AgentReport, device: DeviceReading = device) -> dict[str, Remedy]:
         snapshot = make_snapshot(device, reports=(report, holder))
-        return {each.name: each for each in remedies(Evidence(oom, report, Frame(snapshot, attribute(snapshot))))}
+        return {each.name: each for each in remedies(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot))))}
 
     assert "suspension" not in found(replace(holder, can_suspend=False))
     busy = replace(device, processes=(make_process(10, GIB), replace(idle, idle_seconds=5.0)))
@@ -293,7 +293,7 @@ def test_growth_is_a_remedy_only_if_the_history_shows_it(retained: float, live: 
         allocator="torch", device_uuid=device.uuid, live_bytes=int(2.3 * GIB), cached_bytes=0, stranded_bytes=0
     )
     oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=2 * GIB, pools=(pool,))
-    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), history)
+    case = case_of(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot))), history)
     found = next((each.text for each in case.remedies if each.name == "leak"), None)
     assert found == (text and f"find what the program retains: its live memory {text}")
 
@@ -319,7 +319,7 @@ def test_a_leak_is_to_be_stopped_and_frees_what_grew_since_its_onset():
         full_at_latest=None,
     )
     leak = Verdict(device_uuid=device.uuid, pid=10, start_ticks=report.start_ticks, kind="leak", since=1.0, fit=line)
-    case = case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot)), (leak,)), History())
+    case = case_of(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot)), (leak,)), History())
     found = next(each for each in case.remedies if each.name == "leak")
     assert (found.text, found.size_bytes) == ("stop the leak: each step retains 8.0 MiB", 32_000 * MIB)
 
@@ -338,7 +338,7 @@ def test_an_error_is_compared_with_runs_that_had_room():
         program = Program(step=StepUsage(steps=5), scopes=(scope,))
         report = make_report(10, (make_pool(live=GIB, peak_live_bytes=8 * GIB),), program=program)
         snapshot = make_snapshot(device, reports=(report,))
-        evidence = Evidence(replace(oom, number=ooms + 1), report, Frame(snapshot, attribute(snapshot)))
+        evidence = Evidence(replace(oom, number=ooms + 1), report, Frame(snapshot, make_ledger(snapshot)))
         return next(each.text for each in remedies(evidence) if each.name == "earlier-peak").partition(": ")[2]
 
     assert [comparison(ooms) for ooms in (0, 1, 2)] == [
@@ -350,7 +350,7 @@ def test_an_error_is_compared_with_runs_that_had_room():
 
 def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     pool = OomPool(allocator="torch", device_uuid="GPU-a", live_bytes=GIB, cached_bytes=0, stranded_bytes=0)
-    line = Line(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
+    line = LedgerLine(device_uuid="GPU-a", share="cached", used_bytes=7 * GIB, pid=10)
     oom = Oom(number=1, at=9.0, seen="scope", pools=(pool,))
     case = replace(CASE, at=9.0, oom=oom, lines=(line,), lines_at=8.8)
     reported = replace(case, oom=replace(oom, pools=()), reported_at=8.1)
@@ -406,7 +406,7 @@ def test_a_limit_of_the_library_is_named_with_its_setting(allocator: str, limit:
         allocator=allocator,
         limit_bytes=limit * GIB,
     )
-    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, make_ledger(snapshot))), History())
     assert case.remedies[0].text == text
     assert (case.remedies[0].name, case.remedies[0].enough) == ("limit", True)
 
@@ -415,7 +415,7 @@ def test_no_memory_of_the_device_helps_a_program_at_its_own_limit():
     device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
     snapshot = make_snapshot(device, reports=(make_report(11, (make_pool(cached=8 * GIB),)),))
     oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=GIB, limit_bytes=GIB // 2)
-    frame = Frame(snapshot, attribute(snapshot))
+    frame = Frame(snapshot, make_ledger(snapshot))
     assert [each.name for each in case_of(Evidence(oom, make_report(10), frame), History()).remedies] == ["limit"]
     unlimited = Evidence(replace(oom, limit_bytes=None, free_bytes=0), make_report(10), frame)
     assert [each.name for each in case_of(unlimited, History()).remedies] == ["neighbor-cache"]
@@ -455,7 +455,7 @@ def failing(
         classes=tuple(classes),
         stack=stack,
     )
-    return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+    return case_of(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot))), History())
 
 
 def remedy(case: OomCase, name: str) -> Remedy | None:
@@ -559,7 +559,7 @@ def test_a_request_that_exceeds_the_limit_of_a_cgroup_has_no_room_on_the_device(
     def case(limit: CgroupLimit, request: int) -> OomCase:
         snapshot = make_snapshot(replace(device, cgroup_limits=(limit,)), reports=(report, cached))
         oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=request * GIB, pools=(pool,))
-        return case_of(Evidence(oom, report, Frame(snapshot, attribute(snapshot))), History())
+        return case_of(Evidence(oom, report, Frame(snapshot, make_ledger(snapshot))), History())
 
     found = case(limit, 4)
     assert [(each.name, each.size_bytes, each.enough) for each in found.remedies] == [("limit", 3 * GIB, True)]
@@ -623,7 +623,7 @@ def limited(number: int, request: int = GIB // 8, history: History | None = None
         pools=(freed,),
         allocator="torch",
     )
-    return case_of(Evidence(oom, own, Frame(snapshot, attribute(snapshot))), history or History())
+    return case_of(Evidence(oom, own, Frame(snapshot, make_ledger(snapshot))), history or History())
 
 
 def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
@@ -660,7 +660,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     snapshot, limit = make_snapshot(device), 20 * GIB
     oom = Oom(number=1, at=1.0, seen="unhandled", device_uuid=device.uuid, request_bytes=limit + 1, allocator="rmm")
     oom = replace(oom, limit_bytes=limit)
-    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, attribute(snapshot))), History())
+    case = case_of(Evidence(oom, make_report(10), Frame(snapshot, make_ledger(snapshot))), History())
     assert case.missing_bytes == 1
     assert "from 20.0 GiB to 21.0 GiB or more (" in case.remedies[0].text
     assert "an allocation was 1 B short)" in case.remedies[0].text
@@ -669,7 +669,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
 def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():
     """The remedy is then the same for each."""
     device = make_device(used_bytes=GIB, free_bytes=79 * GIB)
-    frame = Frame(snapshot := make_snapshot(device), attribute(snapshot))
+    frame = Frame(snapshot := make_snapshot(device), make_ledger(snapshot))
     known = Cases()
     for number, short in enumerate((8, 40, 36), start=1):
         oom = Oom(number=number, at=float(number), seen="retry", device_uuid=device.uuid, allocator="rmm")
@@ -687,7 +687,7 @@ def test_a_case_says_that_the_program_tried_again(retries: int, errors: int, say
     oom = Oom(number=errors, at=1.0, seen="retry", device_uuid=device.uuid, allocator="rmm", limit_bytes=20 * GIB)
     oom = replace(oom, request_bytes=21 * GIB)
     own = make_report(10, program=Program(ooms=(oom,), oom_retries=retries))
-    case = case_of(Evidence(oom, own, Frame(snapshot := make_snapshot(device), attribute(snapshot))), History())
+    case = case_of(Evidence(oom, own, Frame(snapshot := make_snapshot(device), make_ledger(snapshot))), History())
     assert (" The program tried again (retry_on_oom). One change" in case.summary) is says
 
 
@@ -756,7 +756,7 @@ def shared(
     report = make_report(10, (make_pool(live=GIB, cached=0),), workload="train")
     snapshot = make_snapshot(device, second, reports=(report, make_report(11, (), workload="lab")))
     oom = Oom(number=1, at=1.0, seen="scope", device_uuid=device.uuid, request_bytes=int(request * GIB), scope=scope)
-    frame = Frame(snapshot, attribute(snapshot), grants=grants)
+    frame = Frame(snapshot, make_ledger(snapshot), grants=grants)
     peaks = {} if peak is None else {second.uuid: int(peak * GIB)}
     oom = replace(oom, free_bytes=int(free * GIB))
     return case_of(Evidence(oom, report, frame, verdicts, peaks), History())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumond.config.loading import load
+from gpumond.config.loading import load_settings
 from gpumond.config.settings import SettingsConfig
 from gpumond.facts.alerts import Rule
 from gpumond.facts.units import parse_seconds
@@ -20,7 +20,7 @@ from gpumond.features.rules.built_in import BUILT_IN, TEXTS, daemon_texts
 from gpumond.features.rules.command import run_file
 from gpumond.features.rules.settings import RuleConfig, as_config
 from gpumond.host.runtime_directory import SERVICE_RUNTIME_DIRECTORY
-from gpumond.metrics.exposition import Encoding, Exposition
+from gpumond.metrics.exposition import Exposition, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import SNAPSHOT
 from tests.helpers.values import TickState, advance
@@ -157,7 +157,9 @@ def test_documentation_of_rules_is_current():
 
 def test_rules_use_existing_metrics():
     page = (
-        Exposition(Telemetry()).scrape(advance(TickState(), BUILT_IN, SNAPSHOT).frame, Encoding(False)).plain.decode()
+        Exposition(Telemetry())
+        .scrape(advance(TickState(), BUILT_IN, SNAPSHOT).frame, ScrapeFormat(False))
+        .body.decode()
     )
     exported = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     recorded = {rule["record"] for rule in groups() if "record" in rule}
@@ -184,7 +186,7 @@ def test_built_in_rules_can_be_written_in_a_configuration(rule: Rule):
 
 
 def test_example_configuration_is_valid_and_its_tests_pass():
-    settings = load(DEPLOY / "gpumond.example.yaml", environ={})
+    settings = load_settings(DEPLOY / "gpumond.example.yaml", environ={})
     assert [rule.name for rule in settings.rules if rule.action] == ["notebooks-cache"]
     count, failures = run_file(DEPLOY / "gpumond.example.test.yaml")
     assert (count > 0, failures) == (True, [])

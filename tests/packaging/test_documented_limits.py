@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpumond.agent.allocators.torch import MAX_ENTRIES
-from gpumond.agent.loaded_allocators import FLUSHES, PLANS
+from gpumond.agent.allocators.torch import MAX_HISTORY_ENTRIES
+from gpumond.agent.loaded_allocators import FLUSH_RATE, PLAN_RATE
 from gpumond.agent.measure import snapshots
 from gpumond.agent.measure.oom_record import MAX_RECORD_BYTES
 from gpumond.agent.requests import MAX_RECORD_SECONDS
@@ -26,11 +26,11 @@ from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
 from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
-from gpumond.host.logs import MAX_CHARACTERS, PER_SECOND
+from gpumond.host.logs import MAX_CHARACTERS, MAX_PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
-from gpumond.metrics.owners import KEPT_SECONDS, MAX_OWNERS
+from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.serve.authentication import (
@@ -87,14 +87,15 @@ STATED = {
     "size of an out-of-memory record": f"{MAX_RECORD_BYTES // KIB} KiB",
     "out-of-memory records in a report": number(MAX_OOMS),
     "time to record an out-of-memory error": "50 ms",
-    "snapshots that you request": f"one every {snapshots.REQUEST_SECONDS:g} s per program",
+    "snapshots that you request": f"one every {snapshots.REQUEST_INTERVAL_SECONDS:g} s per program",
     "a program's snapshot files": f"the latest {number(snapshots.MAX_FILES)}, {snapshots.MAX_BYTES // MIB} MiB each",
     "length of a recording of allocations (`--record`)": f"{MAX_RECORD_SECONDS / 60:g} minutes",
-    "entries of a recording of allocations": f"{MAX_ENTRIES:,}",
+    "entries of a recording of allocations": f"{MAX_HISTORY_ENTRIES:,}",
     "recordings of allocations at a time per program": "one",
     "measured scopes per program": f"{MAX_SCOPES} names",
-    "flushes that an agent executes": f"a burst of {FLUSHES[0]}, then one every {FLUSHES[1]:g} s",
-    "[plans](terms.md#actions) that an agent makes": f"a burst of {PLANS[0]}, then one a second" * (PLANS[1] == 1),
+    "flushes that an agent executes": f"a burst of {FLUSH_RATE[0]}, then one every {FLUSH_RATE[1]:g} s",
+    "[plans](terms.md#actions) that an agent makes": f"a burst of {PLAN_RATE[0]}, then one a second"
+    * (PLAN_RATE[1] == 1),
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
     "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
@@ -122,7 +123,7 @@ STATED = {
     "rule previews in progress per user": "1",
     "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
-    f"without; an owner keeps its series for {KEPT_SECONDS / 3600:g} h",
+    f"without; an owner keeps its series for {OWNER_RETENTION_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",
     "series in a scrape": f"{MAX_SERIES:,}",
     "processes with a history": f"{MAX_PROCESSES:,}",
@@ -141,7 +142,7 @@ STATED = {
     "baselines": f"{MAX_BASELINES}",
     "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
-        f"{BOUNDS.max_entries:,}, for {BOUNDS.seconds / 86400:g} days"
+        f"{BOUNDS.max_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
     ),
     "audit entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
@@ -149,7 +150,7 @@ STATED = {
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",
     "alerts queued for one receiver": f"{QUEUE_LIMIT:,}",
     "a log line": f"{MAX_CHARACTERS:,} characters",
-    "log lines of one kind": f"{PER_SECOND} a second",
+    "log lines of one kind": f"{MAX_PER_SECOND} a second",
     "time for a driver call": f"{DEADLINE_SECONDS:g} s",
     "the service's memory": "512 MiB",
     "the service's tasks": "64",

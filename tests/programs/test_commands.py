@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gpumond.facts.messages import AgentRequest, AgentResponse, Cancel, FlushCommand, FlushResult, Hello, decode, encode
+from gpumond.facts.messages import (
+    AgentRequest,
+    AgentResponse,
+    CancelFlush,
+    FlushCommand,
+    FlushResult,
+    Hello,
+    decode,
+    encode,
+)
 from gpumond.facts.program import Dump
 from gpumond.programs.agent_connection import SocketLimits
 from tests.helpers.agent_server import HELLO, OWN, REPORT, eventually, in_event_loop, serving
@@ -34,7 +43,7 @@ async def test_flush_without_a_result_is_cancelled(tmp_path: Path):
             await harness.reports()
             assert await harness.server.flush(OWN, FlushCommand("one", "torch", (), timeout_seconds=0.05)) is None
             messages = agent.recv(4096).splitlines()
-            assert decode(messages[1]) == Cancel("one")
+            assert decode(messages[1]) == CancelFlush("one")
         await harness.reports(0)
         assert await harness.server.flush(OWN, FlushCommand("two", "torch", ())) is None
 
@@ -91,7 +100,7 @@ async def test_request_without_an_answer_is_cancelled(tmp_path: Path):
             assert await harness.server.ask(OWN, AgentRequest("one", "limit"), seconds=0.05) is None
             assert [decode(line) for line in agent.recv(4096).splitlines()] == [
                 AgentRequest("one", "limit"),
-                Cancel("one"),
+                CancelFlush("one"),
             ]
 
 

@@ -38,7 +38,7 @@ def agents(library: Path, count: int) -> Iterator[tuple[AgentProcesses, FakeDriv
             yield processes, driver, Path(name) / "stage"
 
 
-def rejected(daemon: SwarmDaemon) -> dict[str, float]:
+def on_rejection(daemon: SwarmDaemon) -> dict[str, float]:
     """Return the counts of rejected agents by reason."""
     return {
         dict(labels)["reason"]: value
@@ -57,7 +57,7 @@ def test_reports_of_200_agents_are_all_received(nvml_library: Path):
             assert counts["reports"] >= 200 * 3
             until(lambda: daemon.value(REPORTS) == counts["reports"])
             until(lambda: daemon.agents() == 200)
-            assert rejected(daemon) == {}
+            assert on_rejection(daemon) == {}
         finally:
             assert daemon.stop() == 0
 
@@ -73,7 +73,7 @@ def test_agents_reconnect_after_a_restart_of_the_daemon(nvml_library: Path):
         try:
             until(lambda: daemon.agents() == 300)
             counts = processes.finish_reports()
-            assert rejected(daemon) == {}
+            assert on_rejection(daemon) == {}
             assert counts["connected"] == counts["connections"] == 300
             assert "Too many open files" not in daemon.log.read_text()
         finally:
@@ -88,7 +88,7 @@ def test_flood_of_one_user_does_not_affect_the_agents_of_another(nvml_library: P
             assert processes.send_reports(hz=1, seconds=3)["connected"] == 20
             command = [sys.executable, "-S", "-m", "bench.flood", str(daemon.socket), str(FLOOD_UID), "6"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flood:
-                until(lambda: rejected(daemon))
+                until(lambda: on_rejection(daemon))
                 others = processes.send_reports(hz=2, seconds=4)
                 series = daemon.series()
                 counts = json.loads(flood.communicate()[0])
@@ -97,7 +97,7 @@ def test_flood_of_one_user_does_not_affect_the_agents_of_another(nvml_library: P
             assert sum(value for labels, value in trains.items() if "train" in dict(labels)["workload"]) == 20
             assert counts["names"] > 1_000  # what a slow machine sends in this time
             assert len(series) < MAX_SERIES
-            assert rejected(daemon)["crowd"] > 0
+            assert on_rejection(daemon)["crowd"] > 0
             assert len(daemon.log.read_text().splitlines()) < 300
         finally:
             assert daemon.stop() == 0
@@ -113,8 +113,8 @@ def test_reports_of_100_agents_in_one_process_are_all_received(tmp_path: Path):
         intake = AgentServer(
             listener,
             limits=SocketLimits(messages_per_second=10**6),
-            reported=lambda count: counts_received.update(report=count),
-            rejected=lambda reason: counts_received.update([reason]),
+            on_reports=lambda count: counts_received.update(report=count),
+            on_rejection=lambda reason: counts_received.update([reason]),
         )
         intake.serve()
         with ExitStack() as stack:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.formats import snapshots
-from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.reader import LogLines, Remarks
 
 
 def read(log: str | bytes, format_name: str = "auto", **options: Any) -> list[Snapshot]:
@@ -17,7 +17,7 @@ def read(log: str | bytes, format_name: str = "auto", **options: Any) -> list[Sn
 def read_with_notices(log: str | bytes, format_name: str = "auto", **options: Any) -> tuple[list[Snapshot], list[str]]:
     data = log if isinstance(log, bytes) else log.encode()
     remarks = Remarks("log")
-    read = list(snapshots(Lines("log", io.BytesIO(data)), format_name, remarks, **options))
+    read = list(snapshots(LogLines("log", io.BytesIO(data)), format_name, remarks, **options))
     return read, list(remarks)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError
 from gpumond.features.recordings.reader import parse_time
-from gpumond.features.recordings.snapshots import NAMELESS
+from gpumond.features.recordings.snapshots import UNKNOWN_PID
 from tests.helpers.agents import GIB
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 
@@ -106,7 +106,7 @@ def test_utilization_is_a_ratio_or_percent(cells: tuple[str, str], ratios: list[
 def test_allocator_without_a_pid_has_a_report_without_a_name():
     snapshots = read("time,uuid,pid,used_bytes,live_bytes,held_bytes\n0,GPU-a,,500,100,300\n")
     assert [(r.pid, r.pools[0].live_bytes, r.pools[0].held_bytes) for r in snapshots[0].reports] == [
-        (NAMELESS, 100, 300)
+        (UNKNOWN_PID, 100, 300)
     ]
     assert snapshots[0].devices[0].used_bytes == 500
 

@@ -166,7 +166,7 @@ def test_unusable_log_is_refused_with_the_remedy(log: str, complaint: str):
 
 def test_log_without_timestamps_needs_only_the_interval():
     log = "index, memory.used [MiB], memory.total [MiB]\n" + "0, 5 MiB, 9000 MiB\n1, 6 MiB, 9000 MiB\n" * 3
-    snapshots = read(log, interval=5.0)
+    snapshots = read(log, interval_seconds=5.0)
     assert elapsed(snapshots) == [0, 5, 10]
     assert [len(snapshot.devices) for snapshot in snapshots] == [2, 2, 2]
 

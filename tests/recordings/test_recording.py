@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import Sensors, Snapshot, SourceState, XidErrors
-from gpumond.features.recordings.csv_log import HEADER, csv_lines
+from gpumond.features.recordings.csv_log import CSV_HEADER, csv_lines
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 from tests.recordings.reading import elapsed, read, read_with_notices
@@ -95,7 +95,7 @@ def test_out_of_range_number_makes_a_line_invalid():
 
 
 def test_missing_capacity_can_be_given():
-    snapshots = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size=5)
+    snapshots = read(lines(make_snapshot(make_device(size_bytes=None), make_device("GPU-b"))), size_bytes=5)
     assert [device.size_bytes for device in snapshots[0].devices] == [5, 80 * GIB]
 
 
@@ -107,7 +107,7 @@ def test_recording_has_devices_processes_and_pools_and_is_read_back():
     pools = (make_pool("GPU-a", live=GIB, cached=GIB), make_pool("GPU-a", live=GIB, allocator="cupy"))
     unlisted = make_report(2**22 + 5, (make_pool("GPU-a", live=GIB, held_known=False),), start_ticks=None)
     reports = (make_report(10, pools), unlisted)
-    log = HEADER + "".join(
+    log = CSV_HEADER + "".join(
         csv_lines(make_snapshot(device, other, reports=reports, taken_at=1000.0 + second)) for second in range(2)
     )
     assert log.splitlines()[:5] == [

@@ -68,7 +68,7 @@ def test_time_of_day_continues_after_midnight():
 
 
 def test_pmon_has_processes_and_their_memory():
-    snapshots = read(PMON, interval=2.0)
+    snapshots = read(PMON, interval_seconds=2.0)
     assert elapsed(snapshots) == [0.0, 2.0]
     assert processes(snapshots[0]) == [(1234, 800 * MIB, "python train.py"), (1235, None, "Xorg")]
     assert processes(snapshots[1]) == [(1234, 801 * MIB, "python train.py"), (77, 90 * MIB, "other")]
@@ -77,11 +77,11 @@ def test_pmon_has_processes_and_their_memory():
 
 def test_column_of_memory_may_precede_the_others_in_pmon():
     log = "# gpu        pid  type    fb    sm   command\n    0     447153     C  7669     -   python3.9,x\n"
-    assert processes(read(log, interval=1.0)[0]) == [(447153, 7669 * MIB, "python3.9,x")]
+    assert processes(read(log, interval_seconds=1.0)[0]) == [(447153, 7669 * MIB, "python3.9,x")]
 
 
 def test_dcgmi_dmon_has_devices_with_their_sizes():
-    snapshots, notices = read_with_notices(DCGMI, interval=0.5)
+    snapshots, notices = read_with_notices(DCGMI, interval_seconds=0.5)
     assert elapsed(snapshots) == [0.0, 0.5]
     assert (used(snapshots, "gpu0"), used(snapshots, "gpu1")) == ([2 * GIB, 2049 * MIB], [None, 9 * MIB])
     assert {device.size_bytes for device in snapshots[0].devices} == {24 * GIB}
@@ -91,7 +91,7 @@ def test_dcgmi_dmon_has_devices_with_their_sizes():
 
 def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
     log = "#Entity   FBTTL  FBFRE  FBRSV\nID\nGPU 0     1000   300    100\nGPU-I 3   500    300    100\n"
-    snapshots, notices = read_with_notices(log, interval=1.0)
+    snapshots, notices = read_with_notices(log, interval_seconds=1.0)
     assert used(snapshots, "gpu0") == [600 * MIB]
     assert notices == ["lines about entities other than GPUs are ignored"]
 
@@ -109,4 +109,4 @@ def test_dcgmi_dmon_without_used_memory_has_size_minus_free_and_reserved():
 )
 def test_unusable_table_is_refused_with_the_remedy(log: str, interval: float | None, complaint: str):
     with pytest.raises(ConfigError, match=complaint):
-        read(log, interval=interval)
+        read(log, interval_seconds=interval)

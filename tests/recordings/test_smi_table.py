@@ -64,7 +64,7 @@ def test_tables_of_older_drivers_and_of_several_devices():
 
 
 def test_tables_without_dates_need_the_interval():
-    assert elapsed(read((table(5) + table(6)) * 2, interval=10.0)) == [0, 10, 20, 30]
+    assert elapsed(read((table(5) + table(6)) * 2, interval_seconds=10.0)) == [0, 10, 20, 30]
 
 
 @pytest.mark.parametrize("start", ["", "garbage before the first table\n"])

@@ -15,7 +15,7 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.snapshot import Snapshot
 from gpumond.features.loadgen.plan import plan
 from gpumond.features.recordings.diagnose import VerdictChanges
-from gpumond.features.recordings.snapshots import NAMELESS
+from gpumond.features.recordings.snapshots import UNKNOWN_PID
 from tests.helpers.simulated_snapshots import snapshots as virtual
 from tests.recordings.reading import elapsed, read, read_with_notices, used
 
@@ -118,7 +118,7 @@ def test_verdicts_of_processes_and_devices_are_distinct():
 
 def test_verdict_of_an_allocator_without_a_pid_is_its_devices_and_occurs_once():
     changes = VerdictChanges()
-    own = make_verdict(pid=NAMELESS, summary=f"a program (pid {NAMELESS}) keeps more")
+    own = make_verdict(pid=UNKNOWN_PID, summary=f"a program (pid {UNKNOWN_PID}) keeps more")
     (change,) = changes.update((own, make_verdict(pid=None)), 1)
     assert (change.verdict.pid, change.verdict.summary) == (None, "a program keeps more")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumond.facts.alerts import Action, Rule
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import Expected, PoolBytes, Receipt
+from gpumond.facts.pools import ExpectedRelease, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.action_decisions import (
     ANNOTATION,
@@ -60,7 +60,7 @@ def make_receipt(released: int, **fields: Any) -> Receipt:
         allocator="torch",
         outcome="freed" if released else "nothing",
         reason="",
-        expected=Expected(0, 4 * GIB, 4 * GIB),
+        expected=ExpectedRelease(0, 4 * GIB, 4 * GIB),
         released_bytes=released,
         driver_released_bytes=None,
         before=None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Scope
+from gpumond.facts.alerts import RuleScope
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.pools import HostPool, PoolUsage
 from gpumond.facts.program import TICKS_PER_SECOND, Program, StepUsage
@@ -27,7 +27,7 @@ from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS, PROGRAM_COUNTERS
 from gpumond.quantities.scope import RuleContext
 from gpumond.quantities.window import WINDOW_SECONDS, RuleWindow, next_window
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -65,7 +65,7 @@ SETTINGS = {
 """Facts that do not change while a subject exists."""
 
 NUMBERS = {"int", "float", "bool", "int | None", "float | None", "bool | None"}
-SCOPES_OF: tuple[tuple[type, Scope], ...] = (
+SCOPES_OF: tuple[tuple[type, RuleScope], ...] = (
     (DeviceReading, "device"),
     (ProcessUsage, "process"),
     (AgentReport, "process"),
@@ -85,10 +85,10 @@ def context(*ticks: Snapshot) -> RuleContext:
     recent = RuleWindow()
     for snapshot in ticks:
         recent = next_window(recent, snapshot)
-    return RuleContext(ticks[-1], attribute(ticks[-1]), recent)
+    return RuleContext(ticks[-1], make_ledger(ticks[-1]), recent)
 
 
-def values(scope: Scope, *ticks: Snapshot) -> dict[str, float | None]:
+def values(scope: RuleScope, *ticks: Snapshot) -> dict[str, float | None]:
     """Values of the first subject of a scope after the snapshots."""
     found = subjects(scope, context(*ticks))
     return {name: value_of(found.rows[0]) for name, value_of in found.values.items()}
@@ -115,7 +115,7 @@ def test_sensor_is_a_value_and_unknown_without_a_reading(field: str):
 
 
 @pytest.mark.parametrize(("model", "scope"), SCOPES_OF, ids=lambda each: str(getattr(each, "__name__", each)))
-def test_number_of_a_snapshot_is_a_value(model: type, scope: Scope):
+def test_number_of_a_snapshot_is_a_value(model: type, scope: RuleScope):
     numbers = {each.name for each in fields(model) if str(each.type) in NUMBERS} - IDENTITY - SETTINGS
     names: Mapping[str, str] = OTHER_NAMES[model]
     up = {"up"} if model is DeviceReading else set()

@@ -13,12 +13,12 @@ import pytest
 
 from gpumond.facts.alerts import AlertStates, Rule
 from gpumond.features.rules.evaluation import evaluate_rule
-from gpumond.quantities.scope import Unreadable
+from gpumond.quantities.scope import UnreadableSubjects
 from tests.rules.prometheus import GONE, UNKNOWN, Oracle, Series, random_series
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
-UNREADABLE = Unreadable(devices=frozenset({"GPU-a"}))
+UNREADABLE = UnreadableSubjects(devices=frozenset({"GPU-a"}))
 
 
 def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 + elapsed) -> list[str]:
@@ -29,7 +29,7 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
     activities: AlertStates = {}
     phases = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
-        unreadable = UNREADABLE if value == UNKNOWN and number % 2 else Unreadable()
+        unreadable = UNREADABLE if value == UNKNOWN and number % 2 else UnreadableSubjects()
         known = value if isinstance(value, float) else None
         subjects = of("x") if value == GONE or unreadable is UNREADABLE else of("x", Row(LABELS, known))
         activities = evaluate_rule(rule, subjects, activities, unreadable, wall(elapsed), elapsed)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpumond.facts.alerts import AlertStates, Rule, own_fields, with_overrides
+from gpumond.facts.alerts import AlertStates, Rule, overridable_fields, with_overrides
 from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
-from gpumond.quantities.scope import Unreadable
+from gpumond.quantities.scope import UnreadableSubjects
 from tests.rules.rows import Row, of
 
 LABELS = (("gpu", "0"), ("uuid", "GPU-a"))
@@ -23,7 +23,9 @@ def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[st
     activities: AlertStates = {}
     for tick, value in enumerate(values):
         now = tick * seconds
-        activities = evaluate_rule(rule, of("used_ratio", Row(LABELS, value)), activities, Unreadable(), 1e6 + now, now)
+        activities = evaluate_rule(
+            rule, of("used_ratio", Row(LABELS, value)), activities, UnreadableSubjects(), 1e6 + now, now
+        )
         phases.append(activities[LABELS].alert.phase if activities else None)
     return phases
 
@@ -49,20 +51,20 @@ def test_keep_firing_for_counts_from_the_first_evaluation_without_a_breach():
 
 def test_ended_subject_resolves_at_once_and_a_hidden_one_does_not():
     rule = make_rule(keep_firing_for_seconds=300)
-    firing = evaluate_rule(rule, FULL, {}, Unreadable(), 0, 0)
-    assert evaluate_rule(rule, NONE, firing, Unreadable(devices=frozenset({"GPU-a"})), 9, 9) == firing
-    assert evaluate_rule(rule, NONE, firing, Unreadable(), 1, 1) == {}
+    firing = evaluate_rule(rule, FULL, {}, UnreadableSubjects(), 0, 0)
+    assert evaluate_rule(rule, NONE, firing, UnreadableSubjects(devices=frozenset({"GPU-a"})), 9, 9) == firing
+    assert evaluate_rule(rule, NONE, firing, UnreadableSubjects(), 1, 1) == {}
 
 
 def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer_lists():
     rule, labels = make_rule(keep_firing_for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
     firing = evaluate_rule(
-        rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, Unreadable(), 0, 0
+        rule, of("used_ratio", Row(labels, 0.9, process=ProcessKey(10, 100))), {}, UnreadableSubjects(), 0, 0
     )
-    connected = Unreadable(connected={ProcessKey(10, 100)})
+    connected = UnreadableSubjects(connected={ProcessKey(10, 100)})
     kept = evaluate_rule(rule, NONE, firing, connected, 1, 1)
     assert (len(kept), len(evaluate_rule(rule, NONE, kept, connected, 3, 3))) == (1, 0)
-    assert not evaluate_rule(rule, NONE, firing, Unreadable(connected={ProcessKey(10, 101)}), 1, 1)
+    assert not evaluate_rule(rule, NONE, firing, UnreadableSubjects(connected={ProcessKey(10, 101)}), 1, 1)
 
 
 def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last_breach():
@@ -70,14 +72,14 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
     activities: AlertStates = {}
     for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"), (0.5, "1 GiB"))):
         row = Row(LABELS, value, texts={"live": live})
-        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
+        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, UnreadableSubjects(), at, at)
     (activity,) = activities.values()
     assert activity.cleared_elapsed == 1
     over = "ended at 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
     assert activity.alert.annotations == (("summary", over),)
     for at in (3, 4):
         row = Row(LABELS, 0.9, texts={"live": "1 GiB"})
-        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, Unreadable(), at, at)
+        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, UnreadableSubjects(), at, at)
     (activity,) = activities.values()
     again = "; again since 00:00:03 UTC"
     assert activity.alert.annotations == (("summary", f"90%, 1 GiB live now{again}"),)
@@ -90,7 +92,7 @@ def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: 
     activities: AlertStates = {}
     for at, known in enumerate((start, None, start, start)):
         row = Row(labels, 0.9, process=ProcessKey(10, known))
-        activities = evaluate_rule(rule, of("used_ratio", row), activities, Unreadable(), at, at)
+        activities = evaluate_rule(rule, of("used_ratio", row), activities, UnreadableSubjects(), at, at)
     (activity,) = activities.values()
     assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
 
@@ -101,20 +103,22 @@ def test_alert_begins_again_for_another_process_with_the_same_pid(between: int |
     activities: AlertStates = {}
     for at, start in enumerate((100, 100, 100, between, 101)):
         row = Row(labels, 0.9, process=ProcessKey(10, start))
-        activities = evaluate_rule(rule, of("used_ratio", row), activities, Unreadable(), at, at)
+        activities = evaluate_rule(rule, of("used_ratio", row), activities, UnreadableSubjects(), at, at)
     (activity,) = activities.values()
     assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
 
 
 def test_longer_for_makes_a_firing_alert_pending_again():
-    firing = evaluate_rule(make_rule(), FULL, {}, Unreadable(), 0, 0)
-    (pending,) = evaluate_rule(make_rule(for_seconds=60), FULL, firing, Unreadable(), 1, 1).values()
+    firing = evaluate_rule(make_rule(), FULL, {}, UnreadableSubjects(), 0, 0)
+    (pending,) = evaluate_rule(make_rule(for_seconds=60), FULL, firing, UnreadableSubjects(), 1, 1).values()
     assert (pending.alert.phase, pending.alert.fired_at) == ("pending", None)
 
 
 def test_changed_labels_of_a_rule_make_another_alert():
-    before = evaluate_rule(make_rule(), FULL, {}, Unreadable(), 0, 0)
-    (after,) = evaluate_rule(replace(make_rule(), labels=(("team", "a"),)), FULL, before, Unreadable(), 9, 9).values()
+    before = evaluate_rule(make_rule(), FULL, {}, UnreadableSubjects(), 0, 0)
+    (after,) = evaluate_rule(
+        replace(make_rule(), labels=(("team", "a"),)), FULL, before, UnreadableSubjects(), 9, 9
+    ).values()
     assert (dict(after.alert.labels)["team"], after.alert.active_at) == ("a", 9)
 
 
@@ -141,7 +145,9 @@ def test_unknown_value_neither_fires_nor_resolves():
 def test_match_is_a_glob_on_labels():
     rule = Rule(name="r", scope="workload", value="used_ratio", above=0.5, match=(("workload", "train-*"),))
     rows = [Row((("workload", name),), 0.9) for name in ("train-1", "serve")]
-    assert list(evaluate_rule(rule, of("used_ratio", *rows), {}, Unreadable(), 0, 0)) == [(("workload", "train-1"),)]
+    assert list(evaluate_rule(rule, of("used_ratio", *rows), {}, UnreadableSubjects(), 0, 0)) == [
+        (("workload", "train-1"),)
+    ]
 
 
 def test_device_matches_by_its_programs():
@@ -150,7 +156,7 @@ def test_device_matches_by_its_programs():
         Row((("uuid", uuid),), 0.9, programs=programs)
         for uuid, programs in (("GPU-a", ("serve", "train-1")), ("GPU-b", ("serve",)))
     ]
-    assert list(evaluate_rule(rule, of("used_ratio", *rows), {}, Unreadable(), 0, 0)) == [(("uuid", "GPU-a"),)]
+    assert list(evaluate_rule(rule, of("used_ratio", *rows), {}, UnreadableSubjects(), 0, 0)) == [(("uuid", "GPU-a"),)]
 
 
 def test_alert_has_its_identity_and_filled_annotations():
@@ -163,7 +169,7 @@ def test_alert_has_its_identity_and_filled_annotations():
         annotations=(("summary", "{gpu}: {used} used, {value} is above {threshold}, {what}"),),
     )
     full = of("used_ratio", Row(LABELS, 0.9, {"gpu": "0", "used": "9 GiB"}), unit="ratio")
-    alert: Alert = evaluate_rule(rule, full, {}, Unreadable(), 5.0, 0)[LABELS].alert
+    alert: Alert = evaluate_rule(rule, full, {}, UnreadableSubjects(), 5.0, 0)[LABELS].alert
     assert dict(alert.labels) == {"alertname": "full", "gpu": "0", "severity": "warning", "uuid": "GPU-a"}
     assert dict(alert.annotations) == {"summary": "0: 9 GiB used, 90% is above 50%, {what}"}
     assert (alert.active_at, alert.fired_at, alert.value) == (5.0, 5.0, 0.9)
@@ -171,7 +177,7 @@ def test_alert_has_its_identity_and_filled_annotations():
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
 def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule):
-    own = own_fields(rule)
+    own = overridable_fields(rule)
     assert OverrideConfig.model_validate(own).fields() == own
     assert with_overrides(rule, own) == rule
     assert with_overrides(rule, {}) == rule

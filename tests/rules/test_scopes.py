@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.engines import NOT_READ, EngineModel, EngineProcess, EngineReading
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Oom, Program
-from gpumond.facts.snapshot import MISSED_LIMIT, Snapshot
+from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, VALUES
 from gpumond.quantities import subjects
-from gpumond.quantities.quantity import Unit, readable
+from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import RuleContext, active_verdicts
 from gpumond.quantities.window import RuleWindow, next_window
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -53,11 +53,11 @@ LEAK = Verdict(
     time_to_full_seconds=90.0,
     summary="it grows",
 )
-CONTEXT = RuleContext(SNAPSHOT, attribute(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
+CONTEXT = RuleContext(SNAPSHOT, make_ledger(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
 @pytest.mark.parametrize("scope", VALUES)
-def test_documented_values_and_words_exist_for_each_row(scope: Scope):
+def test_documented_values_and_words_exist_for_each_row(scope: RuleScope):
     found = subjects(scope, CONTEXT)
     assert found.rows
     assert found.values.keys() == VALUES[scope].keys()
@@ -84,7 +84,7 @@ def test_documented_values_and_words_exist_for_each_row(scope: Scope):
 )
 def test_value_is_formatted_with_its_unit(unit: Unit, text: str):
     values = {"seconds": 3600.0, "ratio": 0.5, "count": 3.0, "celsius": 83.0, "hertz": 1.98e9, "watts": 699.5}
-    assert readable(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
+    assert value_text(unit, (values | {"joules": 7.0}).get(unit, 5.0 * GIB)) == text
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     report = make_report(42, (make_pool(live=GIB, cached=GIB),), frameworks=frameworks)
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
     found = subjects(
-        "pool", RuleContext(snapshot, attribute(snapshot), next_window(RuleWindow(), snapshot), active_verdicts([]))
+        "pool", RuleContext(snapshot, make_ledger(snapshot), next_window(RuleWindow(), snapshot), active_verdicts([]))
     )
     words = {**{name: text_of(found.rows[0]) for name, text_of in found.texts.items()}, "value": "", "threshold": ""}
     description = dict(rule.annotations)["description"].format(**words)
@@ -153,7 +153,7 @@ def advanced(*ticks: Snapshot) -> RuleContext:
     recent = RuleWindow()
     for snapshot in ticks:
         recent = next_window(recent, snapshot)
-    return RuleContext(ticks[-1], attribute(ticks[-1]), recent)
+    return RuleContext(ticks[-1], make_ledger(ticks[-1]), recent)
 
 
 def test_agent_of_an_unlisted_process_does_not_make_cache_waste():
@@ -228,7 +228,7 @@ def test_memory_of_an_engine_without_a_process_is_unknown_unless_it_states_none(
     assert values_of(replace(ENGINE, processes=()))["used_bytes"] is None
     assert values_of(replace(ENGINE, processes=(), held_bytes=0))["used_bytes"] == 0
     assert values_of(replace(ENGINE, processes=(), held_bytes=0, processes_problem="hidden"))["used_bytes"] is None
-    assert values_of(ENGINE, missed_readings=MISSED_LIMIT)["used_bytes"] is None
+    assert values_of(ENGINE, missed_readings=MAX_MISSED_READINGS)["used_bytes"] is None
 
 
 def test_alert_on_the_unused_kv_cache_of_an_engine():

@@ -26,7 +26,7 @@ from gpumond.quantities.window import (
     next_window,
     sum_of_known,
 )
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import (
     Advanced,
@@ -69,7 +69,7 @@ def text_of(snapshots: Sequence[Snapshot], name: str) -> str:
     recent = RuleWindow()
     for snapshot in snapshots:
         recent = next_window(recent, snapshot)
-    found = subjects("device", RuleContext(snapshots[-1], attribute(snapshots[-1]), recent))
+    found = subjects("device", RuleContext(snapshots[-1], make_ledger(snapshots[-1]), recent))
     (row,) = found.rows
     return found.texts[name](row)
 
@@ -329,7 +329,7 @@ def increases(observations: Sequence[Observation]) -> list[float | None]:
         if history is None:
             history = first_observation((count,), elapsed)
         elif history.is_due(elapsed):
-            history = history.marked((count,), elapsed)
+            history = history.with_sample((count,), elapsed)
         found.append(history.increase(0, count, elapsed))
     return found
 
@@ -367,9 +367,9 @@ def test_gap_does_not_lose_an_increase():
 def test_counts_that_do_not_change_need_two_marks():
     history = first_observation((7.0, None), 0.0)
     for at in range(30, 3600, 30):
-        history = history.marked((7.0, None), float(at))
-    assert len(history.marks) == 2
-    assert history.marked((8.0, None), 3600.0).increase(0, 8.0, 3600.0) == 1
+        history = history.with_sample((7.0, None), float(at))
+    assert len(history.samples) == 2
+    assert history.with_sample((8.0, None), 3600.0).increase(0, 8.0, 3600.0) == 1
 
 
 def test_increase_after_a_long_time_without_change_is_known():
@@ -379,8 +379,8 @@ def test_increase_after_a_long_time_without_change_is_known():
 def test_marks_are_bounded():
     history = first_observation((0.0,), 0.0)
     for at in range(30, 36_000, 30):
-        history = history.marked((float(at),), float(at))
-    assert len(history.marks) <= WINDOW_SECONDS / BUCKET_SECONDS + 1
+        history = history.with_sample((float(at),), float(at))
+    assert len(history.samples) <= WINDOW_SECONDS / BUCKET_SECONDS + 1
 
 
 def test_sum_of_increases_ignores_unknown_ones():

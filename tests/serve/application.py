@@ -16,7 +16,7 @@ from gpumond.core import ConfigHashes
 from gpumond.events import EventLog
 from gpumond.facts.alerts import Rule, as_resolved
 from gpumond.facts.errors import ConfigError, FlushError
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.frame import Alert, Frame
 from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.pools import Receipt
@@ -31,7 +31,7 @@ from gpumond.features.rules.evaluation import Preview, pack, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
-from gpumond.metrics.exposition import ALL_GROUPS, Encoding, Exposition, Group, Scrape
+from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.app import app_state, create_app
 from gpumond.serve.authentication import Tokens
@@ -48,7 +48,9 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 class AuditedStore(MemoryStore):
-    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
+    async def audit_entries(
+        self, limit: int = 0, include_users: bool = True, operation: str | None = None
+    ) -> list[AuditEntry]:
         return [AUDIT_ENTRY][:limit]
 
 
@@ -56,7 +58,7 @@ class View:
     def __init__(
         self,
         frame: Frame | None = FRAME,
-        answer: FlushOutcome | FlushError | None = None,
+        answer: FlushResponse | FlushError | None = None,
         history: History | None = None,
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
@@ -71,7 +73,7 @@ class View:
         self.hook = AlertmanagerHook(self.flush, self.store, lambda: ("node7",), lambda: False)
         self.wrong_configuration = ""
         self.frame = frame
-        self.answer = answer or FlushOutcome("id", (RECEIPT,), RECEIPT.released_bytes)
+        self.answer = answer or FlushResponse("id", (RECEIPT,), RECEIPT.released_bytes)
         self.flush_requests: list[FlushRequest] = []
         self.requested_by: list[str] = []
         self.silences = Silences(self.store)
@@ -92,7 +94,7 @@ class View:
         return ConfigHashes("5d41402abc4b", "7d793037a076")
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
-        return self._exposition.scrape(self.frame, Encoding.of(accept, compat, groups))
+        return self._exposition.scrape(self.frame, ScrapeFormat.of(accept, compat, groups))
 
     def get(self, kind: type) -> Any:
         """Return the service of a feature; this object stands for those that have no state."""
@@ -110,7 +112,7 @@ class View:
             raise ConfigError(self.wrong_configuration)
         return "reloaded"
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         self.flush_requests.append(request)
         self.requested_by.append(requested_by)
         if isinstance(self.answer, FlushError):

@@ -11,7 +11,7 @@ import bcrypt
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumond.config.tokens import Token, digest
+from gpumond.config.tokens import Token, token_digest
 from gpumond.serve.app import app_state
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
@@ -22,9 +22,9 @@ FLUSH = {"target": {"all": True}}
 RULE = {"name": "hog", "scope": "process", "value": "used_bytes", "above": "40GiB"}
 READERS = {"prometheus": bcrypt.hashpw(b"wonder", bcrypt.gensalt(4))}
 OTHERS = [
-    Token("reader", frozenset({"read"}), digest("gpm_reader")),
-    Token("ruler", frozenset({"rules"}), digest("gpm_ruler")),
-    Token("flusher", frozenset({"flush"}), digest("gpm_flusher")),
+    Token("reader", frozenset({"read"}), token_digest("gpm_reader")),
+    Token("ruler", frozenset({"rules"}), token_digest("gpm_ruler")),
+    Token("flusher", frozenset({"flush"}), token_digest("gpm_flusher")),
 ]
 
 

@@ -13,7 +13,7 @@ from gpumond.facts.frame import Alert, Frame, FullFrame, Verdict
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import FULL_FRAME, frame_changes, live_frame
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
 
@@ -43,7 +43,7 @@ def random_frame(rng: random.Random, seq: int) -> Frame:
         rule="full", phase="firing", labels=(("gpu", "0"),), annotations=(), value=rng.random(), active_at=1.0
     )
     alerts = tuple(replace(alert, pid=rng.choice((None, 1))) for _ in range(rng.randint(0, 2)))  # keys may be equal
-    return Frame(snapshot, attribute(snapshot), tuple(verdicts), alerts)
+    return Frame(snapshot, make_ledger(snapshot), tuple(verdicts), alerts)
 
 
 def random_wholes(seed: int, count: int = 12) -> list[FullFrame]:

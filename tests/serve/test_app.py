@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.errors import CooldownActive, FlushError, FlushInProgress, NoSuchTarget
-from gpumond.facts.flush import FlushOutcome
+from gpumond.facts.flush import FlushResponse
 from gpumond.facts.pools import Receipt
 from gpumond.serve.examples import DEVICE, RECEIPT, REPORT
 from tests.serve.application import TOKEN, View, ask
@@ -87,7 +87,7 @@ def test_flush_errors_are_problem_documents(error: FlushError, status: int):
 
 
 def test_unfinished_flush_is_never_200():
-    timeout = FlushOutcome("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
+    timeout = FlushResponse("id", (RECEIPT, Receipt(**{**_fields(RECEIPT), "outcome": "timeout"})), 1)
     answer = ask(View(answer=timeout), "/api/v1/flushes", "POST", headers=TOKEN, json={"target": {"all": True}})
     assert answer.status_code == 504
     assert [receipt["outcome"] for receipt in answer.json()["receipts"]] == ["freed", "timeout"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.features.flush.routes import MANY_SECONDS
 from gpumond.host.peer import PeerIdentity
@@ -96,7 +96,7 @@ class FlushingView(View):
         self.stalls += 1
         return release_all(scripted, identity, request)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         self.flush_requests.append(request)
         return await self.flusher.flush(request, requested_by)
 

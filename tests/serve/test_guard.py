@@ -8,7 +8,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from gpumond.config.tokens import Token, digest
+from gpumond.config.tokens import Token, token_digest
 from gpumond.config.web_file import WebSettings
 from gpumond.features.flush.routes import EXAMPLE_BODY as HOOK
 from gpumond.page.files import PAGE
@@ -76,7 +76,7 @@ def test_wrong_token_is_refused_on_the_unix_socket():
 
 
 def test_empty_token_is_refused_whatever_the_file_contains():
-    api = GuardedApi(file_tokens=[Token("nothing", frozenset({"admin"}), digest(""))])
+    api = GuardedApi(file_tokens=[Token("nothing", frozenset({"admin"}), token_digest(""))])
     for headers in (bearer(""), {"Authorization": "Bearer"}, {"Authorization": "bearer  "}):
         assert api.flush(headers).status_code == 401
         assert api.flush(headers, uid=os.geteuid()).status_code == 401
@@ -145,7 +145,7 @@ def test_page_requires_no_token_unless_users_are_configured():
 
 
 def test_client_certificate_opens_reads():
-    api = GuardedApi(Policy(open_reads=False, web=lambda: WebSettings(mutual=True)))
+    api = GuardedApi(Policy(open_reads=False, web=lambda: WebSettings(requires_certificate=True)))
     assert api.ask("GET", "/metrics").status_code == 200
     assert api.flush({}).status_code == 401
 

@@ -12,7 +12,7 @@ from gpumond.facts.frame import Alert, Frame, Verdict
 from gpumond.facts.snapshot import Fault
 from gpumond.serve.guard import Policy
 from gpumond.serve.identity import OTHERS, IdentityHeaders
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.serve.application import View
@@ -55,7 +55,7 @@ def frame() -> Frame:
         alert({"uuid": "GPU-a", "pid": "10987"}, 10987),
         alert({"workload": "secret-work", "uid": "1001"}),
     )
-    return Frame(snapshot, attribute(snapshot), (verdict,), alerts)
+    return Frame(snapshot, make_ledger(snapshot), (verdict,), alerts)
 
 
 def guarded(open_reads: bool = True) -> GuardedApi:

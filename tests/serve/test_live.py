@@ -17,7 +17,7 @@ from gpumond.facts.frame import Frame, FullFrame, Ledger
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT_MESSAGES, FrameStream, live_frame
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_process, make_report, make_snapshot
 from tests.serve.application import View, ask, serving
@@ -61,7 +61,7 @@ def test_changes_make_each_frame_of_the_previous_one(seed: int):
 def test_idle_times_are_sent_in_whole_seconds():
     def whole(age: float) -> FullFrame:
         snapshot = make_snapshot(make_device(processes=(make_process(7, GIB, idle_seconds=age),)))
-        return full_frame(Frame(snapshot, attribute(snapshot)))
+        return full_frame(Frame(snapshot, make_ledger(snapshot)))
 
     def after(age: float) -> Any:
         return changes_as_json(live_frame(whole(0.12)), live_frame(whole(age)))

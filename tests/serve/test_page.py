@@ -14,8 +14,8 @@ import pytest
 from gpumond.commands.demo import PACE
 from gpumond.events import EventKind
 from gpumond.facts.shares import SHARES
-from gpumond.facts.snapshot import MISSED_LIMIT
-from gpumond.facts.verdicts import PATTERNS
+from gpumond.facts.snapshot import MAX_MISSED_READINGS
+from gpumond.facts.verdicts import PATTERN_NAMES
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import FILES, MODULES, PAGE, POLICY, bundles
 from gpumond.view.text import COLORS, FREE_ON_DARK
@@ -82,15 +82,15 @@ def test_page_names_kinds_as_the_daemon_does():
     constants = dict(re.findall(r"^export const (\w+) = (.+);$", MODULES["words"], re.MULTILINE))
     known = {name: json.loads(value) for name, value in constants.items()}
     assert tuple(known["SHARES"]) == SHARES
-    assert known["ORDINARY"] == sorted(PATTERNS)
-    assert known["MISSED_LIMIT"] == MISSED_LIMIT
+    assert known["ORDINARY"] == sorted(PATTERN_NAMES)
+    assert known["MISSED_LIMIT"] == MAX_MISSED_READINGS
     used = {
         name
         for found in re.findall(r"^import \{([^}]+)\} from \"./words.js\";$", SCRIPT, re.MULTILINE)
         for name in re.findall(r"\b[A-Z_]+\b(?! as)|\b[A-Z_]+(?= as)", found)
     }
     assert known.keys() <= used
-    kinds = {word for word in (*get_args(EventKind), *PATTERNS) if f'"{word}"' in SCRIPT}
+    kinds = {word for word in (*get_args(EventKind), *PATTERN_NAMES) if f'"{word}"' in SCRIPT}
     assert kinds <= {"flush", "suspend"}  # an element's name, and actions of rules
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gpumond.diagnosis import sentences
-from gpumond.facts.pools import FORCED, Receipt
+from gpumond.facts.pools import API_FORCE_HINT, Receipt
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size_or_dash
 from tests.helpers.agents import GIB
@@ -206,7 +206,7 @@ def test_texts_name_the_actions_of_the_web_ui_in_place_of_commands():
 
 
 def test_texts_of_the_api_name_the_command_in_place_of_its_key():
-    told = run_module("format", "given.map((text) => m.clean(text))", f"try again in 4 s, or now {FORCED}")
+    told = run_module("format", "given.map((text) => m.clean(text))", f"try again in 4 s, or now {API_FORCE_HINT}")
     assert told == ["try again in 4 s, or now with gpumond flush --force"]
 
 

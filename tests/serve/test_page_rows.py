@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.shares import MEANINGS, SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import live_frame
 from gpumond.view.rows import process_rows
@@ -386,7 +386,7 @@ def test_line_of_a_device_has_each_drop_whether_it_was_read_as_frames_or_as_bloc
 def test_every_share_has_a_meaning():
     meanings = run_module("meanings", "m.MEANINGS")
     assert tuple(meanings)[: len(SHARES)] == SHARES
-    assert meanings == dict(MEANINGS), "run `make docs`"
+    assert meanings == dict(SHARE_MEANINGS), "run `make docs`"
 
 
 HOSTILE = '=HYPERLINK("x"),\nnext'

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpumond.config.tokens import Token, digest
+from gpumond.config.tokens import Token, token_digest
 from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve.authentication import Tokens
@@ -92,7 +92,7 @@ def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
 
 def test_unprivileged_users_and_scopes_are_refused_by_name():
     view = View()
-    tokens = Tokens("secret", file_tokens=lambda: (Token("ci", frozenset({"flush"}), digest("flusher")),))
+    tokens = Tokens("secret", file_tokens=lambda: (Token("ci", frozenset({"flush"}), token_digest("flusher")),))
     app = serving(view, tokens)
 
     async def send(uid: int | None, headers: dict[str, str], method: str) -> httpx.Response:

@@ -318,7 +318,9 @@ def test_api_schema_has_no_command_line_and_no_environment():
 
 
 class LongAudit(AuditedStore):
-    async def audit_entries(self, limit: int = 0, users: bool = True, operation: str | None = None) -> list[AuditEntry]:
+    async def audit_entries(
+        self, limit: int = 0, include_users: bool = True, operation: str | None = None
+    ) -> list[AuditEntry]:
         return [replace(AUDIT_ENTRY, seq=number) for number in range(limit)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.config.tokens import Token, digest
+from gpumond.config.tokens import Token, token_digest
 from gpumond.host.peer import counted_name
 from gpumond.serve.authentication import (
     CODE_SECONDS,
@@ -99,7 +99,7 @@ def test_wrong_codes_are_limited():
 
 
 def test_session_ends_with_its_callers_token():
-    others = [*OTHERS, Token("ci", frozenset({"read"}), digest("gpm_ci"))]
+    others = [*OTHERS, Token("ci", frozenset({"read"}), token_digest("gpm_ci"))]
     api = GuardedApi(CLOSED, others)
     own = session(api, **bearer("gpm_ci"))
     assert api.ask("GET", "/api/v1/status", **own).status_code == 200
@@ -128,8 +128,8 @@ def test_codes_and_sessions_end(after: float):
     if after > SESSION_SECONDS:
         token = sign_ins.exchange(sign_ins.create_code(Caller("caller", frozenset()), None, 0.0), 0.0)
         assert token is not None
-        assert sign_ins.session(digest(token), 1.0) is not None
-        assert sign_ins.session(digest(token), after) is None
+        assert sign_ins.session(token_digest(token), 1.0) is not None
+        assert sign_ins.session(token_digest(token), after) is None
     else:
         assert sign_ins.exchange(sign_ins.create_code(Caller("caller", frozenset()), None, 0.0), after) is None
 

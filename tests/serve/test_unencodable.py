@@ -109,7 +109,7 @@ def test_unreadable_rows_of_older_versions_are_skipped_with_a_fault(serve: Serve
     async def keep(store: Store) -> None:
         await rule_table(store).put("pwn", RULE | {"name": "pwn", "labels": {"a": LONE_SURROGATE}}, "token")
         await rule_table(store).put("good", RULE | {"name": "good"}, "token")
-        await store.keep_alerts([StoredAlert((), alert, 1.0)], [Notification("log", 1, "raised", alert)], [alert])
+        await store.store_alerts([StoredAlert((), alert, 1.0)], [Notification("log", 1, "raised", alert)], [alert])
 
     with_store(path, keep)
     (tmp_path / "daemon0").chmod(0o755)

@@ -162,7 +162,7 @@ def test_program_waits_until_its_context_fits(tmp_path: Path) -> None:
 
 @contextmanager
 def program(device: SimDevice, name: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "gpumond.sim.programs", name, "--card", str(device.directory), *options]
+    command = [sys.executable, "-m", "gpumond.sim.programs", name, "--device", str(device.directory), *options]
     environ = os.environ | {"GPUMOND_SOCKET": str(device.directory / "none.sock")}
     with subprocess.Popen(command, env=environ) as process:
         try:

@@ -12,7 +12,7 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.loadgen.plan import SCENARIOS, LoadPlan, plan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from tests.helpers.simulated_snapshots import EPOCH, snapshots
 
 QUIET = {"noise": 0, "gaps": 0, "neighbors": 0, "view": "agent"}
@@ -29,7 +29,7 @@ def pools(made: LoadPlan, every: float = 10.0) -> Iterator[tuple[float, PoolUsag
 def test_ledgers_of_each_scenario_add_up(name: str):
     made = plan(name, 1, duration="1h", view="process" if name != "fragmentation" else "agent", noise=0)
     for snapshot in snapshots(made, 60.0):
-        for device, overcount in zip(snapshot.devices, attribute(snapshot).overcounts, strict=True):
+        for device, overcount in zip(snapshot.devices, make_ledger(snapshot).overcounts, strict=True):
             assert device.used_bytes is not None
             assert device.size_bytes is not None
             assert 0 <= device.used_bytes <= device.size_bytes

@@ -22,7 +22,7 @@ from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
     AgentResponse,
-    Cancel,
+    CancelFlush,
     FlushResult,
     Goodbye,
     Hello,
@@ -53,7 +53,7 @@ SEEDS = (
     encode(FlushResult("one", "freed")),
     encode(AgentResponse("one", dump=Dump("torch", "/tmp/x", 5))),
     encode(Goodbye()),
-    encode(Cancel("one")),
+    encode(CancelFlush("one")),
     b'{"v":1,"type":"report","pools":[[]]}\n',
 )
 

@@ -23,7 +23,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import Hello, Report, encode, to_json
 from gpumond.facts.snapshot import Reading
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from gpumond.store.table import from_text
 from tests.helpers.simulated_program import Process
 from tests.helpers.world import TICK_SECONDS, World
@@ -62,7 +62,7 @@ class Programs:
             socket.send_fds(self._requests, [b"p"], [its.fileno()])
             its.close()
             pid = int(self._requests.recv(64))
-            start = start_ticks(pid)
+            start = read_start_ticks(pid)
             assert start is not None
             self._controls[pid] = own
             yield pid, start

@@ -121,7 +121,7 @@ def _figures(days: float, daemon: SimulatedDaemon, oracle: Oracle, resources: Re
         "rss_mib_a_day_after_the_first": None if slope is None else round(slope / 2**20, 2),
         "descriptors_more": resources.descriptors[-1] - resources.descriptors[warm],
         "threads_more": resources.threads[-1] - resources.threads[warm],
-        "store_bound_mib": daemon.store.bounds.max_bytes / 2**20,
+        "store_bound_mib": daemon.store.limits.max_bytes / 2**20,
         "store_mib_at_most": round(max(resources.store) / 2**20, 2),
         "store_log_mib_at_most": round(max(resources.log) / 2**20, 2),
         "tick_p50_ms_first_and_last_hour": [round(1e3 * resources.tick_seconds[i], 2) for i in (warm, -1)],

@@ -125,7 +125,7 @@ def test_entries_of_chains_are_kept(path: Path):
         (2, 2.0, "flush.request"),
         (3, 3.0, "release"),
     ]
-    assert len(with_store(path, lambda store: store.audit_entries(users=False))) == 2
+    assert len(with_store(path, lambda store: store.audit_entries(include_users=False))) == 2
 
 
 def verified(path: Path, log: str) -> subprocess.CompletedProcess[str]:

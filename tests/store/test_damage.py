@@ -88,7 +88,7 @@ async def fill(store: Store) -> None:
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
         alert = replace(ALERT, labels=(("alertname", f"full-{number}"),))
         notices = [Notification("log", number, "raised", alert), Notification("log", 10 + number, "raised", alert)]
-        await store.keep_alerts([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
+        await store.store_alerts([StoredAlert((), alert, 5.0)] * 3, notices, [over("a")])
         await store.record_delivery(notices[1:], accepted=True)
         await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         silence = replace(SILENCE, id=f"{number:016}")
@@ -99,7 +99,7 @@ async def fill(store: Store) -> None:
     series = CoarseSeries(
         device_uuid="GPU-a", pid=None, start_ticks=None, born_at=1.0, records=((None,) * 5,) * len(TIERS), blocks=()
     )
-    await store.keep_history([series] * 3)
+    await store.store_history([series] * 3)
     for number in range(3):
         program = SuspendedProgram(
             id=f"{number}-1",
@@ -143,10 +143,10 @@ async def start(store: Store) -> dict[str, int]:
     await read("history", store.history)
     await read("receipts", store.receipts)
     await read("past_alerts", store.past_alerts)
-    await read("alerts", lambda: _first(store.kept_alerts()))
-    await read("notices", lambda: _first(store.undelivered(["log"])))
-    await read("told", lambda: _second(store.undelivered(["log"])))
-    await read("audit", lambda: store.audit_entries(users=False))
+    await read("alerts", lambda: _first(store.stored_alerts()))
+    await read("notices", lambda: _first(store.undelivered_notifications(["log"])))
+    await read("told", lambda: _second(store.undelivered_notifications(["log"])))
+    await read("audit", lambda: store.audit_entries(include_users=False))
     await read("silences", silence_table(store).rows)
     await read("quotas", quota_table(store).rows)
     await read("admissions", admission_table(store).rows)
@@ -236,7 +236,7 @@ async def works(store: Store) -> None:
     try:
         await change(store)
     except StoreUnavailable:
-        if "written by a newer gpumond" not in store.trouble:  # it remains unchanged
+        if "written by a newer gpumond" not in store.problem:  # it remains unchanged
             await change(store)  # damage that a change detects: the next change sets the file aside
 
 

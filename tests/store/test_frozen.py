@@ -66,4 +66,4 @@ def test_second_daemon_does_not_share_a_store_with_a_removed_directory(path: Pat
         assert not third.writable
         await third.close()
 
-    with_store(path, work, beat_seconds=3600.0)
+    with_store(path, work, heartbeat_seconds=3600.0)

@@ -13,7 +13,7 @@ import pytest
 from gpumond.diagnosis.previous_runs import EarlierUse, EarlierUses
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.program import ProcessKey
-from gpumond.store.store import HISTORY_SECONDS, HistoryPersistence, Store
+from gpumond.store.store import HISTORY_INTERVAL_SECONDS, HistoryPersistence, Store
 from gpumond.tick.history import CoarseSeries, History
 from tests.helpers.values import make_snapshot
 
@@ -77,10 +77,10 @@ def test_history_is_stored_periodically_while_ticks_go_on(tmp_path: Path):
 
     async def work(store: Store) -> int:
         keeper = HistoryPersistence(store)
-        keeper.advance(stored, EarlierUses(), HISTORY_SECONDS - 1)
+        keeper.advance(stored, EarlierUses(), HISTORY_INTERVAL_SECONDS - 1)
         await asyncio.sleep(0.05)
         assert not await store.history()
-        keeper.advance(stored, EarlierUses(), HISTORY_SECONDS)
+        keeper.advance(stored, EarlierUses(), HISTORY_INTERVAL_SECONDS)
         await asyncio.sleep(0)
         stored.end(PROCESS_SERIES)  # a process that ends meanwhile is left out
         while not await store.history():
@@ -93,14 +93,14 @@ def test_history_is_stored_periodically_while_ticks_go_on(tmp_path: Path):
 def test_stored_history_replaces_the_previous_one(tmp_path: Path):
     async def work(store: Store) -> list[CoarseSeries]:
         for processes in (5, 1):
-            await store.keep_history(tuple(history(processes).coarse()))
+            await store.store_history(tuple(history(processes).coarse()))
         return await store.history()
 
     assert len(with_store(tmp_path, work)) == 2
 
 
 def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with_store(tmp_path, lambda store: store.keep_history(tuple(history().coarse())))
+    with_store(tmp_path, lambda store: store.store_history(tuple(history().coarse())))
     db = sqlite3.connect(tmp_path / "state" / "gpumond.db")
     with db:
         db.execute("UPDATE history SET body = '{\"blocks\": 7}'")
@@ -110,13 +110,13 @@ def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pyte
 
 
 class Broken:
-    async def keep_history(self, history: object) -> None:
+    async def store_history(self, history: object) -> None:
         raise StoreUnavailable("the disk is full")
 
     async def history(self) -> list[CoarseSeries]:
         raise StoreUnavailable("the disk is full")
 
-    async def keep_earlier_uses(self, earlier_uses: object) -> None:
+    async def store_earlier_uses(self, earlier_uses: object) -> None:
         raise StoreUnavailable("the disk is full")
 
     async def earlier_uses(self) -> list[EarlierUse]:

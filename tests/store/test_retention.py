@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.alerts import DaemonActivity
-from gpumond.store.store import Store, StoreLimits, same_clock
+from gpumond.store.store import Store, StoreLimits, is_same_clock
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
 DAY = 86400.0
@@ -46,7 +46,7 @@ def aged(path: Path, days: float) -> None:
 async def fill_everything(store: Store) -> None:
     await store.audit("token", "reload", {})
     await store.add_receipts([replace(RECEIPT, started_at=time.time())])
-    await store.keep_alerts([], [], [over("a")])
+    await store.store_alerts([], [], [over("a")])
 
 
 async def contents(store: Store) -> tuple[list[str], int, int]:
@@ -60,13 +60,13 @@ def test_rows_older_than_the_retention_are_removed(path: Path, days: float, left
     with_store(path, fill_everything)
     aged(path, days)
     with_store(path, fill_everything)
-    assert with_store(path, contents, StoreLimits(seconds=10 * DAY)) == left
+    assert with_store(path, contents, StoreLimits(max_age_seconds=10 * DAY)) == left
 
 
 def test_audit_without_entries_continues_their_numbers(path: Path):
     with_store(path, fill_everything)
     aged(path, 1000)
-    assert with_store(path, contents, StoreLimits(seconds=DAY)) == ([], 0, 0)
+    assert with_store(path, contents, StoreLimits(max_age_seconds=DAY)) == ([], 0, 0)
     with_store(path, fill_everything)
     assert [entry.seq for entry in with_store(path, lambda store: store.audit_entries())] == [2]
 
@@ -74,7 +74,7 @@ def test_audit_without_entries_continues_their_numbers(path: Path):
 def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
     async def work(store: Store) -> tuple[list[str], int, int]:
         for number in range(30):
-            await store.keep_alerts([], [], [over(str(number))])
+            await store.store_alerts([], [], [over(str(number))])
             await store.add_receipts([replace(RECEIPT, started_at=time.time())])
         return await contents(store)
 
@@ -85,4 +85,4 @@ def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
     ("now", "same"), [((1600.0, 700.0), True), ((1600.0 + 3600, 700.0), False), ((1600.0 - 3e8, 700.0), False)]
 )
 def test_changed_clock_removes_no_rows(now: tuple[float, float], same: bool):
-    assert same_clock(DaemonActivity(1000.0, 100.0), DaemonActivity(*now)) is same
+    assert is_same_clock(DaemonActivity(1000.0, 100.0), DaemonActivity(*now)) is same

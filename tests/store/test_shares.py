@@ -55,7 +55,7 @@ def test_flushes_of_a_user_remove_no_entry_and_no_receipt_of_others(path: Path):
         entries, kept = await store.audit_entries(), await store.receipts()
         others = [entry.actor for entry in entries if entry.actor not in ("gpumond", "uid:4711")]
         assert others == [*ADMINISTRATORS, "uid:4712"]
-        assert {entry.actor for entry in await store.audit_entries(users=False)} == set(ADMINISTRATORS)
+        assert {entry.actor for entry in await store.audit_entries(include_users=False)} == set(ADMINISTRATORS)
         assert 10 <= sum(entry.actor == "uid:4711" for entry in entries) <= 50
         assert {actor: of(actor, kept) for actor in (*ADMINISTRATORS, "uid:4712")} == dict.fromkeys(
             (*ADMINISTRATORS, "uid:4712"), 2
@@ -79,9 +79,9 @@ def test_users_together_have_half_of_the_receipts_if_administrators_use_the_rest
 
 def test_alerts_of_one_rule_do_not_displace_those_of_others(path: Path):
     async def work(store: Store) -> list[str]:
-        await store.keep_alerts([], [], [replace(over("lost"), rule="device-lost")])
+        await store.store_alerts([], [], [replace(over("lost"), rule="device-lost")])
         for number in range(200):
-            await store.keep_alerts([], [], [over(str(number))])
+            await store.store_alerts([], [], [over(str(number))])
         return [alert.rule for alert in await store.past_alerts()]
 
     rules = with_store(path, work, SMALL)

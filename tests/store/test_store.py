@@ -78,10 +78,10 @@ def test_alerts_are_resumed_with_their_age(path: Path):
     async def fire(store: Store) -> None:
         nonlocal now
         now = DaemonActivity(1e6 + 60, 5060.0)
-        await store.keep_alerts([StoredAlert((), fired, 5000.0)], [])
+        await store.store_alerts([StoredAlert((), fired, 5000.0)], [])
 
     with_store(path, fire, clock=lambda: now)
-    alerts, alive = with_store(path, lambda store: store.kept_alerts(), clock=lambda: now)
+    alerts, alive = with_store(path, lambda store: store.stored_alerts(), clock=lambda: now)
     (activity,) = from_stored(alerts, alive, 1e6 + 61)["full"].values()
     assert (activity.alert, activity.active_elapsed) == (fired, -60.0)
 
@@ -95,7 +95,7 @@ def test_store_of_the_first_version_is_upgraded(path: Path):
     db.close()
 
     async def work(store: Store) -> tuple[list[Receipt], list[Alert]]:
-        await store.keep_alerts([], [], [over("a")])
+        await store.store_alerts([], [], [over("a")])
         return await store.receipts(), await store.past_alerts()
 
     receipts, alerts = with_store(path, work)

@@ -54,7 +54,7 @@ def test_second_daemon_does_not_share_the_store(path: Path):
         second = Store(path)
         await second.open()
         assert not second.writable
-        assert "another daemon" in second.trouble
+        assert "another daemon" in second.problem
         with pytest.raises(StoreUnavailable):
             await second.audit("token", "reload", {})
         await second.close()
@@ -68,7 +68,7 @@ def test_directory_writable_by_others_is_not_used(path: Path):
     path.parent.chmod(0o777)
 
     async def work(store: Store) -> tuple[bool, str]:
-        return store.writable, store.trouble
+        return store.writable, store.problem
 
     writable, trouble = with_store(path, work)
     assert not writable
@@ -108,7 +108,7 @@ def test_unwritable_changes_are_refused_until_the_store_recovers(path: Path):
         assert {row.name for row in await rule_table(store).rows()} == acknowledged >= {"kept"}
         await rule_table(store).put("after", {}, "token")
 
-    with_store(path, work, beat_seconds=0.02)
+    with_store(path, work, heartbeat_seconds=0.02)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_full_disk_is_named_and_free_space_resolves_it(small_disk: Path):
         assert {row.name for row in await rule_table(store).rows()} == {"kept"}
         await rule_table(store).put("after", {}, "token")
 
-    with_store(small_disk / "gpumond.db", work, beat_seconds=0.02)
+    with_store(small_disk / "gpumond.db", work, heartbeat_seconds=0.02)
 
 
 def test_store_that_cannot_be_opened_is_retried(tmp_path: Path):
@@ -166,4 +166,4 @@ def test_store_that_cannot_be_opened_is_retried(tmp_path: Path):
             await asyncio.sleep(0.01)
         await store.audit("token", "reload", {})
 
-    with_store(place / "gpumond.db", work, beat_seconds=0.02)
+    with_store(place / "gpumond.db", work, heartbeat_seconds=0.02)

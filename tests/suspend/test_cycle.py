@@ -114,7 +114,7 @@ def test_rule_suspends_an_idle_program(serve: Callable[..., RunningDaemon], devi
     daemon = ready(serve(*OPTIONS, "--config", str(config), environ=cuda.env))
     with program(daemon, device) as notebook, program(daemon, device, "other", 100 * MIB, suspendable=False) as other:
         until(lambda: is_reported(daemon, notebook.pid))
-        busy = f"SimDevice({str(device.directory)!r}).attach().busy"
+        busy = f"SimDevice({str(device.directory)!r}).attach().set_utilization"
         do(notebook, f"{busy}(1.0)")
         until(lambda: daemon.get("alerts"))
         do(notebook, f"{busy}(0.0)")

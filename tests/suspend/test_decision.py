@@ -26,7 +26,7 @@ from gpumond.features.suspend.checkpoint_process import (
 )
 from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from tests.helpers.values import make_pool, make_report
 
 KEY = ProcessKey(10, 100)
@@ -292,7 +292,7 @@ class Driver:
 )
 def test_checkpoint_process_calls_the_driver_in_order(action: Any, state: int, failing: str, calls: str, after: str):
     request = CheckpointRequest(
-        action=action, pid=os.getpid(), start_ticks=start_ticks(os.getpid()) or 0, uid=os.geteuid()
+        action=action, pid=os.getpid(), start_ticks=read_start_ticks(os.getpid()) or 0, uid=os.geteuid()
     )
     driver = Driver(state, failing)
     answer = carry_out(request, driver)

@@ -19,7 +19,7 @@ import pytest
 
 from gpumond.core import Clock
 from gpumond.facts.errors import NoSuchEntry, TooManyAdmissions
-from gpumond.facts.flush import FlushOutcome, FlushRequest
+from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
@@ -264,8 +264,8 @@ class World:
             self.suspender.execute(self.snapshot)
             await asyncio.sleep(TICK)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
-        return FlushOutcome("id", (), 0)
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
+        return FlushResponse("id", (), 0)
 
     async def host_state(self, process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
         return HostState(host_bytes=1000 * GIB)

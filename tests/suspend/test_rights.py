@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.messages import to_json
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from tests.helpers.namespaces import FIRST_UID, NEW_MOUNTS, NEW_PIDS, NEW_USER, isolated
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -34,7 +34,7 @@ print(os.stat(f"/proc/self").st_uid, os.getgroups(), reached)
 
 def access(pid: int, uid: int, where: str, *prefix: str) -> str:
     """Return the user on the host of a process that took a program's user, and whether it reaches the program."""
-    request = CheckpointRequest(action="settle", pid=pid, start_ticks=start_ticks(pid) or 0, uid=uid)
+    request = CheckpointRequest(action="settle", pid=pid, start_ticks=read_start_ticks(pid) or 0, uid=uid)
     command = [*prefix, sys.executable, "-c", CODE, to_json(request).decode(), where]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() or done.stderr

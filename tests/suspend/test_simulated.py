@@ -17,7 +17,7 @@ import pytest
 
 from gpumond.facts.units import MIB
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CudaDriver, carry_out, driver_of
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from gpumond.sim.device import DeviceSpec, SimDevice, SimDriver, create
 from tests.helpers.agent_daemon import environment
 from tests.helpers.holding import holder
@@ -38,7 +38,7 @@ def receipts(daemon: RunningDaemon) -> Any:
 
 
 def request(action: str, pid: int) -> CheckpointRequest:
-    return CheckpointRequest(action=action, pid=pid, start_ticks=start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
+    return CheckpointRequest(action=action, pid=pid, start_ticks=read_start_ticks(pid) or 0, uid=os.geteuid())  # type: ignore[arg-type]
 
 
 def test_driver_is_that_of_the_devices_that_a_process_uses(
@@ -114,7 +114,7 @@ def test_idle_program_of_the_demo_gives_way_to_one_that_needs_memory_and_comes_b
     serve: Callable[..., RunningDaemon], device: SimDevice
 ) -> None:
     daemon = ready(serve(*OPTIONS, environ=ALLOWED | {"GPUMOND_SIM_DIR": str(device.directory.parent)}))
-    command = [sys.executable, "-m", "gpumond.sim.programs", "idle", "--card", str(device.directory), "--speed", "40"]
+    command = [sys.executable, "-m", "gpumond.sim.programs", "idle", "--device", str(device.directory), "--speed", "40"]
     with subprocess.Popen(command, env=environment(daemon.socket)) as notebook:
         try:
             until(lambda: any(each["may_suspend"] for each in daemon.get("agents")))

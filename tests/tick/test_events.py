@@ -10,7 +10,7 @@ import pytest
 from gpumond.events import Event, EventLog
 from gpumond.facts.alerts import as_past
 from gpumond.facts.frame import Alert, Verdict
-from gpumond.facts.pools import Expected, Receipt
+from gpumond.facts.pools import ExpectedRelease, Receipt
 from gpumond.facts.program import Oom, Program
 from gpumond.facts.quota import GrantedRequest, QueuedRequest
 from gpumond.facts.snapshot import Fault, XidErrors
@@ -28,7 +28,7 @@ def make_receipt(**fields: Any) -> Receipt:
         "allocator": "torch",
         "outcome": "freed",
         "reason": "",
-        "expected": Expected(GIB, GIB, GIB),
+        "expected": ExpectedRelease(GIB, GIB, GIB),
         "released_bytes": GIB,
         "driver_released_bytes": GIB,
         "before": None,

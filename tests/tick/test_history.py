@@ -18,7 +18,7 @@ from gpumond.tick.history import (
     MIN,
     MINUTE,
     PROCESS_SIGNALS,
-    QUARTER,
+    QUARTER_HOUR,
     TIERS,
     USED,
     CoarseSeries,
@@ -65,9 +65,9 @@ def test_block_has_minimum_median_and_maximum_of_its_samples(tier: int):
 def test_blocks_longer_than_a_minute_are_made_of_minutes():
     series = make_series([float(second // 60) for second in range(3700)])
     assert list(series.column(2, 0)) == [2 + 5 * i for i in range(12)]
-    assert list(series.column(QUARTER, 0)) == [7, 22, 37, 52]
-    assert list(series.column(QUARTER, 0, MAX)) == [14, 29, 44, 59]
-    assert set(series.counts(QUARTER)) == {900}
+    assert list(series.column(QUARTER_HOUR, 0)) == [7, 22, 37, 52]
+    assert list(series.column(QUARTER_HOUR, 0, MAX)) == [14, 29, 44, 59]
+    assert set(series.counts(QUARTER_HOUR)) == {900}
 
 
 def test_block_closes_by_time_and_a_gap_has_no_block():
@@ -170,7 +170,7 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     assert history.newest("GPU-a", 10) == reused
     assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
     assert len(history.series(PROCESS_SERIES, "used")) == 3
-    for pid in range(module.MAX_ENDED + 1):
+    for pid in range(module.MAX_ENDED_PROCESSES + 1):
         history.process(("GPU-b", ProcessKey(pid, 1)))
         history.end(("GPU-b", ProcessKey(pid, 1)))
     assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
@@ -217,7 +217,7 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     after.advance(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
     series = after.process(PROCESS_SERIES)
     assert series is not None
-    assert list(series.column(QUARTER, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER, USED))
+    assert list(series.column(QUARTER_HOUR, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER_HOUR, USED))
     assert series.records[MINUTE][USED] == 4.0
     assert series.records[MINUTE][LIVE] == -float("inf")
     assert after.to_unix(series.born) == pytest.approx(1e9)
@@ -230,11 +230,11 @@ def test_restored_series_is_discarded_without_its_life():
     kept = make_history([1.0] * 2000).coarse()
     after = History()
     after.restore(kept)
-    for at in (0.0, module.AWAITED_SECONDS + 1):
+    for at in (0.0, module.MAX_WAIT_FOR_PROCESS_SECONDS + 1):
         after.advance(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
     series = after.process(PROCESS_SERIES)
     assert series is not None
-    assert len(series.tiers[QUARTER]) == 0
+    assert len(series.tiers[QUARTER_HOUR]) == 0
 
 
 def test_blocks_of_processes_that_begin_together_close_at_different_times():

@@ -17,7 +17,7 @@ from gpumond.facts.snapshot import Reading, SourceState
 from gpumond.facts.units import MIB
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import DeviceSpec, create
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.observe import observe
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -69,7 +69,7 @@ def frames(directory: Path, seed: int, interval: float, seconds: float = 40.0) -
         report = make_report(os.getpid(), (usage,), start_ticks=start_ticks, age_seconds=age)
         previous = frame.snapshot if frame else None
         snapshot = observe(previous, SIM, reading, (report,), taken_at=1e9 + now, elapsed_seconds=now)
-        frame = Frame(snapshot, attribute(snapshot, frame))
+        frame = Frame(snapshot, make_ledger(snapshot, frame))
         yield now, frame
     allocator.close()
 
@@ -105,7 +105,7 @@ def test_overhead_grows_when_a_later_report_confirms_it():
         device = make_device(used_bytes=used * MIB, processes=(make_process(used_bytes=used * MIB),))
         report = make_report(pools=(make_pool(live=2000 * MIB),), age_seconds=age)
         snapshot = make_snapshot(device, reports=(report,), elapsed_seconds=float(second))
-        frame = Frame(snapshot, attribute(snapshot, frame))
+        frame = Frame(snapshot, make_ledger(snapshot, frame))
         lines = {line.share: line.used_bytes // MIB for line in frame.ledger.lines}
         found.append((lines["overhead"], lines.get("opaque", 0)))
     assert found == [(1000, 0), (1000, 2000), (3000, 0), (3000, 0), (3000, 1000), (4000, 0)]

@@ -10,6 +10,7 @@ import pytest
 from gpumond.events import EventState, advance_events, program_line_clause
 from gpumond.facts.frame import Frame
 from gpumond.facts.program import (
+    AllocationSite,
     ByteChange,
     Call,
     LiveClasses,
@@ -18,7 +19,6 @@ from gpumond.facts.program import (
     PoolLimit,
     Program,
     ScopeRetained,
-    Site,
     ThreadStack,
 )
 from tests.helpers.agents import GIB
@@ -143,7 +143,7 @@ def test_unknown_classes_are_absent_and_their_bytes_are_in_no_other_class():
     oom = make_oom(
         device_uuid=UUID,
         classes=(LiveClasses(allocator="torch", device_uuid=UUID, live_bytes=GIB, parameters_bytes=1),),
-        sites=(Site(GIB, 2, (Call("/home/a/train.py", 31, "step"),)),),
+        sites=(AllocationSite(GIB, 2, (Call("/home/a/train.py", 31, "step"),)),),
     )
     report = make_report()
     (event,) = between(
@@ -158,7 +158,7 @@ def test_unknown_classes_are_absent_and_their_bytes_are_in_no_other_class():
 def test_details_of_a_hostile_record_are_limited():
     call = Call("f" * 256, 2**62, "g" * 256)
     threads = tuple(ThreadStack(f"t{number}", (call,) * 100) for number in range(100))
-    sites = (Site(2**62, 1, (call,) * 100),) * 100
+    sites = (AllocationSite(2**62, 1, (call,) * 100),) * 100
     oom = make_oom(stack=(call,) * 100, threads=threads, open_scopes=("s" * 128,) * 100, sites=sites)
     report = make_report()
     (event,) = between(

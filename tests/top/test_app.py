@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.facts.frame import StatedFault, Verdict
+from gpumond.facts.frame import FaultWithRemedy, Verdict
 from gpumond.facts.program import ProcessKey
-from gpumond.host.machine import start_ticks
+from gpumond.host.machine import read_start_ticks
 from gpumond.serve.examples import RECEIPT
 from gpumond.top.processes import AncestorCache, send_signal, signal_refusal
 from gpumond.view.frame import frame_view
@@ -388,7 +388,9 @@ def test_problems_are_shown(fake: FakeDaemon, status: int, answer: Any, text_sho
 
 
 def test_notices_of_one_kind_are_one_line(fake: FakeDaemon):
-    faults = tuple(StatedFault("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9))
+    faults = tuple(
+        FaultWithRemedy("nvml", "gpu_is_lost", f"GPU-{at}", f"fell off bus {at}", "reset it") for at in range(9)
+    )
     fake.show(busy_frame(faults=faults))
     with top(fake.url, size=(100, 30)) as session:
         screen = session.shows("GPU-0: gpu_is_lost: fell off bus 0", "gpu_is_lost: 8 more", "train")
@@ -467,7 +469,8 @@ def program(**options: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 def frame_of(*pids: int, ticks: int | None = None) -> dict[str, Any]:
     processes = tuple(
-        make_process(pid, GIB, comm=f"sleep{at}", start_ticks=ticks or start_ticks(pid)) for at, pid in enumerate(pids)
+        make_process(pid, GIB, comm=f"sleep{at}", start_ticks=ticks or read_start_ticks(pid))
+        for at, pid in enumerate(pids)
     )
     return make_frame(make_device(used_bytes=GIB * len(pids), processes=processes))
 
@@ -538,7 +541,7 @@ def test_program_of_a_daemon_elsewhere_receives_no_signal():
 def test_program_of_another_user_receives_no_signal():
     with program(**({"user": 65534} if os.geteuid() == 0 else {})) as process:
         pid = process.pid if os.geteuid() == 0 else 1
-        if start_ticks(pid) is None:
+        if read_start_ticks(pid) is None:
             pytest.skip("pid 1 is not visible")
         row = row_of(pid)
         assert signal_refusal(row, True) == "the program isn't yours"
@@ -560,7 +563,7 @@ def test_ended_program_receives_no_signal():
 
 def test_ancestors_of_a_process_of_this_machine_are_known():
     with program() as process:
-        ticks = start_ticks(process.pid)
+        ticks = read_start_ticks(process.pid)
         lineages = AncestorCache()
         known, foreign = ProcessKey(process.pid, ticks), ProcessKey(process.pid, 7)
         found = lineages.read([known, foreign])

@@ -13,11 +13,11 @@ import pytest
 
 from gpumond.facts.engines import EngineModel, EngineProcess, EngineReading
 from gpumond.facts.errors import DaemonError
-from gpumond.facts.frame import Alert, GrowthLine, RuledOut, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, ConditionWithRemedy, FaultWithRemedy, GrowthLine, RuledOutCause, Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.features.fleet.connection import Machine
-from gpumond.features.fleet.doctor import _of_frame as findings_of
-from gpumond.features.fleet.plan import Criteria, select
+from gpumond.features.fleet.doctor import _frame_findings as findings_of
+from gpumond.features.fleet.plan import Criteria, plan_flushes
 from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, group_rows, table_rows, tree_rows
 from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, frame_view, merge_views
@@ -40,7 +40,7 @@ FIT = GrowthLine(
     full_at=None,
     full_at_earliest=None,
     full_at_latest=None,
-    ruled_out=(RuledOut("load", "follows requests", 0.9),),
+    ruled_out=(RuledOutCause("load", "follows requests", 0.9),),
 )
 ENGINE = EngineReading(
     name="chat",
@@ -82,8 +82,8 @@ def full_frame() -> dict[str, Any]:
                 fired_at=2.0,
             ),
         ),
-        faults=(StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),),
-        conditions=(StatedCondition(None, "private_pid_namespace", "share it"),),
+        faults=(FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),),
+        conditions=(ConditionWithRemedy(None, "private_pid_namespace", "share it"),),
         engines=(ENGINE,),
     )
 
@@ -104,7 +104,7 @@ def show(frame: Any) -> str:
         json.dumps(checked, allow_nan=False),
     ]
     for engines in (False, True):
-        parts.append(str(select(MACHINE, frame, Criteria(engines=engines), None)))
+        parts.append(str(plan_flushes(MACHINE, frame, Criteria(engines=engines), None)))
     parts += [str(each) for each in findings_of(MACHINE, checked)]
     return "\n".join(parts)
 

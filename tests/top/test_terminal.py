@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.frame import Alert, StatedFault
+from gpumond.facts.frame import Alert, FaultWithRemedy
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import size_text
 from tests.helpers import forks
@@ -149,7 +149,7 @@ def test_missing_driver_shows_the_remedy_once_and_no_empty_table(fake: FakeDaemo
     remedy = "install the driver"
     words = f"the library was not found: {remedy}"
     down = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
-    fault = StatedFault("nvml", "library_not_found", None, words, remedy)
+    fault = FaultWithRemedy("nvml", "library_not_found", None, words, remedy)
     alert = Alert(
         rule="driver-down",
         phase="firing",

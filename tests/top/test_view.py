@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpumond.facts.engines import EngineProcess, EngineReading
-from gpumond.facts.frame import Alert, StatedCondition, StatedFault, Verdict
+from gpumond.facts.frame import Alert, ConditionWithRemedy, FaultWithRemedy, Verdict
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
@@ -274,8 +274,8 @@ def test_silenced_alert_is_a_note():
 
 
 def test_faults_and_conditions_are_named_with_their_remedies():
-    faults = (StatedFault("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
-    conditions = (StatedCondition(None, "private_pid_namespace", "share it"),)
+    faults = (FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
+    conditions = (ConditionWithRemedy(None, "private_pid_namespace", "share it"),)
     assert frame_view(busy_frame(faults=faults, conditions=conditions)).notices == (
         FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost", device_uuid="GPU-a"),
         FrameNotice("note", "this machine: private_pid_namespace", "share it", "private_pid_namespace"),
@@ -284,7 +284,7 @@ def test_faults_and_conditions_are_named_with_their_remedies():
 
 def test_source_that_is_down_is_shown_once():
     source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
-    faults = (StatedFault("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
+    faults = (FaultWithRemedy("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
     content = frame_view(make_frame(source=source, faults=faults))
     assert content.notices == (FrameNotice("bad", "no GPU can be read (timeout)", "no answer in 5 s: see dmesg"),)
 
@@ -293,8 +293,8 @@ def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     words = "the library was not found: install the driver"
     source = SourceState(name="nvml", up=False, responsive=False, reason="library_not_found", detail=words)
     faults = (
-        StatedFault("nvml", "library_not_found", None, words, "install the driver"),
-        StatedFault("drm", "unreadable", None, "no access: join the group video", "join the group video"),
+        FaultWithRemedy("nvml", "library_not_found", None, words, "install the driver"),
+        FaultWithRemedy("drm", "unreadable", None, "no access: join the group video", "join the group video"),
     )
     down = Alert(
         rule="driver-down",

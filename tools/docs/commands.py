@@ -22,7 +22,10 @@ HEADER = """\
 Commands that query a daemon accept `--url` (or `GPUMOND_URL`), such as `https://node1:9917` or the daemon's socket,
 `unix:///run/gpumond-api/api.sock`. Commands that print a table accept `--json`. Commands that select programs accept
 NAME (a workload's name or a process's pid), `--workload NAME` or `--pid PID`. The tables below list these options only
-where they have another meaning. Printed times are in UTC.
+where they have another meaning.
+
+`GPU` is an index, a UUID, the beginning of a UUID or a PCI address. `TIME` is HH:MM or ISO 8601, in UTC unless it has
+an offset. Printed times are in UTC. The columns of `--csv` are the keys of the JSON.
 """
 FOOTER = """
 ## Exit codes
@@ -32,7 +35,7 @@ FOOTER = """
 | 0 | done |
 | 1 | failed or refused, or you answered no to a question |
 | 2 | usage or configuration error, such as an unknown option or GPU |
-| 3 | no match, or nothing to do: no program matches, nothing is reclaimable, or the flush is deferred |
+| 3 | nothing to do: no program matches, nothing is reclaimable, or the flush is deferred |
 | 141 | the program that reads the output, such as `head`, closed it |
 
 `gpumond run` exits with its command's status, with 127 if the command doesn't exist, and with 126 if it can't be
@@ -68,16 +71,12 @@ executed. With `--need`, it exits with 75 if the memory doesn't become available
 
 Before a flush, suspension, resumption or signal, you see which processes are affected. To confirm, press `y`.
 
-The chart shows the last ten minutes of the selected GPU, or of the process under the cursor. WASTE is cached and
-stranded memory. Columns without a value are hidden. The worst problems come first.
-
-While the daemon doesn't respond, its last values are dimmed. With several daemons, the daemon's name precedes the GPU's
-index, as in `node1:0`, and the rows of a daemon that doesn't respond are hidden.
+WASTE is cached and stranded memory. While the daemon doesn't respond, its last values are dimmed. With several daemons,
+GPUs have names such as `node1:0`, and a daemon that doesn't respond is left out.
 """
 NOTES = {
     "gpumond open": "[Access](../how-to/access.md#the-web-ui) explains the sign-in.",
-    "gpumond top": "Press `?` to see the [keys](#gpumond-top-keys). With several `--url` options, you see "
-    "all machines in one view.",
+    "gpumond top": "Press `?` to see the [keys](#gpumond-top-keys).",
     "gpumond flush": "Pass one of NAME, `--pid`, `--device`, `--workload`, `--user` or `--all`. "
     "[Flush](../explanation/flush.md) explains what happens, and [Flush steps](flush-steps.md) explains each `--step`.",
     "gpumond queue": "[Wait for GPU memory](../how-to/wait-for-memory.md) explains requests and grants.",
@@ -99,7 +98,7 @@ NOTES = {
     "gpumond rules": "[Write rules](../how-to/rules.md) shows examples.",
     "gpumond audit": "[The audit log](store.md#the-audit-log) describes its entries.",
     "gpumond fleet": "[Several machines](../how-to/fleet/index.md) shows how to list your machines. `report` and "
-    "`advise` query only Prometheus, so they don't have the options that find daemons and connect to them.",
+    "`advise` query only Prometheus.",
     "gpumond fleet flush": "Pass at least one of `--query`, `--workload`, `--user`, `--machine` and `--label`. [Flush "
     "programs on several machines](../how-to/fleet/flush.md) explains waves and limits.",
     "gpumond fleet report": "[Report](../how-to/fleet/report.md) explains the columns.",
@@ -112,6 +111,14 @@ DESCRIBED = (
     r"|^[a-z ]+ (a workload by its name, or a process by its pid|one process|every process of one workload)$"
 )
 """Descriptions of the options that the page's beginning describes."""
+
+SAID_BEFORE = (
+    r": index, UUID or its prefix, or PCI address"
+    r"| \(index, UUID or its prefix, or PCI address\)"
+    r"|; the columns are the keys of the JSON"
+    r"| \(UTC unless it has an offset\)"
+)
+"""Parts of descriptions that the page's beginning contains."""
 
 REPEATED = 8
 """Least number of rows equal to an earlier section's, for which a section refers to that one."""
@@ -175,6 +182,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
         return ""
     names = [f"{one} {value(action)}" if action.nargs != 0 else one for one in action.option_strings]
     cell = ", ".join(f"`{name}`" for name in names) or f"`{value(action)}`"
+    text = re.sub(SAID_BEFORE, "", text)
     return "| {} | {} |\n".format(cell.replace("|", r"\|"), text.replace("|", r"\|"))
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from gpumond.commands.serve import SETTINGS as FLAGS
-from gpumond.config.settings import ONLY_IN_FILE, RELOADED, SettingsConfig
+from gpumond.config.settings import ONLY_IN_FILE, RELOADABLE, SettingsConfig
 
 HEADER = """\
 # Configuration
@@ -77,38 +77,29 @@ service and `/tmp/gpumond` in the container image. This directory and the direct
 daemon's user or root, and no other user may have write access. If containers mount the directory of `socket`, use a
 separate `runtime_dir`.
 
-An agent connects to `GPUMOND_SOCKET`. If you don't set this variable, it connects to the first socket that exists:
-
-1. `agent.sock` in `GPUMOND_RUNTIME_DIR`
-2. the default socket of your own daemon (one that runs as your user)
-3. the service's socket, `/run/gpumond/agent.sock`
-
-The command line looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in
-the directory of `GPUMOND_SOCKET` or, without that variable, in the default directories of your own daemon and of the
-service.
+An agent connects to [its `socket`](agent.md#start). The command line looks for `token` and `api.sock` in
+`GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in the directory of `GPUMOND_SOCKET` or, without that
+variable, in the default directories of your own daemon and of the service.
 
 Other users' agents trust your daemon only if it runs as root or as the user who owns `/run/gpumond`.
 
 ## Reload
 
-To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request. If you changed a setting that requires a
-restart, the response names the setting. If the file is invalid, the daemon keeps its settings. The response and the log
-contain the error, and `gpumond doctor` shows the [fault](terms.md#diagnosis) `not_loaded` with the line.
+To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request, which names changed settings that require
+a restart. If the file is invalid, the daemon keeps its settings, and `gpumond doctor` shows the
+[fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
+certificate: the daemon uses it within a second.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's
-user can read the copy. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same
-fault. It looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default directory, because it can't read
-`state_dir` from an invalid file. Without a copy, or if a `web_config` or `tokens_file` file is invalid, the daemon
-exits with status 2.
-
-If you change a `web_config` or `tokens_file` file or a certificate, the daemon uses it within a second, without a
-reload.
+The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory, readable only by its
+user. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. It can't read
+`state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default
+directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status 2.
 
 ## Logs
 
 The daemon logs to standard error, as text or, with `log_format: json`, as JSON objects (`at`, `level`, `logger`,
-`message`). It writes at most ten lines of the same kind per second. Lines for [audit-log
-entries](store.md#the-audit-log) aren't limited.
+`message`). It writes at most ten lines of the same kind per second, except for [audit-log
+entries](store.md#the-audit-log).
 """
 
 TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}
@@ -122,7 +113,7 @@ def document() -> str:
 def rows() -> Iterator[str]:
     for name, field in SettingsConfig.model_fields.items():
         flag = f"`--{name.replace('_', '-')}`" if name in FLAGS else ""
-        reload = "yes" if name in RELOADED else ""
+        reload = "yes" if name in RELOADABLE else ""
         yield f"| `{name}` | {kind(field)} | {default(field)} | {flag} | {reload} | {field.description} |\n"
 
 

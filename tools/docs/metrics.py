@@ -15,8 +15,8 @@ HEADER = """\
 
 All metrics use base units. If a value is unknown, its series is absent, never 0. When a device has been missing from
 three consecutive readings, its series disappear, except `gpumond_device_up`, `gpumond_device_info` and
-`gpumond_device_fault`. The `uuid` label identifies a device; `gpu` is its index. [Terms](terms.md) defines *owner*,
-*measured scope* and *tick*.
+`gpumond_device_fault`. The `uuid` label identifies a device; `gpu` is its index. [Terms](terms.md) defines the other
+words.
 
 Start with `gpumond_memory_bytes` (used memory by [share](../explanation/memory-model.md#shares)),
 `gpumond_owner_used_bytes`, `gpumond_pool_reclaimable_bytes` (what a flush would release), `gpumond_verdict`,
@@ -61,16 +61,6 @@ describe the [driver process](terms.md#programs).
 |---|---|---|---|
 """
 
-MEAN = """
-This query returns the mean memory released per receipt (one for each allocator's pool and flush), excluding refused,
-deferred, failed and timed-out flushes:
-
-```promql
-sum by (workload) (rate(gpumond_workload_flush_released_bytes_total[1d]))
-    / sum by (workload) (rate(gpumond_workload_flushes_total{outcome=~"freed|partial|gone|nothing"}[1d]))
-```
-"""
-
 DCGM = """
 ## DCGM's names
 
@@ -85,10 +75,11 @@ metrics to `/metrics`, set `compat: VERSION` in the configuration.
 
 `dcgm` always means the latest version, so use a fixed version for your dashboards and rules. If only one container uses
 a device, the device's series also have the `pod`, `namespace` and `container` labels. The `PROF_*` ratios need Hopper
-or later. To count Xid errors, use `gpumond_device_xid_errors_total`.
+or later. `DCGM_FI_DEV_XID_ERROR` is the code of the last Xid error, or 0; to count Xid errors, use
+`gpumond_device_xid_errors_total`.
 
-| name since 4.9 | earlier name | meaning |
-|---|---|---|
+| name since 4.9 | earlier name |
+|---|---|
 """
 
 NOT_AVAILABLE = """
@@ -110,9 +101,9 @@ LEFT_OUT: Mapping[str, str] = {
 
 
 def document() -> str:
-    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n" + MEAN
+    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
-    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS | Code of the last Xid error; 0 if there was none. |\n"
+    theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
     return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
 
 
@@ -120,7 +111,7 @@ def dcgm_row(family: dcgm.DcgmFamily) -> str:
     former, unit = family.name(True), family.unit.former
     if unit != family.unit.name:
         former += f" ({unit})"
-    return f"| {family.name(False)} | {former} | {family.help(False)} |\n"
+    return f"| {family.name(False)} | {former} |\n"
 
 
 def frame_rows() -> Iterator[str]:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from gpumond.facts.alerts import Rule, Scope
+from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
-from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import FROM_A_FULL_WINDOW, IN_WINDOW
+from gpumond.quantities.quantity import value_text
+from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
 from tools.docs.figures import wrapped
 
 HEADER = """\
@@ -27,21 +27,16 @@ The phases `pending` and `firing`, and the keys `for` and `keep_firing_for`, wor
 [tick](terms.md#diagnosis).
 
 When a process exits or is suspended, its alerts resolve at the next reading. But **unknown values don't resolve
-alerts**:
-
-- While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing values
-  don't change.
-- After a daemon restart, an active alert doesn't change for up to ten minutes, until the device, process or engine that
-  it's about has been observed again. If the alert is about a [verdict](verdicts.md), it stays active for up to two
-  hours, the time that gpumond may need to reach the verdict again.
+alerts**. While a device doesn't respond, or a running process's agent has stopped reporting, alerts about the missing
+values don't change. [The store](store.md#restart) says when alerts resolve after a daemon restart.
 
 ## Write a rule
 
 Put your rules in the configuration file under `rules:`, or send each one as JSON to `POST /api/v1/rules`.
 
-To replace a built-in rule, define a rule with the same name in the file. To disable a built-in rule, add its name to
-`disabled_rules` in the file. The API can't replace or delete built-in rules or rules from the file, but it can
-[override a built-in rule's fields](../how-to/rules.md#override-a-built-in-rule).
+To replace a built-in rule, define a rule with the same name in the file. To disable one, add its name to
+`disabled_rules`. The API can't replace or delete built-in rules or rules from the file, but it can [override a built-in
+rule's fields](../how-to/rules.md#override-a-built-in-rule).
 
 | key | meaning |
 |---|---|
@@ -59,11 +54,11 @@ To replace a built-in rule, define a rule with the same name in the file. To dis
 | `action` | [what gpumond does](#actions) when the alert fires; not with the `daemon` scope |
 
 To check a file, run `gpumond rules check FILE`. To find out when a rule would have fired in the last hour, use
-*Preview* in the web UI or `POST /api/v1/rules/preview`.
+*Preview* in the web UI.
 
 ## Actions
 
-An action needs `flush`, `suspend` or both. For examples, see [Flush by rule](../how-to/rules.md#flush-by-rule).
+An action needs `flush`, `suspend` or both ([examples](../how-to/rules.md#flush-by-rule)).
 
 | key | default | meaning |
 |---|---|---|
@@ -83,8 +78,7 @@ only with the `process` scope and the `allow_end_requests` setting |
 
 ## Test a rule
 
-`gpumond rules test FILE` runs tests in promtool's format. For a longer example than this one, see
-`deploy/gpumond.example.test.yaml`.
+`gpumond rules test FILE` runs tests in promtool's format (longer example: `deploy/gpumond.example.test.yaml`):
 
 ```yaml
 rule_files: [gpumond.yaml]       # paths relative to this file; omit this key to test the built-in rules only
@@ -132,8 +126,8 @@ def cells(rule: Rule) -> Iterator[str]:
     unit = UNITS[rule.scope][rule.value]
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     yield f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
-    yield f"{rule.scope} `{rule.value}` {side} {readable(unit, threshold or 0.0)}"
-    yield "" if rule.clear is None else readable(unit, rule.clear)
+    yield f"{rule.scope} `{rule.value}` {side} {value_text(unit, threshold or 0.0)}"
+    yield "" if rule.clear is None else value_text(unit, rule.clear)
     yield duration_text(rule.for_seconds) if rule.for_seconds else "0"
     yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else "0"
     yield dict(rule.labels)["severity"]
@@ -149,9 +143,9 @@ def values() -> Iterator[str]:
         yield from listed("placeholder", PLACEHOLDERS, scope)
 
 
-def names(scope: Scope) -> Iterator[tuple[str, str, str]]:
+def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FROM_A_FULL_WINDOW}") for name, meaning in VALUES[scope].items()}
+    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
     for name, meaning in table.items():
         if meaning != INCREASE.format(name.removesuffix("_increase")):
             increase = table.get(f"{name}_increase") == INCREASE.format(name)
@@ -172,7 +166,7 @@ def as_item(text: str) -> str:
     return "; ".join(f"{part[0].lower() if part[1:2].islower() else part[0]}{part[1:]}" for part in parts)
 
 
-def listed(title: str, table: Mapping[Scope, Mapping[str, str]], scope: Scope) -> Iterator[str]:
+def listed(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
     if rows := [f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in ALWAYS]:
         yield f"\n| {title} | meaning |\n|---|---|"
         yield from rows

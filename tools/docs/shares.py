@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from gpumond.facts.shares import MEANINGS
+from gpumond.facts.shares import SHARE_MEANINGS
 
 HEADER = "// What each share of a device's memory is. Generated from gpumond/facts/shares.py by `make docs`."
 
 
 def document() -> str:
     lines = [HEADER, "", "export const MEANINGS = {"]
-    lines += [f"  {share}: {_text(text)}," for share, text in MEANINGS.items()]
+    lines += [f"  {share}: {_text(text)}," for share, text in SHARE_MEANINGS.items()]
     lines.append("};")
     return "\n".join(lines) + "\n"
 

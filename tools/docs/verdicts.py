@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.facts.verdicts import KINDS, VerdictKind
+from gpumond.facts.verdicts import VERDICT_KINDS, VerdictKind
 
 HEADER = """\
 # Verdicts
@@ -30,7 +30,7 @@ include patterns. The column *evidence* lists the names in the API's `evidence` 
 
 
 def document() -> str:
-    return HEADER + "".join(map(row, KINDS))
+    return HEADER + "".join(map(row, VERDICT_KINDS))
 
 
 def row(kind: VerdictKind) -> str:

@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from gpumond.agent.imports import is_importing
 from gpumond.facts.pools import HostPool, PoolUsage, StepResult
-from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 
 if TYPE_CHECKING:
     from gpumond.agent.allocators import cuda as cuda_module
@@ -44,15 +45,15 @@ class AdapterSpec:
         self.oom_error, self.oom_texts = oom_error, oom_texts
 
 
-def _wheels(name: str) -> tuple[str, ...]:
+def _cuda_wheels(name: str) -> tuple[str, ...]:
     return name, f"{name}-cu11", f"{name}-cu12", f"{name}-cu13"
 
 
-_RUNTIME = r"(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-_XLA = "RESOURCE_EXHAUSTED"
+_RUNTIME_OOM = r"(CUDA|HIP) (error: )?out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+_XLA_OOM = "RESOURCE_EXHAUSTED"
 
 ADAPTERS = (
-    AdapterSpec("torch", "torch", ("torch",), ("torch", "OutOfMemoryError"), (("RuntimeError", _RUNTIME),)),
+    AdapterSpec("torch", "torch", ("torch",), ("torch", "OutOfMemoryError"), (("RuntimeError", _RUNTIME_OOM),)),
     AdapterSpec("torch.xpu", "torch_xpu"),
     AdapterSpec(
         "cupy",
@@ -61,11 +62,11 @@ ADAPTERS = (
         ("cupy", "OutOfMemoryError"),
         (("CUDARuntimeError", "cudaErrorMemoryAllocation"),),
     ),
-    AdapterSpec("cudf", "cudf", _wheels("cudf")),
+    AdapterSpec("cudf", "cudf", _cuda_wheels("cudf")),
     AdapterSpec(
         "rmm",
         "rmm",
-        _wheels("rmm"),
+        _cuda_wheels("rmm"),
         oom_texts=(("MemoryError", r"(?s)std::bad_alloc.*out_of_memory"),),  # that of host memory has another text
     ),
     AdapterSpec(
@@ -78,7 +79,7 @@ ADAPTERS = (
     AdapterSpec("warp", "warp", ("warp-lang",)),
     AdapterSpec("cuda.core", "cuda_core", ("cuda-core",), oom_texts=(("CUDAError", "CUDA_ERROR_OUT_OF_MEMORY"),)),
     AdapterSpec("tensorflow", "tensorflow", ("tensorflow",), ("tensorflow", "ResourceExhaustedError")),
-    AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA), ("JaxRuntimeError", _XLA))),
+    AdapterSpec("jax", "jax", ("jax",), oom_texts=(("XlaRuntimeError", _XLA_OOM), ("JaxRuntimeError", _XLA_OOM))),
     AdapterSpec("comfy_aimdo.model_vbar", "aimdo", ("comfy-aimdo",)),
     AdapterSpec("gpumond.agent.allocators.cuda", "mempools"),
     AdapterSpec("gpumond.agent.allocators.cuda", "managed"),
@@ -105,7 +106,7 @@ class AllocatorAdapter:
     main_thread_steps: frozenset[str] = frozenset()
     """Steps that are safe in the main thread only."""
 
-    suffix = ""
+    snapshot_suffix = ""
     """Extension of the names of memory snapshots, such as ``.json``, if the library writes them with `dump`."""
 
     def framework(self) -> str:
@@ -162,10 +163,10 @@ class AllocatorAdapter:
         """
         return {}
 
-    def dump(self, path: str, guarded: bool) -> None:
+    def dump(self, path: str, must_be_fast: bool) -> None:
         """Write a snapshot to a path that can only be appended to. Raises FlushRefused.
 
-        ``guarded``: refuse a snapshot that would stall the program.
+        ``must_be_fast``: refuse a snapshot that would stall the program.
         """
         raise FlushRefused(f"{self.name} has no snapshot")
 
@@ -188,13 +189,13 @@ class HistoryRecording(Protocol):
     def start_history(self) -> None:
         """Turn the record on. Raises FlushRefused, also if the program records by itself."""
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         """Return live memory by site while a record is on, whoever turned it on, largest first; else nothing.
 
         It is empty if the search would take too long.
         """
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         """Turn the record off. ``write`` pickles the library's snapshot to a file.
 
         Return the file, live memory by site, and the live bytes that were allocated before the record.
@@ -231,9 +232,9 @@ class CaptureGuards(Protocol):
     """Functions of `allocators.cuda` by which the agent neither disturbs captures of CUDA graphs nor acts too late."""
 
     def is_capturing(self) -> bool: ...
-    def capture_safe(self) -> AbstractContextManager[None]: ...
-    def between_captures(self) -> AbstractContextManager[None]: ...
-    def make_thread_capture_safe(self) -> None: ...
+    def relaxed_capture_mode(self) -> AbstractContextManager[None]: ...
+    def delayed_captures(self) -> AbstractContextManager[None]: ...
+    def relax_thread_capture_mode(self) -> None: ...
     def is_suspended(self) -> bool: ...
     def wait_for_driver(self) -> None: ...
 
@@ -242,18 +243,18 @@ def capture_guards() -> CaptureGuards | None:
     """Return `allocators.cuda` if an adapter has imported it, as each adapter does that queries the driver."""
     if TYPE_CHECKING:
         return cuda_module
-    return _imported("gpumond.agent.allocators.cuda")
+    return _imported_module("gpumond.agent.allocators.cuda")
 
 
-def _imported(name: str) -> Any:
+def _imported_module(name: str) -> Any:
     """Return a module that is completely imported, None otherwise."""
     module = sys.modules.get(name)
-    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+    return None if is_importing(module) else module
 
 
 def adapter_if_imported(spec: AdapterSpec) -> AllocatorAdapter | None:
     """Return the adapter if the program has imported its library by itself, completely."""
-    if _imported(spec.library) is None:
+    if _imported_module(spec.library) is None:
         return None
     adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
     return adapter

@@ -58,41 +58,41 @@ def adapter() -> AimdoAdapter | None:
 
 def track(module: Any) -> None:
     """Follow the objects of one of the modules ``OBJECTS`` that are created from now on."""
-    name, method = OBJECTS[module.__name__]
-    kind = getattr(module, name)
-    create, size = kind.__init__, getattr(kind, method)
-    if hasattr(create, "gpumond"):
+    name, size_method = OBJECTS[module.__name__]
+    cls = getattr(module, name)
+    original_init, size = cls.__init__, getattr(cls, size_method)
+    if hasattr(original_init, "gpumond"):
         return
 
-    @functools.wraps(create)
+    @functools.wraps(original_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        create(self, *args, **kwargs)
-        view = _View()
-        view.__dict__ = vars(self)  # the object's own, and so as it changes
+        original_init(self, *args, **kwargs)
+        size_reader = _SizeReader()
+        size_reader.__dict__ = vars(self)  # the object's own, and so as it changes
         with _lock:
-            _objects[id(self)] = int(self.device), functools.partial(size, view)
+            _objects[id(self)] = int(self.device), functools.partial(size, size_reader)
 
     __init__.gpumond = True  # type: ignore[attr-defined]
-    kind.__init__ = __init__
+    cls.__init__ = __init__
     for end in ("close", "__del__"):
-        if hasattr(kind, end):
-            setattr(kind, end, _ending(getattr(kind, end)))
+        if hasattr(cls, end):
+            setattr(cls, end, _wrap_end(getattr(cls, end)))
 
 
-class _View:
+class _SizeReader:
     """Stands in for an object when its size is read."""
 
 
-def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_end(end: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method, after which the object's memory must not be read."""
 
     @functools.wraps(end)
-    def ends(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def end_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _lock:
             _objects.pop(id(self), None)
         return end(self, *args, **kwargs)
 
-    return ends
+    return end_wrapper
 
 
 def _usage(uuid: str, size: int) -> PoolUsage:

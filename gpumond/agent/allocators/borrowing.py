@@ -9,11 +9,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 
-from gpumond.facts.messages import Borrow, Borrowed
+from gpumond.facts.messages import BorrowRequest, BorrowResponse
 
 BORROW_SECONDS = 2.0
 """Longest wait of a program for an answer. The daemon answers before."""
-LATER_SECONDS = 10.0
+PAUSE_SECONDS = 10.0
 """Time without requests after one that the daemon did not answer in time."""
 
 
@@ -30,50 +30,50 @@ class Borrowing:
 
     def _forget(self) -> None:
         self.wake: Callable[[], None] | None = None
-        self._outgoing: deque[Borrow] = deque()
-        self._waiting: dict[str, tuple[threading.Event, list[Borrowed]]] = {}
-        self._not_before = 0.0
+        self._outgoing: deque[BorrowRequest] = deque()
+        self._waiting: dict[str, tuple[threading.Event, list[BorrowResponse]]] = {}
+        self._paused_until = 0.0
 
-    def request(self, device_uuid: str | None, size_bytes: int | None) -> Borrowed | None:
+    def request(self, device_uuid: str | None, size_bytes: int | None) -> BorrowResponse | None:
         """Ask for room and wait for the answer; None without one. Never raises.
 
         ``device_uuid``: None if it is unknown; the daemon then takes the only device of the program.
         """
         wake = self.wake
-        own = threading.current_thread().name == "gpumond-agent"
-        if wake is None or not size_bytes or own or time.monotonic() < self._not_before:
+        is_agent_thread = threading.current_thread().name == "gpumond-agent"
+        if wake is None or not size_bytes or is_agent_thread or time.monotonic() < self._paused_until:
             return None
-        request = Borrow(uuid.uuid4().hex, size_bytes, device_uuid or "")
-        answered, answers = self._waiting[request.id] = threading.Event(), list[Borrowed]()
+        request = BorrowRequest(uuid.uuid4().hex, size_bytes, device_uuid or "")
+        answer_event, answers = self._waiting[request.id] = threading.Event(), list[BorrowResponse]()
         self._outgoing.append(request)
         try:
             wake()
-            if not answered.wait(BORROW_SECONDS):
-                self._not_before = time.monotonic() + LATER_SECONDS
+            if not answer_event.wait(BORROW_SECONDS):
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
         finally:
             self._waiting.pop(request.id, None)
         return answers[0] if answers else None
 
-    def outgoing(self) -> list[Borrow]:
+    def take_outgoing(self) -> list[BorrowRequest]:
         """Return the requests to send, once."""
-        found: list[Borrow] = []
+        requests: list[BorrowRequest] = []
         while self._outgoing:
-            found.append(self._outgoing.popleft())
-        return [each for each in found if each.id in self._waiting]
+            requests.append(self._outgoing.popleft())
+        return [request for request in requests if request.id in self._waiting]
 
-    def deliver(self, answer: Borrowed) -> None:
+    def deliver(self, answer: BorrowResponse) -> None:
         """Pass an answer to the thread that waits for it."""
-        waiting = self._waiting.get(answer.id)
-        if waiting is not None:
-            waiting[1].append(answer)
-            waiting[0].set()
+        wait = self._waiting.get(answer.id)
+        if wait is not None:
+            wait[1].append(answer)
+            wait[0].set()
 
-    def end_all(self) -> None:
+    def cancel_waits(self) -> None:
         """End all waits: no answer will arrive."""
         self.wake = None
         self._outgoing.clear()
-        for answered, _ in list(self._waiting.values()):
-            answered.set()
+        for answer_event, _ in list(self._waiting.values()):
+            answer_event.set()
 
 
 BORROWING = Borrowing()

@@ -23,8 +23,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
 none after the longest: a search stalls Python for some ten milliseconds.
 """
 
-_found: list[ref[Any]] = []
-_search_at, _pause = 0.0, FIRST_PAUSE_SECONDS
+_resources: list[ref[Any]] = []
+_search_at, _pause_seconds = 0.0, FIRST_PAUSE_SECONDS
 
 
 class CudaCoreAdapter(CudaAdapter):
@@ -38,9 +38,9 @@ class CudaCoreAdapter(CudaAdapter):
             _search_if_due()
         totals: dict[int, tuple[int, int]] = {}
         for ordinal, pool, _ in _pools():
-            if (amounts := cuda.pool_bytes(pool)) and amounts[0]:
+            if (pool_bytes := cuda.mempool_bytes(pool)) and pool_bytes.reserved:
                 reserved, used = totals.get(ordinal, (0, 0))
-                totals[ordinal] = reserved + amounts[0], used + amounts[1]
+                totals[ordinal] = reserved + pool_bytes.reserved, used + pool_bytes.used
         return tuple(
             caching_pool("cuda.core", cuda.device_uuid(ordinal) or "", used, reserved)
             for ordinal, (reserved, used) in sorted(totals.items())
@@ -71,18 +71,21 @@ def _search_if_due() -> None:
 
 def _search() -> None:
     """Find the resources; in a program with very many objects, keep those found before."""
-    global _found, _search_at, _pause
+    global _resources, _search_at, _pause_seconds
     if sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return
-    kind = sys.modules["cuda.core"].DeviceMemoryResource
-    found = [ref(resource) for resource in find_instances({id(each) for each in (kind, *kind.__subclasses__())})]
-    _pause = 2 * _pause if len(found) == len(_found) else FIRST_PAUSE_SECONDS
-    _found, _search_at = found, time.monotonic() + _pause if _pause <= LONGEST_PAUSE_SECONDS else inf
+    cls = sys.modules["cuda.core"].DeviceMemoryResource
+    resources = [ref(resource) for resource in find_instances({id(each) for each in (cls, *cls.__subclasses__())})]
+    _pause_seconds = 2 * _pause_seconds if len(resources) == len(_resources) else FIRST_PAUSE_SECONDS
+    _resources, _search_at = (
+        resources,
+        time.monotonic() + _pause_seconds if _pause_seconds <= LONGEST_PAUSE_SECONDS else inf,
+    )
 
 
 def _pools() -> Iterator[tuple[int, int, Any]]:
     """Yield ordinal and handle of each pool, with an object that keeps it if the program closes its resource."""
-    for reference in _found:
+    for reference in _resources:
         resource = reference()
         if resource is None or not resource.is_handle_owned or resource.is_mapped:
             continue

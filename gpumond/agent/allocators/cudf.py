@@ -37,7 +37,7 @@ class CudfAdapter(CudaAdapter):
         if len(manager._buffers) > MAX_BUFFERS and not self._visits_all:
             return ()
         uuid = cuda.device_uuid(ordinals[0])
-        live, spillable = _bytes(manager)
+        live, spillable = _live_and_spillable_bytes(manager)
         if uuid is None or not live:
             return ()
         return (
@@ -63,7 +63,7 @@ class CudfAdapter(CudaAdapter):
         started = time.perf_counter()
         if not cuda.synchronize(ordinals[0]):
             raise FlushRefused("the device didn't become idle")
-        _, spillable = _bytes(manager)
+        _, spillable = _live_and_spillable_bytes(manager)
         spilled = int(manager.spill_device_memory(nbytes=spillable))
         return (StepResult("spill", spilled, time.perf_counter() - started, "moved to host memory"),)
 
@@ -80,7 +80,7 @@ def _manager() -> Any:
     return getattr(sys.modules.get("cudf.core.buffer.spill_manager"), "_global_manager", None)
 
 
-def _bytes(manager: Any) -> tuple[int, int]:
+def _live_and_spillable_bytes(manager: Any) -> tuple[int, int]:
     """Return the bytes on the device, and the part of them that can be spilled."""
     live = spillable = 0
     for buffer in manager.buffers():

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, is_counted
+from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, has_counting_allocator
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.units import plural
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class CupyAdapter(CudaAdapter):
@@ -38,7 +38,7 @@ class CupyAdapter(CudaAdapter):
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
-        self._limits: dict[int, int] = {}
+        self._own_limits: dict[int, int] = {}
         """The program's own limits on the devices that were limited."""
         streams = getattr(getattr(cupy.cuda, "stream", None), "_BaseStream", None)
         if streams is not None:
@@ -46,19 +46,21 @@ class CupyAdapter(CudaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         pools = self._pools()
-        usages = on_devices(self._cupy, cuda.devices_with_context(), lambda ordinal: self._usage(ordinal, pools, exact))
+        usages = visit_devices(
+            self._cupy, cuda.devices_with_context(), lambda ordinal: self._usage(ordinal, pools, exact)
+        )
         return tuple(usage for usage in usages if usage is not None)
 
     def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if _is_async(pool)]
-        counted = (
-            (i, pool._pools[i])
-            for i in cuda.devices_with_context()
+        handles = (
+            (ordinal, pool._pools[ordinal])
+            for ordinal in cuda.devices_with_context()
             for pool in pools
-            if self._upstream(pool, i) is not None
+            if self._upstream_allocator(pool, ordinal) is not None
         )
         return bytes_left_by_trim(
-            (ordinal, amounts[1]) for ordinal, handle in counted if (amounts := cuda.pool_bytes(handle))
+            (ordinal, pool_bytes.used) for ordinal, handle in handles if (pool_bytes := cuda.mempool_bytes(handle))
         )
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -71,7 +73,7 @@ class CupyAdapter(CudaAdapter):
         pools = self._pools()
 
         def free(ordinal: int) -> int:
-            counted = [pool for pool in pools if self._upstream(pool, ordinal) is not None]
+            counted = [pool for pool in pools if self._upstream_allocator(pool, ordinal) is not None]
             held = sum(int(pool.total_bytes()) for pool in counted)
             for pool in counted:
                 if _is_async(pool):
@@ -80,7 +82,7 @@ class CupyAdapter(CudaAdapter):
             return held - sum(int(pool.total_bytes()) for pool in counted)
 
         started = time.perf_counter()
-        released = sum(on_devices(self._cupy, ordinals, free))
+        released = sum(visit_devices(self._cupy, ordinals, free))
         return (*plans, StepResult("cache", max(0, released), time.perf_counter() - started))
 
     def _clear_plans(self, ordinals: Sequence[int]) -> Sequence[StepResult]:
@@ -88,7 +90,7 @@ class CupyAdapter(CudaAdapter):
         cache = sys.modules.get("cupy.fft._cache")
         if cache is None or self._cupy.cuda.runtime.getDevice() not in ordinals:
             return ()
-        if cuda.CAPTURED:
+        if cuda.CAPTURED_GRAPHS:
             raise FlushRefused("a captured CUDA graph may use a cuFFT plan")
         started, plans = time.perf_counter(), cache.get_plan_cache().get_curr_size()
         cache.clear_plan_cache()
@@ -102,32 +104,32 @@ class CupyAdapter(CudaAdapter):
             raise FlushRefused("CuPy's stream-ordered pool can't be limited")
 
         def limit(ordinal: int) -> AppliedLimit:
-            own = self._limits.setdefault(ordinal, self._own_limit(ordinal, pools))
+            own = self._own_limits.setdefault(ordinal, self._own_limit(ordinal, pools))
             for pool in pools:
                 pool.set_limit(size=limit_bytes or own)
             return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
 
-        return on_devices(self._cupy, selected, limit)
+        return visit_devices(self._cupy, selected, limit)
 
     def own_limits(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         ordinals = cuda.devices_with_context()
-        own = zip(ordinals, on_devices(self._cupy, ordinals, lambda i: self._own_limit(i, pools)), strict=True)
+        own = zip(ordinals, visit_devices(self._cupy, ordinals, lambda i: self._own_limit(i, pools)), strict=True)
         return {uuid: size for i, size in own if size and (uuid := cuda.device_uuid(i)) is not None}
 
     def _own_limit(self, ordinal: int, pools: Iterable[Any]) -> int:
         """Return the lowest limit that the program has set on the current device; 0 means no limit to CuPy."""
-        if ordinal in self._limits:
-            return self._limits[ordinal]
+        if ordinal in self._own_limits:
+            return self._own_limits[ordinal]
         return min((size for pool in pools if (size := int(pool.get_limit()))), default=0)
 
     def _pools(self) -> list[Any]:
         default = self._cupy.get_default_memory_pool()
-        used = getattr(self._cupy.cuda.get_allocator(), "__self__", None)
+        used_pool = getattr(self._cupy.cuda.get_allocator(), "__self__", None)
         own = (self._cupy.cuda.MemoryPool, self._cupy.cuda.MemoryAsyncPool)
-        return [default] if used is default or not isinstance(used, own) else [default, used]
+        return [default] if used_pool is default or not isinstance(used_pool, own) else [default, used_pool]
 
-    def _upstream(self, pool: Any, ordinal: int) -> str | None:
+    def _upstream_allocator(self, pool: Any, ordinal: int) -> str | None:
         """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
 
         A stream-ordered pool belongs to the driver: its default pool, and one of cuda.core, is counted as such,
@@ -136,7 +138,7 @@ class CupyAdapter(CudaAdapter):
         """
         if _is_async(pool):
             handles = getattr(pool, "_pools", None)
-            return "" if handles and not is_counted(ordinal, handles[ordinal]) else None
+            return "" if handles and not has_counting_allocator(ordinal, handles[ordinal]) else None
         if pool is self._cupy.get_default_memory_pool() or _allocates_by(pool, "cupy.cuda.memory", "_malloc"):
             return ""
         return "rmm" if _allocates_by(pool, "rmm.allocators.cupy", "rmm_cupy_allocator") else None
@@ -146,15 +148,15 @@ class CupyAdapter(CudaAdapter):
         uuid = cuda.device_uuid(ordinal)
         by_source: dict[str | None, list[Any]] = {}
         for pool in pools:
-            by_source.setdefault(self._upstream(pool, ordinal), []).append(pool)
+            by_source.setdefault(self._upstream_allocator(pool, ordinal), []).append(pool)
         for source in ("", "rmm"):
             live = free = low = high = 0
             for pool in by_source.get(source, ()):
-                used, total = int(pool.used_bytes()), int(pool.total_bytes())
-                idle = max(0, total - used)
-                returned = _returned(pool, ordinal, used, idle, exact)
-                live, free = live + used, free + idle
-                low, high = low + (returned or 0), high + (idle if returned is None else returned)
+                used_bytes, total = int(pool.used_bytes()), int(pool.total_bytes())
+                free_bytes = max(0, total - used_bytes)
+                flushable = _flushable_bytes(pool, ordinal, used_bytes, free_bytes, exact)
+                live, free = live + used_bytes, free + free_bytes
+                low, high = low + (flushable or 0), high + (free_bytes if flushable is None else flushable)
             if uuid is not None and live + free:
                 reclaimable = Reclaimable(low, high, high, "exact" if low == high else "interval")
                 return PoolUsage(
@@ -169,36 +171,38 @@ class CupyAdapter(CudaAdapter):
         return None
 
 
-def on_devices(cupy: Any, ordinals: Sequence[int], visit: Callable[[int], T]) -> list[T]:
+def visit_devices(cupy: Any, ordinals: Sequence[int], visit: Callable[[int], ResultT]) -> list[ResultT]:
     """Call ``visit`` for each device while that device is current."""
     runtime = cupy.cuda.runtime
 
-    def at(ordinal: int) -> T:
+    def visit_current(ordinal: int) -> ResultT:
         runtime.setDevice(ordinal)
         return visit(ordinal)
 
-    def in_thread(ordinal: int) -> T:
-        with cuda.capture_safe():
-            return at(ordinal)
+    def visit_in_thread(ordinal: int) -> ResultT:
+        with cuda.relaxed_capture_mode():
+            return visit_current(ordinal)
 
     if not ordinals:
         return []
-    before = runtime.getDevice()
-    if before in ordinals:
+    previous = runtime.getDevice()
+    if previous in ordinals:
         try:
-            return [at(ordinal) for ordinal in ordinals]
+            return [visit_current(ordinal) for ordinal in ordinals]
         finally:
-            runtime.setDevice(before)
+            runtime.setDevice(previous)
     # Returning to a device without a context would create one. A temporary thread need not return.
     with ThreadPoolExecutor(1, "gpumond-cupy") as thread:
-        return list(thread.map(in_thread, ordinals))
+        return list(thread.map(visit_in_thread, ordinals))
 
 
 def managed_pool(cupy: Any) -> Any:
     """Return the pool in use if it consists of managed memory, else None."""
-    used = getattr(cupy.cuda.get_allocator(), "__self__", None)
-    is_managed = isinstance(used, cupy.cuda.MemoryPool) and _allocates_by(used, "cupy.cuda.memory", "malloc_managed")
-    return used if is_managed else None
+    used_pool = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    is_managed = isinstance(used_pool, cupy.cuda.MemoryPool) and _allocates_by(
+        used_pool, "cupy.cuda.memory", "malloc_managed"
+    )
+    return used_pool if is_managed else None
 
 
 def _allocates_by(pool: Any, module: str, name: str) -> bool:
@@ -217,33 +221,33 @@ def _is_async(pool: Any) -> bool:
     return type(pool).__name__ == "MemoryAsyncPool"
 
 
-def _returned(pool: Any, ordinal: int, used: int, idle: int, exact: bool) -> int | None:
+def _flushable_bytes(pool: Any, ordinal: int, used_bytes: int, free_bytes: int, exact: bool) -> int | None:
     """Return the idle bytes that a flush returns: all if nothing is in use. None if only bounds are known."""
     if _is_async(pool):
         return None
-    if not used:
-        return idle
-    whole = whole_bytes(pool, ordinal) if exact else None
-    return None if whole is None else min(whole, idle)
+    if not used_bytes:
+        return free_bytes
+    whole = whole_chunk_bytes(pool, ordinal) if exact else None
+    return None if whole is None else min(whole, free_bytes)
 
 
 MAX_CHUNKS = 50_000
 """Largest number of chunks that are visited: more would hold the pool's lock and the GIL for many milliseconds."""
-MAX_TRIES = 3
+MAX_ATTEMPTS = 3
 
 
-def whole_bytes(pool: Any, ordinal: int) -> int | None:
+def whole_chunk_bytes(pool: Any, ordinal: int) -> int | None:
     """Return the bytes of the whole free chunks on this device, which must be the current one.
 
     None if the pool does not show its chunks, has too many, or keeps changing. Keeps no reference to a chunk: a chunk
     with a reference is not freed.
     """
     try:
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             if pool.n_free_blocks() > MAX_CHUNKS:
                 return None
             whole = pieces = 0
-            for chunk in _free_chunks(_of_device(pool, ordinal)):
+            for chunk in _free_chunks(_device_part(pool, ordinal)):
                 if chunk.prev is None and chunk.next is None:
                     whole += chunk.size
                 else:
@@ -255,24 +259,24 @@ def whole_bytes(pool: Any, ordinal: int) -> int | None:
     return None
 
 
-def _of_device(pool: Any, ordinal: int) -> Any:
+def _device_part(pool: Any, ordinal: int) -> Any:
     """Return the part of the pool for one device: an item of a dict until CuPy 13, of a tuple since."""
-    parts = next(held for held in gc.get_referents(pool) if isinstance(held, (dict, tuple)))
+    parts = next(referent for referent in gc.get_referents(pool) if isinstance(referent, (dict, tuple)))
     return parts[ordinal]
 
 
 def _free_chunks(pool: Any) -> Iterator[Any]:
     """Yield the free chunks of all arenas; there is one arena for each stream."""
-    for held in gc.get_referents(pool):
-        for stream, arena in tuple(held.items()) if isinstance(held, dict) else ():
+    for referent in gc.get_referents(pool):
+        for stream, arena in tuple(referent.items()) if isinstance(referent, dict) else ():
             if isinstance(arena, weakref.ref):
-                yield from (chunk for _, chunk in _listed(pool, stream))
+                yield from (chunk for _, chunk in _list_arena(pool, stream))
             elif type(arena).__name__ == "_Arena":
                 (bins,) = gc.get_referents(arena)
                 yield from (chunk for free in tuple(bins) if free for chunk in tuple(free))
 
 
-def _listed(pool: Any, stream: int) -> list[tuple[object, Any]]:
+def _list_arena(pool: Any, stream: int) -> list[tuple[object, Any]]:
     """Return the chunks that an arena of CuPy 14 lists while it holds its lock.
 
     Before Python 3.12 a new list may start a garbage collection at once, and with it a finalizer that needs the lock.

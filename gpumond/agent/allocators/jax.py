@@ -28,7 +28,7 @@ class JaxAdapter(ArenaAdapter):
         return tuple(self._usages())
 
     def _usages(self) -> Iterator[PoolUsage]:
-        shares = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
+        uses_default_pool = os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "cuda_async"
         for device in _devices():
             ordinal = device.local_hardware_id
             if not cuda.has_context(ordinal):
@@ -38,7 +38,7 @@ class JaxAdapter(ArenaAdapter):
             if stats and uuid:
                 self._limits[uuid] = stats.get("bytes_limit", 0)
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
-                inside = allocator_counting_default_pool(ordinal, live) if shares else None
+                inside = allocator_counting_default_pool(ordinal, live) if uses_default_pool else None
                 yield arena_pool("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
 
     def own_limits(self) -> Mapping[str, int]:

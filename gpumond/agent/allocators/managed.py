@@ -34,18 +34,18 @@ class ManagedAdapter(CudaAdapter):
 
     def release(self) -> tuple[int, str]:
         """Free the whole chunks of CuPy's pool."""
-        from gpumond.agent.allocators.cupy import managed_pool, on_devices
+        from gpumond.agent.allocators.cupy import managed_pool, visit_devices
 
         cupy, free = sys.modules["cupy"], _free_bytes()
         pool = managed_pool(cupy)
         if pool is not None:
-            on_devices(cupy, cuda.devices_with_context(), lambda ordinal: pool.free_all_blocks())
+            visit_devices(cupy, cuda.devices_with_context(), lambda ordinal: pool.free_all_blocks())
         return free - _free_bytes(), ""
 
 
 def adapter() -> ManagedAdapter | None:
     """Return None while neither library has managed memory."""
-    with cuda.capture_safe():
+    with cuda.relaxed_capture_mode():
         return ManagedAdapter() if next(_amounts(), None) else None
 
 
@@ -53,11 +53,11 @@ def _amounts() -> Iterator[tuple[int, int, int]]:
     """Yield the device, the bytes in use and the free bytes of each library's managed memory."""
     cupy, numba = sys.modules.get("cupy"), sys.modules.get("gpumond.agent.allocators.numba")
     if cupy is not None and "gpumond.agent.allocators.cupy" in sys.modules:
-        from gpumond.agent.allocators.cupy import managed_pool, on_devices
+        from gpumond.agent.allocators.cupy import managed_pool, visit_devices
 
         pool = managed_pool(cupy)
         if pool is not None:
-            amounts = on_devices(
+            amounts = visit_devices(
                 cupy,
                 cuda.devices_with_context(),
                 lambda ordinal: (ordinal, int(pool.used_bytes()), int(pool.total_bytes())),

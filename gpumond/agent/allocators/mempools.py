@@ -24,7 +24,7 @@ class CudaAdapter(AllocatorAdapter):
     """Refuses a flush while no device has a context, and while a graph is captured."""
 
     def check(self) -> None:
-        if reason := cuda.refusal():
+        if reason := cuda.why_not_flushable():
             raise FlushRefused(reason)
 
 
@@ -50,7 +50,7 @@ class MempoolsAdapter(CudaAdapter):
 
 def adapter() -> MempoolsAdapter | None:
     """Return None while these pools contain nothing that the adapter would count."""
-    with cuda.capture_safe():
+    with cuda.relaxed_capture_mode():
         return MempoolsAdapter() if next(_pools(), None) else None
 
 
@@ -60,23 +60,23 @@ def allocator_counting_default_pool(ordinal: int, live_bytes: int) -> str | None
     A library may have created a pool of its own: the default pool then holds less.
     """
     pool = cuda.default_pool(ordinal)
-    amounts = None if pool is None else cuda.pool_bytes(pool)
-    if amounts is None or amounts[0] < max(1, live_bytes):
+    pool_bytes = None if pool is None else cuda.mempool_bytes(pool)
+    if pool_bytes is None or pool_bytes.reserved < max(1, live_bytes):
         return None
     return "torch" if _is_counted_by_torch(ordinal) else "mempool"
 
 
-def is_counted(ordinal: int, pool: int) -> bool:
+def has_counting_allocator(ordinal: int, pool: int) -> bool:
     """Return whether one allocator counts this pool for all libraries: a device's default one, or one of cuda.core."""
-    return pool == cuda.default_pool(ordinal) or _is_of_cuda_core(pool)
+    return pool == cuda.default_pool(ordinal) or _belongs_to_cuda_core(pool)
 
 
 def allocator_counting_pool(ordinal: int, pool: int) -> str | None:
     """Return the allocator that counts such a pool."""
-    return "cuda.core" if _is_of_cuda_core(pool) else allocator_counting_default_pool(ordinal, 0)
+    return "cuda.core" if _belongs_to_cuda_core(pool) else allocator_counting_default_pool(ordinal, 0)
 
 
-def _is_of_cuda_core(pool: int) -> bool:
+def _belongs_to_cuda_core(pool: int) -> bool:
     module = sys.modules.get("gpumond.agent.allocators.cuda_core")
     return module is not None and module.owns(pool)
 
@@ -85,9 +85,9 @@ def _pools() -> Iterator[tuple[int, int, int, int]]:
     """Yield ordinal, handle, reserved and used bytes of each pool that no other adapter counts."""
     for ordinal in cuda.devices_with_context():
         pool = cuda.default_pool(ordinal)
-        amounts = None if pool is None else cuda.pool_bytes(pool)
-        if pool is not None and amounts and amounts[0] and not _is_counted_by_torch(ordinal):
-            yield ordinal, pool, *amounts
+        pool_bytes = None if pool is None else cuda.mempool_bytes(pool)
+        if pool is not None and pool_bytes and pool_bytes.reserved and not _is_counted_by_torch(ordinal):
+            yield ordinal, pool, *pool_bytes
 
 
 def _is_counted_by_torch(ordinal: int) -> bool:
@@ -102,10 +102,10 @@ def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """
     released = trimmed = 0
     for ordinal, pool in list(pools):
-        before = cuda.pool_bytes(pool)
+        before = cuda.mempool_bytes(pool)
         if before and cuda.trim(ordinal, pool):
-            after = cuda.pool_bytes(pool)
-            released, trimmed = released + (max(0, before[0] - after[0]) if after else 0), trimmed + 1
+            after = cuda.mempool_bytes(pool)
+            released, trimmed = released + (max(0, before.reserved - after.reserved) if after else 0), trimmed + 1
     return released, trimmed
 
 
@@ -132,18 +132,18 @@ def arena_pool(
 
     ``held`` is None where the library does not report it.
     """
-    known = held is not None and held >= live
-    most = held if held is not None and known else live
+    is_held_known = held is not None and held >= live
+    held_bytes = held if held is not None and is_held_known else live
     return PoolUsage(
         allocator=allocator,
         device_uuid=uuid,
         live_bytes=live,
-        held_bytes=most,
+        held_bytes=held_bytes,
         reclaimable=NOT_RELEASABLE,
-        stranded_bytes=most - live,
+        stranded_bytes=held_bytes - live,
         inside=inside,
         peak_live_bytes=peak,
-        held_known=known,
+        held_known=is_held_known,
     )
 
 
@@ -154,12 +154,12 @@ class ArenaAdapter(AllocatorAdapter):
         pools, step = self.read(), next((step for step in ("cache", "trim") if step in steps), None)
         if step is None or not pools:
             return ()
-        counter = next((pool.inside for pool in pools if pool.inside), None)
-        if counter:
-            why = f"{counter} counts and releases its memory"
+        counting_allocator = next((pool.inside for pool in pools if pool.inside), None)
+        if counting_allocator:
+            reason = f"{counting_allocator} counts and releases its memory"
         else:
-            why = f"{self.name} keeps its memory until the program exits"
-        return (StepResult(step, 0, 0.0, why),)
+            reason = f"{self.name} keeps its memory until the program exits"
+        return (StepResult(step, 0, 0.0, reason),)
 
 
 MAX_ALLOCATIONS = 2_000_000
@@ -167,57 +167,59 @@ MAX_ALLOCATIONS = 2_000_000
 pass stalls Python for more than about 100 ms, as long as a ``gc.collect()`` would.
 """
 
-MAX_OWNERS = 20_000
+MAX_HOLDERS = 20_000
 
 
 def bytes_left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
     """Return by device the free bytes that a trim leaves in pools, each given by ordinal and bytes in use.
 
     A trim leaves the granules that contain a block of the program. Neither the driver nor a library lists these blocks:
-    the Python objects that own them do, which one pass over the garbage collector's list finds, only for a plan or a
+    the Python objects that hold them do, which one pass over the garbage collector's list finds, only for a plan or a
     flush. The list and what it refers to are released before another thread runs: otherwise the program's objects would
-    be finalized in this thread. References to owners last a little longer.
+    be finalized in this thread. References to these objects last a little longer.
 
-    Leaves out the devices for which they are unknown. Empty in a process on several devices: an owner that ends in the
+    Leaves out the devices for which they are unknown. Empty in a process on several devices: one that ends in the
     meantime would be freed in the context of another device.
     """
-    retained: dict[str, int] = {}
+    bytes_left: dict[str, int] = {}
     if cuda.is_capturing() or len(cuda.devices_with_context()) > 1 or sys.getallocatedblocks() > MAX_ALLOCATIONS:
-        return retained
+        return bytes_left
     for ordinal, used in pools:
         with cuda.current_context(ordinal) as ready:
             try:
-                free = retained_free_bytes(used, _kinds()) if ready else None
+                free = free_bytes_left_by_trim(used, _blocks_by_holder_type()) if ready else None
             except Exception:  # objects of another version, or a concurrent change
                 free = None
         uuid = cuda.device_uuid(ordinal)
         if free is not None and uuid is not None:
-            retained[uuid] = free
-    return retained
+            bytes_left[uuid] = free
+    return bytes_left
 
 
-def _kinds() -> list[Blocks]:
-    """Return the blocks of each library's owners."""
-    types = [[getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in OWNERS]
-    owners = find_instances({id(one) for each in types for one in each if one is not None})
-    if len(owners) > MAX_OWNERS:
+def _blocks_by_holder_type() -> list[Blocks]:
+    """Return the blocks that each library's objects hold."""
+    types_by_library = [
+        [getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in BLOCK_HOLDERS
+    ]
+    holders = find_instances({id(cls) for types in types_by_library for cls in types if cls is not None})
+    if len(holders) > MAX_HOLDERS:
         return []
     return [
-        dict(block for owner in owners if type(owner) in each for block in blocks(owner))
-        for each, (_, blocks) in zip(types, OWNERS, strict=True)
+        dict(block for holder in holders if type(holder) in types for block in read_blocks(holder))
+        for types, (_, read_blocks) in zip(types_by_library, BLOCK_HOLDERS, strict=True)
     ]
 
 
 def find_instances(types: set[int]) -> list[Any]:
     """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
     tracked = gc.get_objects()
-    found = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
+    instances = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
     del tracked
-    return found
+    return instances
 
 
-def _of_tensor(tensor: Any) -> Iterator[tuple[int, int]]:
-    """Yield the storage, without the gradient unless that has its own owner: backward exchanges it without the GIL."""
+def _tensor_blocks(tensor: Any) -> Iterator[tuple[int, int]]:
+    """Yield the storage, without the gradient unless that has its own holder: backward exchanges it without the GIL."""
     disabled = getattr(sys.modules["torch"]._C, "DisableTorchFunction", nullcontext)
     with disabled():  # a mode such as `with torch.device(…)` may be active
         if tensor.is_cuda:
@@ -225,25 +227,25 @@ def _of_tensor(tensor: Any) -> Iterator[tuple[int, int]]:
             yield storage.data_ptr(), storage.nbytes()
 
 
-def _of_pointer(pointer: Any) -> Iterator[tuple[int, int]]:
-    """Yield blocks of CuPy's own stream-ordered memory; other memory has other owners."""
+def _cupy_blocks(pointer: Any) -> Iterator[tuple[int, int]]:
+    """Yield blocks of CuPy's own stream-ordered memory; other memory has other holders."""
     if type(pointer.mem).__name__ == "MemoryAsync":
         yield pointer.mem.ptr, pointer.mem.size
 
 
-def _of_buffer(buffer: Any) -> Iterator[tuple[int, int]]:
+def _rmm_blocks(buffer: Any) -> Iterator[tuple[int, int]]:
     yield buffer.ptr, buffer.capacity()
 
 
-OWNERS: tuple[tuple[tuple[tuple[str, str], ...], Callable[[Any], Iterator[tuple[int, int]]]], ...] = (
-    ((("torch", "Tensor"), ("torch.nn.parameter", "Parameter")), _of_tensor),
-    ((("cupy.cuda.memory", "MemoryPointer"),), _of_pointer),
-    ((("rmm", "DeviceBuffer"),), _of_buffer),
+BLOCK_HOLDERS: tuple[tuple[tuple[tuple[str, str], ...], Callable[[Any], Iterator[tuple[int, int]]]], ...] = (
+    ((("torch", "Tensor"), ("torch.nn.parameter", "Parameter")), _tensor_blocks),
+    ((("cupy.cuda.memory", "MemoryPointer"),), _cupy_blocks),
+    ((("rmm", "DeviceBuffer"),), _rmm_blocks),
 )
 """Types, by module and name, and the function that yields the blocks of an instance."""
 
 
-GRANULE = 32 << 20
+GRANULE_BYTES = 32 << 20
 """The driver takes memory for such a pool in granules of 32 MiB and returns the empty ones.
 
 This is not documented; it was observed in each of 120 random histories (``python -m bench.gpu_histories``). They also
@@ -254,23 +256,23 @@ Blocks = Mapping[int, int]
 """Sizes in bytes by address."""
 
 
-def retained_free_bytes(used: int, kinds: Sequence[Blocks]) -> int | None:
-    """Return the free bytes that stay. ``kinds``: the blocks of each kind of owner; any combination may use the pool.
+def free_bytes_left_by_trim(used: int, alternatives: Sequence[Blocks]) -> int | None:
+    """Return the free bytes that stay. ``alternatives``: the blocks by type of holder, any of which may use the pool.
 
     None unless a combination adds up to the pool's used bytes: otherwise some blocks are unknown.
     """
-    for blocks in _combined(kinds):
+    for blocks in _combinations_of_blocks(alternatives):
         if sum(blocks.values()) == used:
-            return GRANULE * len(set(_touched(blocks))) - used
+            return GRANULE_BYTES * len(set(_touched_granules(blocks))) - used
     return None
 
 
-def _combined(kinds: Sequence[Blocks]) -> Iterator[Blocks]:
-    for count in range(len(kinds) + 1):
-        for selected in combinations(kinds, count):
+def _combinations_of_blocks(alternatives: Sequence[Blocks]) -> Iterator[Blocks]:
+    for count in range(len(alternatives) + 1):
+        for selected in combinations(alternatives, count):
             yield {address: size for blocks in selected for address, size in blocks.items()}
 
 
-def _touched(blocks: Blocks) -> Iterable[int]:
+def _touched_granules(blocks: Blocks) -> Iterable[int]:
     for address, size in blocks.items():
-        yield from range(address // GRANULE, -(-(address + size) // GRANULE))
+        yield from range(address // GRANULE_BYTES, -(-(address + size) // GRANULE_BYTES))

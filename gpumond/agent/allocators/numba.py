@@ -18,7 +18,7 @@ from gpumond.agent.allocators.mempools import CudaAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 
 DEVICES, DRIVER = "numba.cuda.cudadrv.devices", "numba.cuda.cudadrv.driver"
-ON_THE_HOST = ("MappedMemory", "ManagedMemory")
+HOST_MEMORY_CLASSES = ("MappedMemory", "ManagedMemory")
 """Classes of memory that is not, or need not be, on the device."""
 
 
@@ -44,7 +44,7 @@ class NumbaAdapter(CudaAdapter):
             raise FlushRefused("the program defers Numba's deallocations (cuda.defer_cleanup)")
 
     def release(self) -> tuple[int, str]:
-        if _is_in_list():
+        if _is_list_changing():
             raise FlushRefused("a thread of the program is emptying Numba's list of pending deallocations")
         released = 0
         for ordinal, manager in _managers():
@@ -64,7 +64,7 @@ def adapter() -> NumbaAdapter | None:
 def managed_bytes() -> Iterator[tuple[int, int]]:
     """Yield the device of each of Numba's memory managers, and the bytes of its managed arrays."""
     for ordinal, manager in _managers():
-        yield ordinal, sum(size for kind, size in _blocks(manager) if kind == "ManagedMemory")
+        yield ordinal, sum(size for class_name, size in _blocks(manager) if class_name == "ManagedMemory")
 
 
 def _blocks(manager: Any) -> list[tuple[str, int]]:
@@ -83,11 +83,11 @@ def _managers() -> Iterator[tuple[int, Any]]:
 def _devices() -> list[Any]:
     """Return Numba's devices, if it has listed them: listing them initializes the driver."""
     gpus: Any = getattr(sys.modules.get(DEVICES), "gpus", None)
-    managed = getattr(gpus, "__dict__", {}).get("lst")
-    if managed is None:  # in numba-cuda a cached property
+    device_list = getattr(gpus, "__dict__", {}).get("lst")
+    if device_list is None:  # in numba-cuda a cached property
         cached = getattr(getattr(vars(type(gpus)).get("lst"), "fget", None), "cache_info", None)
-        managed = gpus.lst if cached is not None and cached().currsize else ()
-    return [vars(each)["_device"] for each in managed]
+        device_list = gpus.lst if cached is not None and cached().currsize else ()
+    return [vars(each)["_device"] for each in device_list]
 
 
 def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
@@ -95,18 +95,22 @@ def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
     if uuid is None:
         return None
     blocks = _blocks(manager)
-    own = [size for kind, size in blocks if kind not in ON_THE_HOST]
-    live = sum(own)
+    device_sizes = [size for class_name, size in blocks if class_name not in HOST_MEMORY_CLASSES]
+    live = sum(device_sizes)
     pending = _pending_bytes(manager)
-    managed = any(kind == "ManagedMemory" for kind, _ in blocks)  # once freed, it cannot be distinguished
+    has_managed = any(
+        class_name == "ManagedMemory" for class_name, _ in blocks
+    )  # once freed, it cannot be distinguished
     return PoolUsage(
         allocator="numba",
         device_uuid=uuid,
         live_bytes=live,
         held_bytes=live + pending,
-        reclaimable=Reclaimable(0 if managed else pending, pending, pending, "interval" if managed else "exact"),
+        reclaimable=Reclaimable(
+            0 if has_managed else pending, pending, pending, "interval" if has_managed else "exact"
+        ),
         stranded_bytes=0,
-        live_allocations=len(own),
+        live_allocations=len(device_sizes),
     )
 
 
@@ -116,14 +120,14 @@ def _pending_bytes(manager: Any) -> int:
     return sum(int(size) for function, _, size in list(manager.deallocations._cons) if function is free)
 
 
-def _is_in_list() -> bool:
+def _is_list_changing() -> bool:
     """Return whether a thread, or a frame below this one, is inside a method of the list."""
     methods = vars(sys.modules[DRIVER]._PendingDeallocs)
     codes = {methods[name].__code__ for name in ("add_item", "clear")}
-    return any(_contains(frame, codes) for frame in sys._current_frames().values())
+    return any(_is_running(frame, codes) for frame in sys._current_frames().values())
 
 
-def _contains(frame: FrameType | None, codes: set[CodeType]) -> bool:
+def _is_running(frame: FrameType | None, codes: set[CodeType]) -> bool:
     while frame is not None:
         if frame.f_code in codes:
             return True

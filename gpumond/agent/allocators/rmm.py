@@ -21,7 +21,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import CudaAdapter, allocator_counting_pool, bytes_left_by_trim, is_counted, trim
+from gpumond.agent.allocators.mempools import (
+    CudaAdapter,
+    allocator_counting_pool,
+    bytes_left_by_trim,
+    has_counting_allocator,
+    trim,
+)
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
 PROBE_BYTES = 256
@@ -37,7 +43,7 @@ class RmmAdapter(CudaAdapter):
 
     def __init__(self, rmm: Any, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._rmm, self._mr, self._settled_seconds = rmm, rmm.mr, settled_seconds
-        self._counts: dict[int, PeakAllocations] = {}
+        self._peak_counts: dict[int, PeakAllocations] = {}
         self._first_seen: dict[int, tuple[int, float]] = {}
         """Identity of the stream-ordered resource of each device, and when it was first seen."""
 
@@ -46,106 +52,117 @@ class RmmAdapter(CudaAdapter):
         return tuple(usage for usage in found if usage is not None)
 
     def bytes_left_by_flush(self) -> Mapping[str, int]:
-        pools = ((ordinal, self._pool(ordinal, stack, True)) for ordinal, stack in self._stacks() if not stack.caches)
-        amounts = ((ordinal, cuda.pool_bytes(pool)) for ordinal, pool in pools if pool is not None)
-        return bytes_left_by_trim((ordinal, found[1]) for ordinal, found in amounts if found)
+        pools = (
+            (ordinal, self._driver_pool(ordinal, stack, True))
+            for ordinal, stack in self._stacks()
+            if not stack.has_pool
+        )
+        return bytes_left_by_trim(
+            (ordinal, pool_bytes.used)
+            for ordinal, pool in pools
+            if pool is not None and (pool_bytes := cuda.mempool_bytes(pool))
+        )
 
     def release(self) -> tuple[int, str]:
         """Trim the pools of stream-ordered resources."""
-        pools = ((ordinal, self._pool(ordinal, stack, probe=True)) for ordinal, stack in list(self._stacks()))
+        pools = ((ordinal, self._driver_pool(ordinal, stack, probe=True)) for ordinal, stack in list(self._stacks()))
         released, trimmed = trim((ordinal, pool) for ordinal, pool in pools if pool)
         return released, "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
 
     def finish(self) -> None:
         forget_pools()
 
-    def _stacks(self) -> Iterator[tuple[int, Stack]]:
+    def _stacks(self) -> Iterator[tuple[int, ResourceStack]]:
         """Yield the stacks of devices with a context. RMM would create a plain resource for any other device."""
         for ordinal in cuda.devices_with_context():
-            stack = read_stack(self._mr.get_per_device_resource(ordinal), self._counts.get(ordinal))
-            forget_pool(ordinal, stack and stack.ordered)
+            stack = read_resource_stack(self._mr.get_per_device_resource(ordinal), self._peak_counts.get(ordinal))
+            forget_pool(ordinal, stack and stack.stream_ordered)
             if stack is not None:
-                if stack.count is not None:
-                    self._counts[ordinal] = stack.count
+                if stack.peak_count is not None:
+                    self._peak_counts[ordinal] = stack.peak_count
                 yield ordinal, stack
 
-    def _usage(self, ordinal: int, stack: Stack, exact: bool) -> PoolUsage | None:
-        probe = exact or (bool(stack.live) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
-        uuid, pool = cuda.device_uuid(ordinal), self._pool(ordinal, stack, probe)
-        shared = pool is not None and is_counted(ordinal, pool)
-        amounts = cuda.pool_bytes(pool) if pool and not shared else None
-        live = stack.live
-        if live is None and amounts and not stack.caches:
-            live = amounts[1]
-        if uuid is None or (live is None and (stack.is_direct or shared)):
+    def _usage(self, ordinal: int, stack: ResourceStack, exact: bool) -> PoolUsage | None:
+        probe = exact or (bool(stack.live_bytes) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
+        uuid, pool = cuda.device_uuid(ordinal), self._driver_pool(ordinal, stack, probe)
+        is_shared = pool is not None and has_counting_allocator(ordinal, pool)
+        driver_bytes = cuda.mempool_bytes(pool) if pool and not is_shared else None
+        live_bytes = stack.live_bytes
+        if live_bytes is None and driver_bytes and not stack.has_pool:
+            live_bytes = driver_bytes.used
+        if uuid is None or (live_bytes is None and (stack.is_direct or is_shared)):
             return None
-        held, reclaimable, known = _held(stack, live or 0, amounts)
+        held, reclaimable, is_held_known = _held(stack, live_bytes or 0, driver_bytes)
         return PoolUsage(
             allocator="rmm",
             device_uuid=uuid,
-            live_bytes=live,
+            live_bytes=live_bytes,
             held_bytes=held,
             reclaimable=reclaimable,
-            stranded_bytes=0 if live is None else held - live - reclaimable.likely,
-            inside=allocator_counting_pool(ordinal, pool) if pool and shared else None,
+            stranded_bytes=0 if live_bytes is None else held - live_bytes - reclaimable.likely,
+            inside=allocator_counting_pool(ordinal, pool) if pool and is_shared else None,
             peak_live_bytes=stack.peak_bytes,
-            held_known=known,
+            held_known=is_held_known,
             live_allocations=stack.live_allocations,
-            managed=stack.managed,
+            managed=stack.is_managed,
         )
 
-    def _has_settled(self, ordinal: int, stack: Stack) -> bool:
-        if stack.ordered is None:
+    def _has_settled(self, ordinal: int, stack: ResourceStack) -> bool:
+        if stack.stream_ordered is None:
             return False
-        resource, now = id(stack.ordered), time.monotonic()
+        resource, now = id(stack.stream_ordered), time.monotonic()
         if self._first_seen.get(ordinal, (0, 0.0))[0] != resource:
             self._first_seen[ordinal] = resource, now
         return now - self._first_seen[ordinal][1] >= self._settled_seconds
 
-    def _pool(self, ordinal: int, stack: Stack, probe: bool) -> int | None:
+    def _driver_pool(self, ordinal: int, stack: ResourceStack, probe: bool) -> int | None:
         """Return the handle of the driver's pool below the stack; ``probe`` permits an allocation to find it."""
-        pool_handle = getattr(stack.ordered, "pool_handle", None)
+        pool_handle = getattr(stack.stream_ordered, "pool_handle", None)
         if pool_handle is not None:
             return int(pool_handle())
-        if probe and stack.ordered is not None and ordinal not in KNOWN_POOLS and not cuda.is_capturing():
-            KNOWN_POOLS[ordinal] = KnownPool(stack.ordered, _pool_of(ordinal, stack.ordered))
-        known = KNOWN_POOLS.get(ordinal)
-        return None if known is None else known.pool
+        if probe and stack.stream_ordered is not None and ordinal not in DRIVER_POOLS and not cuda.is_capturing():
+            DRIVER_POOLS[ordinal] = DriverPool(stack.stream_ordered, _find_driver_pool(ordinal, stack.stream_ordered))
+        driver_pool = DRIVER_POOLS.get(ordinal)
+        return None if driver_pool is None else driver_pool.pool
 
 
 def adapter() -> RmmAdapter:
     return RmmAdapter(sys.modules["rmm"])
 
 
-def _held(stack: Stack, live: int, amounts: tuple[int, int] | None) -> tuple[int, Reclaimable, bool]:
-    """Return held bytes, what a flush returns, and whether both are known. ``amounts``: of the driver's pool."""
+def _held(
+    stack: ResourceStack, live_bytes: int, driver_bytes: cuda.MempoolBytes | None
+) -> tuple[int, Reclaimable, bool]:
+    """Return held bytes, what a flush returns, and whether both are known. ``driver_bytes``: of the driver's pool."""
     if stack.is_direct:
-        return live, Reclaimable(0, 0, 0, "exact"), True
-    if amounts:
-        held = max(amounts[0], live)
-        free = held - max(amounts[1], live)
-        return held, Reclaimable(0, free, free if stack.caches else held - live, "interval"), True
-    exactness: Exactness = "interval" if stack.ordered is not None else "not_releasable"
-    held = live if stack.pool_bytes is None else max(stack.pool_bytes, live)
+        return live_bytes, Reclaimable(0, 0, 0, "exact"), True
+    if driver_bytes:
+        held = max(driver_bytes.reserved, live_bytes)
+        free = held - max(driver_bytes.used, live_bytes)
+        return held, Reclaimable(0, free, free if stack.has_pool else held - live_bytes, "interval"), True
+    exactness: Exactness = "interval" if stack.stream_ordered is not None else "not_releasable"
+    held = live_bytes if stack.pool_bytes is None else max(stack.pool_bytes, live_bytes)
     return held, Reclaimable(0, 0, 0, exactness), stack.pool_bytes is not None
 
 
-def _pool_of(ordinal: int, resource: Any) -> int | None:
+def _find_driver_pool(ordinal: int, resource: Any) -> int | None:
     """Return the pool that an allocation of the resource comes from."""
     with cuda.current_context(ordinal) as ready:
         if not ready:
             return None
         pointer = resource.allocate(PROBE_BYTES)
         try:
-            return cuda.pool_of(pointer)
+            return cuda.mempool_of(pointer)
         finally:
             resource.deallocate(pointer, PROBE_BYTES)
 
 
-CACHING = frozenset(("PoolMemoryResource", "ArenaMemoryResource", "FixedSizeMemoryResource", "BinningMemoryResource"))
-ORDERED = frozenset(("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource"))
-MANAGED = frozenset(("ManagedMemoryResource",))
-DIRECT = frozenset(("CudaMemoryResource",))
+POOL_CLASSES = frozenset(
+    ("PoolMemoryResource", "ArenaMemoryResource", "FixedSizeMemoryResource", "BinningMemoryResource")
+)
+STREAM_ORDERED_CLASSES = frozenset(("CudaAsyncMemoryResource", "CudaAsyncViewMemoryResource"))
+MANAGED_CLASSES = frozenset(("ManagedMemoryResource",))
+DIRECT_CLASSES = frozenset(("CudaMemoryResource",))
 """Any other resource at the bottom is not, or not only, device memory: pinned or host memory."""
 
 MAX_DEPTH = 32
@@ -158,90 +175,100 @@ class PeakAllocations(NamedTuple):
     allocations: int
 
 
-class KnownPool(NamedTuple):
+class DriverPool(NamedTuple):
     """The driver's pool of a resource, None if it has none. The handle is valid as long as the resource exists."""
 
     resource: Any
     pool: int | None
 
 
-KNOWN_POOLS: dict[int, KnownPool] = {}
+DRIVER_POOLS: dict[int, DriverPool] = {}
 """By the number of the device, of the current resources."""
 
 
 def forget_pools() -> None:
     """Release the resources: the agent must not extend the lifetime of the program's objects."""
-    for ordinal in list(KNOWN_POOLS):
+    for ordinal in list(DRIVER_POOLS):
         forget_pool(ordinal)
 
 
 def forget_pool(ordinal: int, resource: Any = None) -> None:
     """Release the resource of a device unless it is this one."""
-    known = KNOWN_POOLS.get(ordinal)
-    if known is not None and known.resource is not resource:
+    driver_pool = DRIVER_POOLS.get(ordinal)
+    if driver_pool is not None and driver_pool.resource is not resource:
         with cuda.current_context(ordinal):  # this may be the last reference, whose end frees memory
-            KNOWN_POOLS.pop(ordinal, None)
-            del known
+            DRIVER_POOLS.pop(ordinal, None)
+            del driver_pool
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceStack:
     """The statistics of a stack.
 
-    ``live``: bytes handed out by the whole stack, counted by the topmost adaptor; ``live_allocations``: number of these
-    allocations, if that adaptor counts them. ``pool_bytes``: bytes that the lowest pool has taken from the resource
-    below it. ``caches``: the stack contains a pool of RMM. ``ordered``: the stream-ordered resource at the bottom.
-    ``managed``: that resource allocates managed memory.
+    ``live_bytes``: bytes handed out by the whole stack, counted by the topmost adaptor; ``live_allocations``: number of
+    these allocations, if that adaptor counts them. ``pool_bytes``: bytes that the lowest pool has taken from the
+    resource below it. ``has_pool``: the stack contains a pool of RMM. ``stream_ordered``: the stream-ordered resource
+    at the bottom. ``is_managed``: the resource at the bottom allocates managed memory.
     """
 
-    live: int | None
+    live_bytes: int | None
     pool_bytes: int | None
-    caches: bool
-    ordered: Any
-    count: PeakAllocations | None = None
-    peak_bytes: int | None = None
-    live_allocations: int | None = None
-    managed: bool = False
+    has_pool: bool
+    stream_ordered: Any
+    peak_count: PeakAllocations | None
+    peak_bytes: int | None
+    live_allocations: int | None
+    is_managed: bool
 
     @property
     def is_direct(self) -> bool:
         """True if freed bytes return to the driver at once."""
-        return not self.caches and self.ordered is None
+        return not self.has_pool and self.stream_ordered is None
 
 
-def read_stack(top: Any, before: PeakAllocations | None = None) -> Stack | None:
+def read_resource_stack(top: Any, before: PeakAllocations | None = None) -> ResourceStack | None:
     """Return the statistics; None if the memory is neither device nor managed memory.
 
     ``before``: the count of the previous call.
     A statistics adaptor has a stack of counters and reports the topmost: inside ``rmm.statistics.statistics()`` it
     reports only the allocations made there. It then reports fewer allocations than before, and its bytes are not used.
     """
-    live = pool_bytes = peak = count = live_allocations = None
-    caches = foreign = False
+    live_bytes = pool_bytes = peak_bytes = peak_count = live_allocations = None
+    has_pool = has_foreign_bins = False
     resource = top
-    for resource in _downwards(top):
-        if _is_instance(resource, CACHING):
-            caches, foreign = True, foreign or _has_foreign_bins(resource)
+    for resource in _walk_down(top):
+        if _is_instance(resource, POOL_CLASSES):
+            has_pool, has_foreign_bins = True, has_foreign_bins or _has_foreign_bins(resource)
             size = getattr(resource, "pool_size", None)
             pool_bytes = pool_bytes if size is None else int(size())
             continue
-        counted, most, present, allocations = _count(resource)
-        if allocations is not None and count is None:
-            known = before.allocations if before is not None and before.adaptor == id(resource) else 0
-            count = PeakAllocations(id(resource), max(known, allocations))
-            counted = counted if allocations >= known else None
-        if counted is not None and caches:
-            pool_bytes = counted
-        elif counted is not None and live is None:
-            live, peak, live_allocations = counted, most, present
-    ordered = resource if _is_instance(resource, ORDERED) else None
-    managed = _is_instance(resource, MANAGED)
-    if ordered is None and not managed and not _is_instance(resource, DIRECT):
+        counts = _allocation_counts(resource)
+        current_bytes = counts.current_bytes
+        if counts.all_allocations is not None and peak_count is None:
+            previous = before.allocations if before is not None and before.adaptor == id(resource) else 0
+            peak_count = PeakAllocations(id(resource), max(previous, counts.all_allocations))
+            current_bytes = current_bytes if counts.all_allocations >= previous else None
+        if current_bytes is not None and has_pool:
+            pool_bytes = current_bytes
+        elif current_bytes is not None and live_bytes is None:
+            live_bytes, peak_bytes, live_allocations = current_bytes, counts.peak_bytes, counts.current_allocations
+    stream_ordered = resource if _is_instance(resource, STREAM_ORDERED_CLASSES) else None
+    is_managed = _is_instance(resource, MANAGED_CLASSES)
+    if stream_ordered is None and not is_managed and not _is_instance(resource, DIRECT_CLASSES):
         return None
-    return Stack(live, None if foreign else pool_bytes, caches, ordered, count, peak, live_allocations, managed)
+    return ResourceStack(
+        live_bytes=live_bytes,
+        pool_bytes=None if has_foreign_bins else pool_bytes,
+        has_pool=has_pool,
+        stream_ordered=stream_ordered,
+        peak_count=peak_count,
+        peak_bytes=peak_bytes,
+        live_allocations=live_allocations,
+        is_managed=is_managed,
+    )
 
 
-def _downwards(top: Any) -> Iterator[Any]:
+def _walk_down(top: Any) -> Iterator[Any]:
     resource = top
     for _ in range(MAX_DEPTH):
         yield resource
@@ -250,27 +277,37 @@ def _downwards(top: Any) -> Iterator[Any]:
             return
 
 
-def _count(resource: Any) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return current bytes, peak bytes, and the numbers of current and of all allocations, where they are counted."""
+class AllocationCounts(NamedTuple):
+    """What one resource has counted; None for what it does not count."""
+
+    current_bytes: int | None
+    peak_bytes: int | None = None
+    current_allocations: int | None = None
+    all_allocations: int | None = None
+
+
+def _allocation_counts(resource: Any) -> AllocationCounts:
     counts = getattr(resource, "allocation_counts", None)
     if counts is not None:
-        return max(0, counts.current_bytes), counts.peak_bytes, max(0, counts.current_count), counts.total_count
+        return AllocationCounts(
+            max(0, counts.current_bytes), counts.peak_bytes, max(0, counts.current_count), counts.total_count
+        )
     allocated_bytes = getattr(resource, "get_allocated_bytes", None)
-    return (None if allocated_bytes is None else int(allocated_bytes())), None, None, None
+    return AllocationCounts(None if allocated_bytes is None else int(allocated_bytes()))
 
 
 def _has_foreign_bins(resource: Any) -> bool:
     """Return whether it also allocates from a resource that is not below it."""
-    below = {id(one) for one in _downwards(resource)}
-    return any(not below & {id(one) for one in _downwards(bin)} for bin in getattr(resource, "bin_mrs", ()))
+    below = {id(one) for one in _walk_down(resource)}
+    return any(not below & {id(one) for one in _walk_down(bin)} for bin in getattr(resource, "bin_mrs", ()))
 
 
 def _is_instance(resource: Any, names: frozenset[str]) -> bool:
     return any(kind.__name__ in names for kind in type(resource).__mro__)
 
 
-SETTERS = ("set_current_device_resource", "set_per_device_resource", "reinitialize")
-MODULES = (
+SETTER_NAMES = ("set_current_device_resource", "set_per_device_resource", "reinitialize")
+MODULE_NAMES = (
     "rmm",
     "rmm.rmm",
     "rmm.mr",
@@ -295,11 +332,11 @@ def start_counting(rmm: Any) -> None:
 
     @functools.wraps(set_of_device)
     def set_per_device_resource(device: int, mr: Any) -> Any:
-        return set_of_device(device, adaptors.counting(mr))
+        return set_of_device(device, adaptors.with_adaptor(mr))
 
     @functools.wraps(set_current)
     def set_current_device_resource(mr: Any) -> Any:
-        return set_current(adaptors.counting(mr))
+        return set_current(adaptors.with_adaptor(mr))
 
     @functools.wraps(reset)
     def reinitialize(*args: Any, **kwargs: Any) -> Any:
@@ -308,12 +345,12 @@ def start_counting(rmm: Any) -> None:
         result = reset(*args, **kwargs)
         with suppress(Exception):
             for device in mr.get_log_filenames():  # those that have a resource
-                set_of_device(device, adaptors.counting(get(device)))
+                set_of_device(device, adaptors.with_adaptor(get(device)))
         return result
 
     _replace({set_of_device: set_per_device_resource, set_current: set_current_device_resource, reset: reinitialize})
     # RMM would create this resource by itself when the program first uses the device.
-    set_of_device(0, adaptors.counting(mr.CudaMemoryResource()))
+    set_of_device(0, adaptors.with_adaptor(mr.CudaMemoryResource()))
 
 
 def is_counting(rmm: Any) -> bool:
@@ -325,13 +362,13 @@ class _Adaptors:
 
     def __init__(self, mr: Any) -> None:
         self._in_use: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self._kind: Any = _adaptor(mr.StatisticsResourceAdaptor)
+        self._counting_class: Any = _transparent_class(mr.StatisticsResourceAdaptor)
         self._logging = getattr(mr, "LoggingResourceAdaptor", ())
         callback: Any = getattr(mr, "FailureCallbackResourceAdaptor", None)
         borrows = os.environ.get("GPUMOND_BORROW") == "1" and callback is not None
-        self._borrowing: Any = _adaptor(callback) if borrows else None
+        self._borrowing_class: Any = _transparent_class(callback) if borrows else None
 
-    def counting(self, resource: Any) -> Any:
+    def with_adaptor(self, resource: Any) -> Any:
         """Return the resource with an adaptor on top, and the same adaptor for the same resource.
 
         Return the resource itself if its stack counts already, if it isn't device memory, or if RMM looks for an
@@ -341,13 +378,13 @@ class _Adaptors:
             forget_pools()  # the program replaces a resource
             if isinstance(resource, self._logging):
                 return resource
-            stack = read_stack(resource)
-            if stack is None or stack.live is not None or stack.count is not None:
+            stack = read_resource_stack(resource)
+            if stack is None or stack.live_bytes is not None or stack.peak_count is not None:
                 return resource
             adaptor = self._in_use.get(id(resource))
             if adaptor is None:
-                below = resource if self._borrowing is None else self._borrowing(resource, borrow)
-                adaptor = self._in_use[id(resource)] = self._kind(below)
+                below = resource if self._borrowing_class is None else self._borrowing_class(resource, borrow)
+                adaptor = self._in_use[id(resource)] = self._counting_class(below)
             return adaptor
         except Exception:  # RMM itself tells the program what is wrong with its resource
             return resource
@@ -366,7 +403,7 @@ def borrow(size_bytes: int) -> bool:
         return False
 
 
-def _adaptor(base: Any) -> type:
+def _transparent_class(base: Any) -> type:
     """Return a class of adaptors that have the attributes of the resource below them, and pass for its class."""
 
     class TransparentAdaptor(base):  # type: ignore[misc]
@@ -383,8 +420,8 @@ def _adaptor(base: Any) -> type:
 def _replace(functions: dict[Callable[..., Any], Callable[..., Any]]) -> None:
     for new in functions.values():
         new.gpumond = True  # type: ignore[attr-defined]
-    for module in filter(None, map(sys.modules.get, MODULES)):
-        for name in SETTERS:
+    for module in filter(None, map(sys.modules.get, MODULE_NAMES)):
+        for name in SETTER_NAMES:
             old = getattr(module, name, None)
             if old in functions:
                 setattr(module, name, functions[old])

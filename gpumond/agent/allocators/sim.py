@@ -20,7 +20,7 @@ from gpumond.agent.allocators.adapters import (
 from gpumond.agent.allocators.torch import sites
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 """Kinds of blocks, as `LiveClasses` names them."""
@@ -29,7 +29,7 @@ CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activa
 class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     name = "sim"
     flush_step = "cache"
-    suffix = ".json"
+    snapshot_suffix = ".json"
 
     def framework(self) -> str:
         return f"gpumond.sim {__version__}"
@@ -50,7 +50,7 @@ class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             allocator.limit_bytes = limit_bytes
         return tuple(AppliedLimit("sim", each.device_uuid, limit_bytes, True) for each in selected)
 
-    def dump(self, path: str, guarded: bool) -> None:
+    def dump(self, path: str, must_be_fast: bool) -> None:
         blocks = {each.device_uuid: each.blocks() for each in _allocators()}
         if not blocks:
             raise FlushRefused("nothing has been allocated yet")
@@ -80,15 +80,15 @@ class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         if not _allocators():
             raise FlushRefused("nothing has been allocated yet")
         for each in _allocators():
-            each.record(True)
+            each.set_recording(True)
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         return sites(self._segments())[0]
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         segments = self._segments()
         for each in _allocators():
-            each.record(False)
+            each.set_recording(False)
         return write({"segments": segments}), *sites(segments)
 
     def _segments(self) -> Sequence[Mapping[str, Any]]:

@@ -23,24 +23,24 @@ class TensorFlowAdapter(ArenaAdapter):
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
         """Read only an initialized context: the function of tf.config would initialize it and take all memory."""
-        context, library = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
-        if context is None or library is None:
+        context, pywrap = _context(), sys.modules.get("tensorflow.python._pywrap_tfe")
+        if context is None or pywrap is None:
             return ()
         live: defaultdict[int, int] = defaultdict(int)
         peaks: defaultdict[int, int] = defaultdict(int)
         for name, ordinal in _gpus(context):
             if cuda.has_context(ordinal):
-                info = library.TFE_GetMemoryInfo(context._context_handle, name)
+                info = pywrap.TFE_GetMemoryInfo(context._context_handle, name)
                 live[ordinal] += info["current"]
                 peaks[ordinal] += info["peak"]
         return tuple(self._usages(live, peaks))
 
     def _usages(self, live: Mapping[int, int], peaks: Mapping[int, int]) -> Iterator[PoolUsage]:
-        shares = os.environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
+        uses_default_pool = os.environ.get("TF_GPU_ALLOCATOR", "") == "cuda_malloc_async"
         for ordinal, current in live.items():
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
-                inside = allocator_counting_default_pool(ordinal, current) if shares else None
+                inside = allocator_counting_default_pool(ordinal, current) if uses_default_pool else None
                 yield arena_pool("tensorflow", uuid, current, None, peaks[ordinal], inside)
 
 
@@ -62,8 +62,8 @@ def _gpus(context: Any) -> Sequence[tuple[str, int]]:
     skips a GPU that is too small without notice, and the numbers are then unknown.
     """
     server = context._server_def or context._collective_ops_server_def
-    place = f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
-    names = [gpu.name for gpu in context._logical_devices if gpu.name.startswith(f"{place}/device:GPU:")]
+    device_prefix = f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
+    names = [gpu.name for gpu in context._logical_devices if gpu.name.startswith(f"{device_prefix}/device:GPU:")]
     ordinals = [
         int(physical.name.rpartition(":")[2])
         for physical in context._physical_devices

@@ -28,38 +28,38 @@ from gpumond.agent.allocators.mempools import bytes_left_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE,
     MIB,
-    NOTHING,
+    NO_UNMAPPED_BYTES,
     DeviceStatistics,
     UnmappedBytes,
     UnmappedSegments,
     current_value,
     device_statistics,
-    from_async_stats,
-    from_snapshot,
-    from_stats,
     is_shared,
     pool_usage,
+    reclaimable_from_async_stats,
+    reclaimable_from_snapshot,
+    reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.facts.program import AppliedLimit, Call, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Call, Dump, LiveClasses
 from gpumond.facts.units import plural
 
-SNAPSHOT_BLOCKS = 50_000
+MAX_SNAPSHOT_BLOCKS = 50_000
 """Largest snapshot: it holds the allocator's lock and the GIL for some microseconds for each block."""
 
-OOM_BLOCKS = 5_000
+MAX_OOM_SNAPSHOT_BLOCKS = 5_000
 """Largest snapshot at an out-of-memory error, in the thread of the program."""
 
-CONFIGURATION = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+CONFIGURATION_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     name = "torch"
     main_thread_steps = frozenset(("workspaces", "plans"))
     """Another thread may be about to launch a kernel that uses one."""
-    suffix = ".pickle"
+    snapshot_suffix = ".pickle"
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         is_mapped: Callable[[int], bool | None] = cuda.is_mapped,
     ) -> None:
         self._torch, self._cuda, self._c = torch, torch.cuda, torch._C
-        self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION)
+        self._configuration = ",".join(environ.get(name, "") for name in CONFIGURATION_VARIABLES)
         self._uuids: dict[int, str | None] = {}
-        self._fractions: dict[int, float] = {}
-        self._unmapped_segments = UnmappedSegments(lambda: self._segments(OOM_BLOCKS), is_mapped)
+        self._own_fractions: dict[int, float] = {}
+        self._unmapped_segments = UnmappedSegments(lambda: self._segments(MAX_OOM_SNAPSHOT_BLOCKS), is_mapped)
         cuda.watch_captures(torch.cuda.CUDAGraph)
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
@@ -86,12 +86,12 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         for ordinal in range(self._device_count()):
             context = has_context(ordinal)
             if context is not False:
-                statistics = device_statistics(self._c._cuda_memoryStats(ordinal), counted=native)
-                if context or statistics.held:
+                statistics = device_statistics(self._c._cuda_memoryStats(ordinal), has_counters=native)
+                if context or statistics.held_bytes:
                     devices[ordinal] = statistics
         unmapped = self._unmapped(devices.values()) if native else None
-        snapshot = self._snapshot() if exact and native else None
-        expandable = native and "expandable_segments:true" in self._settings()
+        snapshot = self._exact_reclaimable() if exact and native else None
+        expandable = native and "expandable_segments:true" in self._allocator_settings()
         pools = []
         for ordinal, statistics in devices.items():
             uuid = self._uuid(ordinal)
@@ -99,12 +99,16 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 continue
             unmapped_bytes = None
             if unmapped is not None:
-                own = unmapped.get(ordinal, NOTHING)
-                statistics, unmapped_bytes = statistics.without(own), own.held
+                own = unmapped.get(ordinal, NO_UNMAPPED_BYTES)
+                statistics, unmapped_bytes = statistics.without(own), own.held_bytes
             if snapshot is not None:
                 reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
             else:
-                reclaimable = from_stats(statistics, expandable) if native else from_async_stats(statistics)
+                reclaimable = (
+                    reclaimable_from_stats(statistics, expandable)
+                    if native
+                    else reclaimable_from_async_stats(statistics)
+                )
             pools.append(pool_usage(uuid, statistics, reclaimable, unmapped_bytes))
         return tuple(pools)
 
@@ -137,7 +141,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
         with self._on_live_device():
-            if {"workspaces", "plans"}.intersection(steps) and cuda.CAPTURED:
+            if {"workspaces", "plans"}.intersection(steps) and cuda.CAPTURED_GRAPHS:
                 raise FlushRefused("a captured CUDA graph may use a cuBLAS workspace or a cuFFT plan")
             calls = {
                 "ipc": getattr(self._c, "_cuda_ipc_collect", None),
@@ -146,9 +150,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 "cache": self._cuda.empty_cache,
                 "host": self._empty_host_cache if hasattr(self._c, "_host_emptyCache") else None,
             }
-            return tuple(self._run(step, call) for step, call in calls.items() if step in steps and call)
+            return tuple(self._run_step(step, call) for step, call in calls.items() if step in steps and call)
 
-    def _run(self, step: str, call: Callable[[], object]) -> StepResult:
+    def _run_step(self, step: str, call: Callable[[], object]) -> StepResult:
         held, started = self._held_bytes(), time.perf_counter()
         detail = call()
         seconds = time.perf_counter() - started
@@ -174,7 +178,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         with self._live_sizes() as sizes:
             for ordinal, uuid, size in sizes:
                 if device in (None, ordinal, uuid):
-                    own = self._fractions.setdefault(ordinal, self._own_fraction(ordinal))
+                    own = self._own_fractions.setdefault(ordinal, self._own_fraction(ordinal))
                     fraction = own if limit_bytes is None else min(1.0, limit_bytes / size)
                     self._c._cuda_setMemoryFraction(fraction, ordinal)
                     applied.append(AppliedLimit("torch", uuid, limit_bytes, True))
@@ -198,11 +202,11 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _own_fraction(self, ordinal: int) -> float:
         query = getattr(self._c, "_cuda_getMemoryFraction", None)  # 2.6
-        return self._fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
+        return self._own_fractions.get(ordinal) or (float(query(ordinal)) if query else 1.0)
 
-    def dump(self, path: str, guarded: bool) -> None:
+    def dump(self, path: str, must_be_fast: bool) -> None:
         """Write PyTorch's snapshot for pytorch.org/memory_viz, with the blocks' classes and any recorded history."""
-        self._check_snapshot(guarded)
+        self._check_snapshot(must_be_fast)
         snapshot = self._annotated_snapshot()
         with open(path, "wb") as file:
             pickle.dump(snapshot, file)
@@ -212,16 +216,16 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         torch_classes.annotate(self._torch, "cuda", snapshot)
         return snapshot
 
-    def _check_snapshot(self, guarded: bool) -> None:
+    def _check_snapshot(self, must_be_fast: bool) -> None:
         if not self._cuda.is_initialized():
             raise FlushRefused("CUDA isn't initialized")
         if self._cuda.get_allocator_backend() != "native":
             raise FlushRefused("only the native allocator has a snapshot")
-        if guarded and self._c._cuda_isHistoryEnabled():
+        if must_be_fast and self._c._cuda_isHistoryEnabled():
             raise FlushRefused(
                 "the program records its memory history, which may take long to copy; call snapshot() in the program"
             )
-        if guarded and (blocks := self._blocks()) > SNAPSHOT_BLOCKS:
+        if must_be_fast and (blocks := self._block_count()) > MAX_SNAPSHOT_BLOCKS:
             raise FlushRefused(f"{blocks} blocks would stall the program; call snapshot() in the program")
 
     def annotate(self, text: str) -> Callable[[], object] | None:
@@ -233,17 +237,19 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return partial(set_metadata, before)
 
     def start_history(self) -> None:
-        self._check_snapshot(guarded=True)
+        self._check_snapshot(must_be_fast=True)
         # Python stacks only: those of C++ would take longer to unwind.
-        self._cuda.memory._record_memory_history(enabled="all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+        self._cuda.memory._record_memory_history(
+            enabled="all", context="all", stacks="python", max_entries=MAX_HISTORY_ENTRIES
+        )
 
-    def live_sites(self) -> Sequence[Site]:
+    def live_sites(self) -> Sequence[AllocationSite]:
         if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
             return ()
-        found, _ = sites(self._segments(OOM_BLOCKS) or ())
+        found, _ = sites(self._segments(MAX_OOM_SNAPSHOT_BLOCKS) or ())
         return found
 
-    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[Site], int]:
+    def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         memory = self._cuda.memory
         try:
             snapshot = self._annotated_snapshot()
@@ -309,7 +315,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             self._uuids[ordinal] = uuid
         return self._uuids[ordinal]
 
-    def _settings(self) -> str:
+    def _allocator_settings(self) -> str:
         query = getattr(self._c, "_accelerator_getAllocatorSettings", None)  # since 2.12; includes changes at run time
         return f"{self._configuration},{query() if query else ''}".lower()
 
@@ -320,7 +326,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         """
         native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
         largest: dict[str, int] = {}
-        for segment in (self._segments(OOM_BLOCKS) if native else None) or ():
+        for segment in (self._segments(MAX_OOM_SNAPSHOT_BLOCKS) if native else None) or ():
             if not is_shared(segment):
                 continue
             free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
@@ -334,7 +340,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             return ()
         found = torch_classes.measure_classes(self._torch, "cuda", search_seconds)
         return tuple(
-            torch_classes.live_classes(found, ordinal, self.name, uuid, size)
+            torch_classes.with_rest(found, ordinal, self.name, uuid, size)
             for ordinal, size in self._live_bytes().items()  # again: a search takes time
             if size and (uuid := self._uuid(ordinal)) is not None
         )
@@ -354,7 +360,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""
-        if self._blocks() > max_blocks:
+        if self._block_count() > max_blocks:
             return None
         snapshot = self._cuda.memory.memory_snapshot
         try:
@@ -362,18 +368,18 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         except TypeError:  # before 2.11 it would include the whole recorded history
             return None if self._c._cuda_isHistoryEnabled() else snapshot()
 
-    def _blocks(self) -> int:
+    def _block_count(self) -> int:
         stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
         return sum(current_value(one, "active") + current_value(one, "inactive_split") for one in stats)
 
-    def _snapshot(self) -> dict[int, Reclaimable] | None:
+    def _exact_reclaimable(self) -> dict[int, Reclaimable] | None:
         """Return exact values from the blocks; None if there are too many blocks."""
-        segments = self._segments(SNAPSHOT_BLOCKS)
+        segments = self._segments(MAX_SNAPSHOT_BLOCKS)
         if segments is None:
             return None
-        page = re.search(r"large_segment_size_mb:(\d+)", self._settings())
+        page = re.search(r"large_segment_size_mb:(\d+)", self._allocator_settings())
         segments = [each for each in segments if each.get("address") not in self._unmapped_segments.addresses]
-        return from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
+        return reclaimable_from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
 
 
 def adapter() -> TorchAdapter | None:
@@ -392,19 +398,19 @@ def counts_default_pool(ordinal: int) -> bool:
     )
 
 
-MAX_ENTRIES = 10_000
+MAX_HISTORY_ENTRIES = 10_000
 """Number of recorded allocations and frees. The copy of the record holds the GIL: 2 ms were measured for 2,000. The
 first copy also imports ``torch._inductor``, as PyTorch looks for compiled code among the frames: 4 s of the agent's
 thread.
 """
 MAX_CALLS = 12
 MAX_FILE, MAX_FUNCTION = 160, 80
-Stack = tuple[tuple[str, int, str], ...]
+CallStack = tuple[tuple[str, int, str], ...]
 
 
-def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
+def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSite], int]:
     """Return live memory by the stack that allocated it, largest first, and the bytes of blocks without a stack."""
-    found: dict[Stack, list[int]] = {}
+    found: dict[CallStack, list[int]] = {}
     unrecorded = 0
     for segment in segments:
         for block in segment["blocks"]:
@@ -418,10 +424,12 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Site], int]:
             total[0] += block["size"]
             total[1] += 1
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
-    return [Site(size, blocks, tuple(_call(*call) for call in stack)) for stack, (size, blocks) in ordered], unrecorded
+    return [
+        AllocationSite(size, blocks, tuple(_to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
+    ], unrecorded
 
 
-def _stack(frames: Iterable[Mapping[str, Any]]) -> Stack:
+def _stack(frames: Iterable[Mapping[str, Any]]) -> CallStack:
     calls = ((frame["filename"], int(frame["line"]), frame["name"]) for frame in frames)
     return tuple(call for call in calls if _is_python(call[0]))[:MAX_CALLS]
 
@@ -431,5 +439,5 @@ def _is_python(file: str) -> bool:
     return file.endswith(".py") or (file.startswith("<") and not file.startswith("<frozen "))
 
 
-def _call(file: str, line: int, function: str) -> Call:
-    return Call(clean(file[-MAX_FILE:]), max(0, line), clean(function[-MAX_FUNCTION:]))
+def _to_call(file: str, line: int, function: str) -> Call:
+    return Call(printable_text(file[-MAX_FILE:]), max(0, line), printable_text(function[-MAX_FUNCTION:]))

@@ -27,16 +27,16 @@ CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
 VISIT_SECONDS = 0.03
 """Time limit for the first four classes, which an out-of-memory error waits for."""
 
-SEARCH_SECONDS = 0.2
+HEAP_SEARCH_SECONDS = 0.2
 """Time limit for a search of the heap that a snapshot waits for."""
 
-MAX_SEARCHED_BLOCKS = 4_000_000
+MAX_HEAP_SEARCH_BLOCKS = 4_000_000
 """Most memory blocks of an interpreter whose heap is searched: about a million objects. Their list cannot be
 interrupted, and takes 80 ms.
 """
-CHUNK = 16_384
+CHUNK_OBJECTS = 16_384
 """Number of objects between two readings of the clock, 0.5 to 2 ms."""
-CLOCK = 64
+CLOCK_TENSORS = 64
 """Number of tensors between two readings of the clock."""
 FROZEN_AT_START = 2000
 """More objects than an interpreter freezes as it starts (375 in Python 3.12, none in others), and fewer than
@@ -45,11 +45,11 @@ FROZEN_AT_START = 2000
 MAX_NESTING = 4
 
 Reference = weakref.ref[Any]
-Classes = Mapping[int, Sequence[int | None]]
+BytesByClass = Mapping[int, Sequence[int | None]]
 """Bytes of each of ``CLASSES`` by device index; None for a class that was not visited completely."""
 
 
-def measure_classes(torch: Any, kind: str, search_seconds: float = 0.0) -> Classes:
+def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -> BytesByClass:
     """Visit the tensors on devices of a kind such as ``cuda``.
 
     ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. Time counts
@@ -58,26 +58,26 @@ def measure_classes(torch: Any, kind: str, search_seconds: float = 0.0) -> Class
     deadline = time.thread_time() + search_seconds
     tensors = search_heap(torch, deadline) if search_seconds else None
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
-        visit = _Visit(kind)
-        if TORCH_OBJECTS.complete:
+        visit = _Visit(device_type)
+        if TORCH_OBJECTS.is_complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
             if tensors is not None:
-                visit.add(_with_gradients(_living(tensors)), deadline + VISIT_SECONDS)
+                visit.add(_with_gradients(_existing_objects(tensors)), deadline + VISIT_SECONDS)
         return visit.devices()
 
 
-def annotate(torch: Any, kind: str, snapshot: Mapping[str, Any]) -> None:
+def annotate(torch: Any, device_type: str, snapshot: Mapping[str, Any]) -> None:
     """Add the class of each parameter, gradient, optimizer state and buffer to its block in a memory snapshot, and to
     the allocation in its history, as ``user_metadata``, which follows that of the program.
     """
     read_address = getattr(torch._C, "_data_address", None)
     if read_address is None:
         return
-    if not TORCH_OBJECTS.complete:
-        search_heap(torch, time.thread_time() + SEARCH_SECONDS)
-    visit = _Visit(kind, read_address)
+    if not TORCH_OBJECTS.is_complete:
+        search_heap(torch, time.thread_time() + HEAP_SEARCH_SECONDS)
+    visit = _Visit(device_type, read_address)
     with torch._C.DisableTorchFunctionSubclass():
-        if TORCH_OBJECTS.complete:
+        if TORCH_OBJECTS.is_complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
     blocks = {block.get("address"): block for segment in snapshot["segments"] for block in segment["blocks"]}
     newest = (
@@ -94,13 +94,13 @@ def search_heap(torch: Any, deadline: float = float("inf")) -> list[Reference] |
     older than the agent; None if that would take too long, or if objects are excluded from the collector's list.
     """
     TORCH_OBJECTS.install()
-    if sys.getallocatedblocks() > MAX_SEARCHED_BLOCKS or gc.get_freeze_count() > FROZEN_AT_START:
+    if sys.getallocatedblocks() > MAX_HEAP_SEARCH_BLOCKS or gc.get_freeze_count() > FROZEN_AT_START:
         return None
-    found = _tracked_objects(torch, deadline)
-    if found is None:
+    tracked = _tracked_objects(torch, deadline)
+    if tracked is None:
         return None
-    optimizers, modules, tensors = found
-    TORCH_OBJECTS.add(_living(modules), _living(optimizers))
+    optimizers, modules, tensors = tracked
+    TORCH_OBJECTS.add(_existing_objects(modules), _existing_objects(optimizers))
     return tensors
 
 
@@ -110,50 +110,50 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
     The list of all objects keeps them alive. It begins with the young ones, among them temporary tensors: these are
     released first.
     """
-    kinds = _Kinds(torch)
+    base_numbers = _BaseNumbers(torch)
     found: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
     objects.reverse()
     while objects:  # another thread may run between two chunks
         if time.thread_time() > deadline:
             return None
-        chunk = objects[-CHUNK:]
-        del objects[-CHUNK:]
-        for one in compress(chunk, map(kinds.__getitem__, map(type, chunk))):
+        chunk = objects[-CHUNK_OBJECTS:]
+        del objects[-CHUNK_OBJECTS:]
+        for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
             try:
-                found[kinds[type(one)] - 1].append(weakref.ref(one))
+                found[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
             except TypeError:  # a subclass without weak references
                 continue
     return found
 
 
-def _living(references: Iterable[Reference]) -> Iterator[Any]:
+def _existing_objects(references: Iterable[Reference]) -> Iterator[Any]:
     """Yield the objects that exist, and refer to one at a time."""
-    return (living for reference in references if (living := reference()) is not None)
+    return (existing for reference in references if (existing := reference()) is not None)
 
 
-def tracked_tensors(torch: Any, kind: str) -> list[TrackedTensor]:
+def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
     """Return all tensors on devices of a kind, each with the size of its storage."""
-    found: list[TrackedTensor] = []
+    tracked: list[TrackedTensor] = []
     storages: set[int] = set()
     _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
     with torch._C.DisableTorchFunctionSubclass():
-        for tensor in _living(tensors):
+        for tensor in _existing_objects(tensors):
             try:
                 storage = tensor.untyped_storage()
-                if storage.device.type == kind:
-                    known = storage._cdata in storages or _is_wrapper(tensor)
-                    size = 0 if known else storage.nbytes()
+                if storage.device.type == device_type:
+                    is_counted = storage._cdata in storages or _is_wrapper(tensor)
+                    size = 0 if is_counted else storage.nbytes()
                     storages.add(storage._cdata)
-                    found.append(TrackedTensor(tensor, size, not tensor.is_leaf))
+                    tracked.append(TrackedTensor(tensor, size, not tensor.is_leaf))
             except Exception:  # a tensor without a storage
                 continue
-    return found
+    return tracked
 
 
-def live_classes(found: Classes, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
+def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
     """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
-    sizes = found.get(ordinal, found[NO_DEVICE])
+    sizes = measured.get(ordinal, measured[NO_DEVICE])
     rest = live_bytes - sum(size or 0 for size in sizes)
     parameters, gradients, optimizer, buffers, tensors = sizes
     return LiveClasses(
@@ -174,77 +174,85 @@ NO_DEVICE = -1
 """Index of a device without tensors: 0 for each class that was visited."""
 
 
-class _Kinds(dict[type, int]):
+class _BaseNumbers(dict[type, int]):
     """Maps a type to its number among the bases plus 1, and other types to 0. Called from C for each object."""
 
     def __init__(self, torch: Any) -> None:
         self._bases = (torch.optim.Optimizer, torch.nn.Module, torch.Tensor)
 
-    def __missing__(self, kind: type) -> int:
-        bases = type.__getattribute__(kind, "__mro__")
+    def __missing__(self, cls: type) -> int:
+        bases = type.__getattribute__(cls, "__mro__")
         number = next((i for i, base in enumerate(self._bases, 1) if base in bases), 0)
-        self[kind] = number
+        self[cls] = number
         return number
 
 
 class _Visit:
     """One visit of all tensors. The first class that reaches a storage counts it."""
 
-    def __init__(self, kind: str, read_address: Callable[[Any], int] | None = None) -> None:
-        self._kind = kind
+    def __init__(self, device_type: str, read_address: Callable[[Any], int] | None = None) -> None:
+        self._device_type = device_type
         self._read_address = read_address
         self.addresses: dict[int, str] = {}
         """Class by the address of a storage, if addresses are read."""
         self._storages: set[int] = set()
         self._devices: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(CLASSES))
-        self._finished = 0
+        self._finished_classes = 0
         """Number of classes that were visited completely, in the order of ``CLASSES``."""
-        self._in_time = True
-        self._slots = _Slots()
+        self._is_in_time = True
+        self._slot_names = _SlotNames()
 
-    def devices(self) -> Classes:
-        unknown: list[int | None] = [None] * (len(CLASSES) - self._finished)
-        devices = {ordinal: [*sizes[: self._finished], *unknown] for ordinal, sizes in self._devices.items()}
-        return {**devices, NO_DEVICE: [0] * self._finished + unknown}
+    def devices(self) -> BytesByClass:
+        unknown: list[int | None] = [None] * (len(CLASSES) - self._finished_classes)
+        devices = {ordinal: [*sizes[: self._finished_classes], *unknown] for ordinal, sizes in self._devices.items()}
+        return {**devices, NO_DEVICE: [0] * self._finished_classes + unknown}
 
     def add_registered(self, deadline: float) -> None:
         modules = [vars(module) for module in TORCH_OBJECTS.modules()]
         optimizers = [vars(optimizer) for optimizer in TORCH_OBJECTS.optimizers()]
-        parameters = [*_values(modules, "_parameters"), *_optimized(optimizers)]
-        classes = (parameters, map(_gradient, parameters), _states(optimizers), _values(modules, "_buffers"))
+        parameters = [*_registered_tensors(modules, "_parameters"), *_optimized_parameters(optimizers)]
+        classes = (
+            parameters,
+            map(_gradient, parameters),
+            _optimizer_states(optimizers),
+            _registered_tensors(modules, "_buffers"),
+        )
         for tensors in classes:
             self.add(tensors, deadline)
 
     def add(self, tensors: Iterable[Any], deadline: float) -> None:
         """Visit the next class, if the one before was finished."""
-        if not self._in_time:
+        if not self._is_in_time:
             return
         for visited, tensor in enumerate(tensors):
-            if visited % CLOCK == 0 and time.thread_time() > deadline:
-                self._in_time = False
+            if visited % CLOCK_TENSORS == 0 and time.thread_time() > deadline:
+                self._is_in_time = False
                 return
             try:
-                self._add(tensor, MAX_NESTING)
+                self._add_tensor(tensor, MAX_NESTING)
             except Exception:  # a tensor without a storage, such as one of a wrapper
                 continue
-        self._finished += 1
+        self._finished_classes += 1
 
-    def _add(self, tensor: Any, nesting: int) -> None:
+    def _add_tensor(self, tensor: Any, nesting: int) -> None:
         if tensor is None:
             return
         if nesting and _is_wrapper(tensor):
-            for inner in (*vars(tensor).values(), *(_read(tensor, name) for name in self._slots[type(tensor)])):
+            for inner in (
+                *vars(tensor).values(),
+                *(_read_attribute(tensor, name) for name in self._slot_names[type(tensor)]),
+            ):
                 if hasattr(type(inner), "untyped_storage"):
-                    self._add(inner, nesting - 1)
+                    self._add_tensor(inner, nesting - 1)
             return
         storage = tensor.untyped_storage()
         device = storage.device
         key = storage._cdata
-        if device.type == self._kind and key not in self._storages:
+        if device.type == self._device_type and key not in self._storages:
             self._storages.add(key)
-            self._devices[device.index or 0][self._finished] += storage.nbytes()
+            self._devices[device.index or 0][self._finished_classes] += storage.nbytes()
             if self._read_address is not None:
-                self.addresses[self._read_address(tensor)] = CLASSES[self._finished]
+                self.addresses[self._read_address(tensor)] = CLASSES[self._finished_classes]
 
 
 def _is_wrapper(tensor: Any) -> bool:
@@ -252,16 +260,16 @@ def _is_wrapper(tensor: Any) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 
 
-class _Slots(dict[type, tuple[str, ...]]):
+class _SlotNames(dict[type, tuple[str, ...]]):
     """Maps a type to the names of the attributes that its objects have in slots."""
 
-    def __missing__(self, kind: type) -> tuple[str, ...]:
-        own = (vars(cls).get("__slots__", ()) for cls in type.__getattribute__(kind, "__mro__"))
-        self[kind] = names = tuple(name for each in own for name in ((each,) if isinstance(each, str) else each))
+    def __missing__(self, cls: type) -> tuple[str, ...]:
+        own = (vars(base).get("__slots__", ()) for base in type.__getattribute__(cls, "__mro__"))
+        self[cls] = names = tuple(name for each in own for name in ((each,) if isinstance(each, str) else each))
         return names
 
 
-def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
+def _registered_tensors(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
     """Yield the parameters or buffers that modules have registered."""
     for module in modules:
         registered = module.get(name)
@@ -269,7 +277,7 @@ def _values(modules: Iterable[Mapping[str, Any]], name: str) -> Iterator[Any]:
             yield from list(registered.values())
 
 
-def _optimized(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def _optimized_parameters(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     for optimizer in optimizers:
         for group in optimizer.get("param_groups") or ():
             yield from _tensors_in(group.get("params"), 1)
@@ -277,18 +285,18 @@ def _optimized(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
 
 def _gradient(tensor: Any) -> Any:
     """Return None without a gradient: reading that of the result of a differentiable function would warn."""
-    return _read(tensor, "grad") if _read(tensor, "is_leaf") else None
+    return _read_attribute(tensor, "grad") if _read_attribute(tensor, "is_leaf") else None
 
 
 def _with_gradients(tensors: Iterable[Any]) -> Iterator[Any]:
     """Yield the tensors that aren't results of differentiable functions, and their gradients."""
     for tensor in tensors:
-        if _read(tensor, "is_leaf"):
+        if _read_attribute(tensor, "is_leaf"):
             yield tensor
-            yield _read(tensor, "grad")
+            yield _read_attribute(tensor, "grad")
 
 
-def _read(tensor: Any, name: str) -> Any:
+def _read_attribute(tensor: Any, name: str) -> Any:
     """Return an attribute; None for a tensor without it, such as one of a transformation that has ended."""
     try:
         return getattr(tensor, name, None)
@@ -296,7 +304,7 @@ def _read(tensor: Any, name: str) -> Any:
         return None
 
 
-def _states(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+def _optimizer_states(optimizers: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     for optimizer in optimizers:
         yield from _tensors_in(optimizer.get("state"), MAX_NESTING)
 
@@ -306,7 +314,7 @@ def _tensors_in(value: Any, nesting: int) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for one in value if nesting else ():
-            yield from _tensors_in(one, nesting - 1)
+        for item in value if nesting else ():
+            yield from _tensors_in(item, nesting - 1)
     elif hasattr(type(value), "untyped_storage"):
         yield value

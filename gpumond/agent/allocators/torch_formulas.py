@@ -27,16 +27,16 @@ LARGE_PAGE = 20 * MIB
 
 
 class DeviceStatistics(NamedTuple):
-    """The statistics of one device that are used. ``private``: bytes of private pools, None before 2.13."""
+    """The statistics of one device that are used. ``private_bytes``: bytes of private pools, None before 2.13."""
 
-    held: int
-    live: int
-    active: int
-    split: int
+    held_bytes: int
+    live_bytes: int
+    active_bytes: int
+    split_bytes: int
     segments: int
-    private: int | None
-    peak_held: int
-    peak_live: int
+    private_bytes: int | None
+    peak_held_bytes: int
+    peak_live_bytes: int
     ooms: int | None
     retries: int | None
     device_allocations: int | None
@@ -48,12 +48,12 @@ class DeviceStatistics(NamedTuple):
         allocations is then unknown, because it includes those of unmapped segments.
         """
         return self._replace(
-            held=max(0, self.held - unmapped.held),
-            live=max(0, self.live - unmapped.live),
-            active=max(0, self.active - unmapped.active),
-            split=max(0, self.split - unmapped.split),
-            private=None if self.private is None else max(0, self.private - unmapped.held),
-            live_allocations=None if unmapped.held else self.live_allocations,
+            held_bytes=max(0, self.held_bytes - unmapped.held_bytes),
+            live_bytes=max(0, self.live_bytes - unmapped.live_bytes),
+            active_bytes=max(0, self.active_bytes - unmapped.active_bytes),
+            split_bytes=max(0, self.split_bytes - unmapped.split_bytes),
+            private_bytes=None if self.private_bytes is None else max(0, self.private_bytes - unmapped.held_bytes),
+            live_allocations=None if unmapped.held_bytes else self.live_allocations,
         )
 
 
@@ -62,14 +62,14 @@ def current_value(stats: Stats, name: str) -> int:
     return int(found["all"]["current"]) if found else 0
 
 
-def device_statistics(stats: Stats, counted: bool = True) -> DeviceStatistics:
-    """Extract the statistics. ``counted``: the backend keeps the counters; the other backend leaves them at 0.
+def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatistics:
+    """Extract the statistics. ``has_counters``: the backend keeps the counters; the other backend leaves them at 0.
 
     Raises KeyError for the statistics of another allocator.
     """
     held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
     private = stats.get("reserved_bytes_by_private_pools")
-    counter = (stats if counted else {}).get
+    counter = (stats if has_counters else {}).get
     return DeviceStatistics(
         held["current"],
         live["current"],
@@ -83,11 +83,11 @@ def device_statistics(stats: Stats, counted: bool = True) -> DeviceStatistics:
         counter("num_alloc_retries"),
         counter("num_device_alloc"),
         counter("num_device_free"),
-        stats["allocation"]["all"]["current"] if counted else None,
+        stats["allocation"]["all"]["current"] if has_counters else None,
     )
 
 
-def from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclaimable:
+def reclaimable_from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclaimable:
     """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
 
     For the likely value, private pools are assumed to be as full as all pools together.
@@ -105,13 +105,15 @@ def from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclai
     return Reclaimable(low, max(low, cached - locked), high, "interval")
 
 
-def from_async_stats(statistics: DeviceStatistics) -> Reclaimable:
+def reclaimable_from_async_stats(statistics: DeviceStatistics) -> Reclaimable:
     """Return the bytes for cudaMallocAsync: the driver's pool returns unused memory in pieces of unknown size."""
-    cached = max(0, statistics.held - statistics.live)
+    cached = max(0, statistics.held_bytes - statistics.live_bytes)
     return Reclaimable(0, cached, cached, "interval")
 
 
-def from_snapshot(segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE) -> dict[int, Reclaimable]:
+def reclaimable_from_snapshot(
+    segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE
+) -> dict[int, Reclaimable]:
     """Return the bytes for the native allocator by device. Private pools return all or nothing; the rest is exact."""
     returned: defaultdict[int, int] = defaultdict(int)
     private: defaultdict[int, int] = defaultdict(int)
@@ -177,7 +179,7 @@ def pool_usage(uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable
     )
 
 
-SAVER, VLLM = "torch_memory_saver", "vllm.device_allocator.cumem"
+SAVER_MODULE, VLLM_MODULE = "torch_memory_saver", "vllm.device_allocator.cumem"
 
 Segments = Sequence[Mapping[str, Any]]
 
@@ -185,13 +187,13 @@ Segments = Sequence[Mapping[str, Any]]
 class UnmappedBytes(NamedTuple):
     """Bytes of the unmapped segments of one device, as PyTorch counts them."""
 
-    held: int = 0
-    live: int = 0
-    active: int = 0
-    split: int = 0
+    held_bytes: int = 0
+    live_bytes: int = 0
+    active_bytes: int = 0
+    split_bytes: int = 0
 
 
-NOTHING = UnmappedBytes()
+NO_UNMAPPED_BYTES = UnmappedBytes()
 
 
 class UnmappedSegments:
@@ -210,7 +212,7 @@ class UnmappedSegments:
         ``counters``: the allocator's counts of device allocations and frees. While they and the unmapped segments are
         equal, the segments are not read again.
         """
-        if SAVER not in sys.modules and _vllm_allocator() is None:
+        if SAVER_MODULE not in sys.modules and _vllm_allocator() is None:
             self.addresses = frozenset()
             return None
         if counters != self._counters and not self._reread(counters):
@@ -249,18 +251,23 @@ def unmapped_by_device(segments: Iterable[Mapping[str, Any]], addresses: frozens
     sums: dict[int, UnmappedBytes] = {}
     for segment in segments:
         if segment["address"] in addresses:
-            total, live, active = (int(segment[f"{name}_size"]) for name in ("total", "allocated", "active"))
-            split = total - active if live or active else 0
-            own = sums.get(segment["device"], NOTHING)
+            total, live_bytes, active_bytes = (
+                int(segment[f"{name}_size"]) for name in ("total", "allocated", "active")
+            )
+            split_bytes = total - active_bytes if live_bytes or active_bytes else 0
+            own = sums.get(segment["device"], NO_UNMAPPED_BYTES)
             sums[segment["device"]] = UnmappedBytes(
-                own.held + total, own.live + live, own.active + active, own.split + split
+                own.held_bytes + total,
+                own.live_bytes + live_bytes,
+                own.active_bytes + active_bytes,
+                own.split_bytes + split_bytes,
             )
     return sums
 
 
 def _vllm_allocator() -> Any:
     """Return the allocator, if the program has created it: ``get_instance()`` would create it."""
-    return getattr(getattr(sys.modules.get(VLLM), "CuMemAllocator", None), "instance", None)
+    return getattr(getattr(sys.modules.get(VLLM_MODULE), "CuMemAllocator", None), "instance", None)
 
 
 def _unmapped_by_vllm() -> Mapping[int, bool]:

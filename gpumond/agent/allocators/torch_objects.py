@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from gpumond.agent.imports import when_imported
+from gpumond.agent.imports import is_importing, when_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
     from weakref import WeakValueDictionary
 
-MODULE, OPTIMIZER, SCRIPT = "torch.nn.modules.module", "torch.optim.optimizer", "torch.jit._script"
-FILES = (MODULE, OPTIMIZER, SCRIPT)
+NN_MODULE, OPTIMIZER_MODULE, SCRIPT_MODULE = "torch.nn.modules.module", "torch.optim.optimizer", "torch.jit._script"
+HOOKED_MODULES = (NN_MODULE, OPTIMIZER_MODULE, SCRIPT_MODULE)
 
 
 class TorchObjects:
@@ -30,34 +30,36 @@ class TorchObjects:
     def __init__(self) -> None:
         self._modules: WeakValueDictionary[int, Any] | None = None
         self._optimizers: WeakValueDictionary[int, Any] | None = None
-        self._hooked: dict[str, ModuleType] = {}
+        self._hooked_modules: dict[str, ModuleType] = {}
         self._has_older = False
 
     def install(self) -> None:
         """Register with PyTorch, now or when the program imports it. Never imports it, and never raises."""
         try:
-            for name in FILES:
+            for name in HOOKED_MODULES:
                 module = sys.modules.get(name)
                 if module is None:
-                    when_imported(name, self.hook)
-                elif self._hooked.get(name) is not module and not _is_importing(module):
+                    when_imported(name, self.register_hooks)
+                elif self._hooked_modules.get(name) is not module and not is_importing(module):
                     self._has_older = True
-                    self.hook(module)
+                    self.register_hooks(module)
         except Exception:  # a version of the library that is not understood
             return
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """True if every module and optimizer is known."""
-        return self._registered() and not self._has_older
+        return self._is_registered() and not self._has_older
 
     @property
     def needs_search(self) -> bool:
         """True if only objects that are older than the registration are unknown."""
-        return self._registered() and self._has_older
+        return self._is_registered() and self._has_older
 
-    def _registered(self) -> bool:
-        return bool(self._hooked) and all(self._hooked.get(name) is sys.modules.get(name) for name in FILES)
+    def _is_registered(self) -> bool:
+        return bool(self._hooked_modules) and all(
+            self._hooked_modules.get(name) is sys.modules.get(name) for name in HOOKED_MODULES
+        )
 
     def add(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         """Add the objects of a search of the whole heap that began after `install`."""
@@ -69,12 +71,12 @@ class TorchObjects:
             self._has_older = False
 
     def modules(self) -> list[Any]:
-        return _living(self._modules)
+        return _existing_objects(self._modules)
 
     def optimizers(self) -> list[Any]:
-        return _living(self._optimizers)
+        return _existing_objects(self._optimizers)
 
-    def hook(self, module: ModuleType) -> None:
+    def register_hooks(self, module: ModuleType) -> None:
         """Register with a file of PyTorch that was imported."""
         name = module.__name__
         if self._modules is None:
@@ -83,31 +85,31 @@ class TorchObjects:
             self._modules, self._optimizers = WeakValueDictionary(), WeakValueDictionary()
         modules, optimizers = self._modules, self._optimizers
         loaded: Any = module
-        if name == MODULE:
+        if name == NN_MODULE:
             torch = loaded.torch
 
-            def registered(owner: Any, _: str, part: Any) -> None:
+            def registered(parent: Any, _: str, part: Any) -> None:
                 if not _is_compiling(torch):
-                    _add(modules, owner)
+                    _add(modules, parent)
 
-            def registered_module(owner: Any, _: str, part: Any) -> None:
+            def registered_module(parent: Any, _: str, part: Any) -> None:
                 if not _is_compiling(torch):
-                    _add(modules, owner)
+                    _add(modules, parent)
                     _add(modules, part)
 
             loaded.register_module_parameter_registration_hook(registered)
             loaded.register_module_buffer_registration_hook(registered)
             loaded.register_module_module_registration_hook(registered_module)
-            _report_calls(loaded.Module, "__setstate__", modules)  # of copies, and of modules from a file
-        elif name == OPTIMIZER:
-            _report_calls(loaded.Optimizer, "__init__", optimizers)
-            _report_calls(loaded.Optimizer, "__setstate__", optimizers)
+            _track_calls(loaded.Module, "__setstate__", modules)  # of copies, and of modules from a file
+        elif name == OPTIMIZER_MODULE:
+            _track_calls(loaded.Optimizer, "__init__", optimizers)
+            _track_calls(loaded.Optimizer, "__setstate__", optimizers)
         elif hasattr(loaded, "RecursiveScriptModule"):
-            _report_calls(loaded.RecursiveScriptModule, "__init__", modules)  # of `torch.jit.load`
-        self._hooked[name] = module
+            _track_calls(loaded.RecursiveScriptModule, "__init__", modules)  # of `torch.jit.load`
+        self._hooked_modules[name] = module
 
 
-def _report_calls(cls: Any, name: str, objects: Any) -> None:
+def _track_calls(cls: Any, name: str, objects: Any) -> None:
     """Wrap a method that prepares a new object."""
     from functools import wraps
 
@@ -138,14 +140,10 @@ def _add(objects: Any, new: Any) -> None:
         return
 
 
-def _living(objects: WeakValueDictionary[int, Any] | None) -> list[Any]:
+def _existing_objects(objects: WeakValueDictionary[int, Any] | None) -> list[Any]:
     """Return the objects that exist. The list of references is made at once: other threads add and remove some."""
-    found = () if objects is None else objects.valuerefs()
-    return [living for reference in found if (living := reference()) is not None]
-
-
-def _is_importing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    references = () if objects is None else objects.valuerefs()
+    return [existing for reference in references if (existing := reference()) is not None]
 
 
 TORCH_OBJECTS = TorchObjects()

@@ -26,8 +26,8 @@ class XpuAdapter(AllocatorAdapter):
     name = "torch"
     flush_step = "cache"
 
-    def __init__(self, torch: Any, sys: str = "/sys") -> None:
-        self._torch, self._xpu, self._c, self._sys = torch, torch.xpu, torch._C, sys
+    def __init__(self, torch: Any, sysfs: str = "/sys") -> None:
+        self._torch, self._xpu, self._c, self._sysfs = torch, torch.xpu, torch._C, sysfs
         self._uuids: dict[int, str | None] = {}
         if graph := getattr(torch.xpu, "XPUGraph", None):  # 2.11
             cuda.watch_captures(graph)
@@ -68,7 +68,7 @@ class XpuAdapter(AllocatorAdapter):
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:
-            self._uuids[ordinal] = intel_device_uuid(self._xpu.get_device_properties(ordinal), self._sys)
+            self._uuids[ordinal] = intel_device_uuid(self._xpu.get_device_properties(ordinal), self._sysfs)
         return self._uuids[ordinal]
 
 
@@ -78,10 +78,10 @@ def adapter() -> XpuAdapter | None:
     return XpuAdapter(torch) if getattr(torch._C, "_has_xpu", False) else None
 
 
-INTEL = 0x8086
+INTEL_VENDOR_ID = 0x8086
 
 
-def amd_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
+def amd_device_uuid(properties: Any, sysfs: str = "/sys") -> str | None:
     """Return the UUID of an AMD device. ROCm writes the sixteen digits of the unique id as text into the sixteen bytes
     of the UUID, if the device has a unique id.
     """
@@ -93,11 +93,11 @@ def amd_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
     if len(numbers) < 3:
         return None
     address = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
-    unique = _contents(f"{sys}/bus/pci/devices/{address}/unique_id").removeprefix("0x").lower()
+    unique = _read_text(f"{sysfs}/bus/pci/devices/{address}/unique_id").removeprefix("0x").lower()
     return f"AMD-{unique}" if re.fullmatch("[0-9a-f]{1,32}", unique) and unique.strip("0") else f"DRM-pci-{address}"
 
 
-def intel_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
+def intel_device_uuid(properties: Any, sysfs: str = "/sys") -> str | None:
     """Return the UUID of an Intel device.
 
     Intel's drivers build the UUID from numbers of two bytes (vendor, device, revision, PCI domain), the bus, device and
@@ -106,13 +106,13 @@ def intel_device_uuid(properties: Any, sys: str = "/sys") -> str | None:
     """
     uuid, device_id = _uuid(properties), getattr(properties, "device_id", None)
     vendor, device, _, domain = (int.from_bytes(uuid[at : at + 2], "little") for at in (0, 2, 4, 6))
-    if len(uuid) == 16 and vendor == INTEL and device_id in (None, device):
+    if len(uuid) == 16 and vendor == INTEL_VENDOR_ID and device_id in (None, device):
         address = f"{domain:04x}:{uuid[8]:02x}:{uuid[9]:02x}.{uuid[10]:x}"
-        return f"DRM-pci-{address}" if Path(f"{sys}/bus/pci/devices/{address}").exists() else None
+        return f"DRM-pci-{address}" if Path(f"{sysfs}/bus/pci/devices/{address}").exists() else None
     same_model = {
         file.parent.resolve().name
-        for file in map(Path, glob(f"{sys}/class/drm/*/device/device"))
-        if _number(file) == device_id and _number(file.with_name("vendor")) == INTEL
+        for file in map(Path, glob(f"{sysfs}/class/drm/*/device/device"))
+        if _read_hexadecimal(file) == device_id and _read_hexadecimal(file.with_name("vendor")) == INTEL_VENDOR_ID
     }
     return f"DRM-pci-{same_model.pop()}" if device_id is not None and len(same_model) == 1 else None
 
@@ -126,14 +126,14 @@ def _uuid(properties: Any) -> bytes:
         return b""
 
 
-def _number(path: Path) -> int | None:
+def _read_hexadecimal(path: Path) -> int | None:
     try:
-        return int(_contents(str(path)), 16)
+        return int(_read_text(str(path)), 16)
     except ValueError:
         return None
 
 
-def _contents(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read(64).strip()

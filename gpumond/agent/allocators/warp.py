@@ -47,11 +47,11 @@ def _uses_pool(device: Any) -> bool:
 
 def _usage(ordinal: int) -> PoolUsage | None:
     pool, uuid = cuda.default_pool(ordinal), cuda.device_uuid(ordinal)
-    amounts = None if pool is None else cuda.pool_bytes(pool)
+    pool_bytes = None if pool is None else cuda.mempool_bytes(pool)
     inside = allocator_counting_default_pool(ordinal, 0)
-    if uuid is None or not amounts or inside is None:
+    if uuid is None or not pool_bytes or inside is None:
         return None
-    return arena_pool("warp", uuid, amounts[1], amounts[1], inside=inside)
+    return arena_pool("warp", uuid, pool_bytes.used, pool_bytes.used, inside=inside)
 
 
 def _is_capturing() -> bool:

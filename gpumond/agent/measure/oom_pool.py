@@ -32,9 +32,9 @@ class OomPools:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._opened: list[OpenPool] = []
-        self._used: set[int] = set()
-        self._uses: Counter[str] = Counter()
+        self._open_pools: list[OpenPool] = []
+        self._used_indexes: set[int] = set()
+        self._use_counts: Counter[str] = Counter()
 
     def open(self, size_bytes: int, device: int | None) -> str:
         """Set the memory aside in the calling thread, and return an empty text or why there is none. Never raises."""
@@ -50,27 +50,27 @@ class OomPools:
             return "this PyTorch has no MemPool(use_on_oom=True)"
         except Exception as error:  # no room for it, or a build without pools
             return f"{type(error).__name__}: {str(error)[:160]}"
-        self._opened.append(OpenPool(pool, cuda.device_uuid(ordinal) or ""))
+        self._open_pools.append(OpenPool(pool, cuda.device_uuid(ordinal) or ""))
         return ""
 
-    def check(self) -> None:
+    def record_uses(self) -> None:
         """Record each pool that has come into use. Called before each report."""
-        for number, each in enumerate(self._opened):
-            used = _used_bytes(each.pool)
-            if used and number not in self._used:
-                self._used.add(number)
-                self._uses[each.device_uuid] += 1
-                OOMS.record_oom_pool(each.device_uuid or None, used, threading.main_thread().ident)
+        for index, open_pool in enumerate(self._open_pools):
+            used = _used_bytes(open_pool.pool)
+            if used and index not in self._used_indexes:
+                self._used_indexes.add(index)
+                self._use_counts[open_pool.device_uuid] += 1
+                OOMS.record_oom_pool(open_pool.device_uuid or None, used, threading.main_thread().ident)
             elif not used:
-                self._used.discard(number)
+                self._used_indexes.discard(index)
 
-    def with_uses(self, pools: Sequence[PoolUsage]) -> tuple[PoolUsage, ...]:
+    def add_uses(self, pools: Sequence[PoolUsage]) -> tuple[PoolUsage, ...]:
         """Return the pools, with the uses among the errors of PyTorch's."""
-        if not self._uses:
+        if not self._use_counts:
             return tuple(pools)
         return tuple(
-            replace(pool, ooms=(pool.ooms or 0) + self._uses[pool.device_uuid])
-            if pool.allocator == "torch" and self._uses[pool.device_uuid]
+            replace(pool, ooms=(pool.ooms or 0) + self._use_counts[pool.device_uuid])
+            if pool.allocator == "torch" and self._use_counts[pool.device_uuid]
             else pool
             for pool in pools
         )

@@ -16,70 +16,72 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
-from gpumond.agent.loaded_allocators import LOADED, collect
-from gpumond.agent.measure.steps import READ_SECONDS
+from gpumond.agent.loaded_allocators import ALLOCATORS, collect
+from gpumond.agent.measure.steps import READ_TIMEOUT_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import (
-    MAX_OOMS as KEPT,
-    OOM_POOLS,
+    MAX_OOM_POOLS,
+    MAX_OOMS,
+    AllocationSite,
     Call,
     LiveClasses,
     Oom,
+    OomDetection,
     OomPool,
     ScopeRetained,
-    Seen,
-    Site,
     ThreadStack,
 )
 
-WHOLE_SECONDS = 60.0
+FULL_RECORD_SECONDS = 60.0
 REPORTED_SECONDS = 600.0
 """Time for which reports contain a record, the first minute as a whole. The daemon counts it once, by its number."""
 
-SITES, SITE_CALLS = 5, 6
+MAX_SITES, MAX_SITE_CALLS = 5, 6
 """Number of sites in a record, and of their calls."""
 
-LAST_SEARCH_SECONDS = 1.0
+FINAL_SEARCH_SECONDS = 1.0
 """CPU time of a search for tensors outside modules, at the end of a program that did not handle its error. A program
 that goes on isn't searched: the list of its objects alone can take longer than the 50 ms that its call may be delayed.
 """
 MAX_RECORD_BYTES = 16 << 10
 """Longest record as JSON. A report contains one whole record, and has at most 64 KiB."""
 
-TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
-TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
+OOM_TYPES = frozenset(spec.oom_error for spec in ADAPTERS)
+OOM_TEXTS = tuple(text for spec in ADAPTERS for text in spec.oom_texts)
 """Compiled on the first error."""
 
-REQUEST = r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
-FREE = r"(?i)([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB) (?:is )?free"
-LIMIT = r"(?:limit set to: |current/max/try size = [^,]+, )([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+REQUEST_PATTERN = (
+    r"(?i)(?:allocat(?:e|ing)|out of memory allocating|failed to allocate):? ([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
+)
+FREE_PATTERN = r"(?i)([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB) (?:is )?free"
+LIMIT_PATTERN = r"(?:limit set to: |current/max/try size = [^,]+, )([\d,]+(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 """CuPy's limit of a pool, and RMM's maximum size of one."""
 XLA_DEVICE = r"GPU_(\d+)_bfc"
-FACTORS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-MAX_TEXT = 4096
+UNIT_BYTES = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+MAX_TEXT_CHARACTERS = 4096
 
 
 def is_oom(error: BaseException) -> bool:
     """Return whether an error of one of the libraries in ``ADAPTERS`` means that device memory is exhausted."""
     classes = type(error).__mro__
-    if any((cls.__module__.partition(".")[0], cls.__name__) in TYPES for cls in classes):
+    if any((cls.__module__.partition(".")[0], cls.__name__) in OOM_TYPES for cls in classes):
         return True
     names = {cls.__name__ for cls in classes}
-    return any(name in names and re.search(text, _text(error)) for name, text in TEXTS)
+    return any(name in names and re.search(text, _text(error)) for name, text in OOM_TEXTS)
 
 
 def request_bytes(error: BaseException) -> int | None:
     """Return the requested bytes, if the error states them."""
-    return _parse_size(REQUEST, error)
+    return _parse_size(REQUEST_PATTERN, error)
 
 
 def free_bytes(error: BaseException) -> int | None:
     """Return the free bytes of the device, if the error states them."""
-    return _parse_size(FREE, error)
+    return _parse_size(FREE_PATTERN, error)
 
 
-def allocator_of(error: BaseException) -> str:
+def raising_allocator(error: BaseException) -> str:
     """Return the name of the allocator that raised the error; empty if it is unknown."""
     packages = {cls.__module__.partition(".")[0] for cls in type(error).__mro__} - {"builtins"}
     for spec in ADAPTERS:
@@ -92,7 +94,7 @@ def allocator_of(error: BaseException) -> str:
     return ""
 
 
-def _device_of(error: BaseException) -> str | None:
+def _find_device(error: BaseException) -> str | None:
     """Return the device that the error's text states, else the only one that the program uses."""
     from gpumond.agent.allocators import cuda  # needed after an error only
 
@@ -103,15 +105,15 @@ def _device_of(error: BaseException) -> str | None:
 
 def _own_limit(allocator: str, device: str | None) -> int | None:
     """Return the limit that the program has set for an allocator on a device, None without one."""
-    limits = (LOADED.own_limits(adapter) for adapter in LOADED.known() if adapter.name == allocator)
+    limits = (ALLOCATORS.own_limits(adapter) for adapter in ALLOCATORS.adapters() if adapter.name == allocator)
     return next((own[device] for own in limits if device in own), None) if device else None
 
 
 def _parse_size(pattern: str, error: BaseException) -> int | None:
-    found = re.search(pattern, _text(error))
-    if found is None:
+    match = re.search(pattern, _text(error))
+    if match is None:
         return None
-    return int(float(found[1].replace(",", "")) * FACTORS[found[2].lower()])
+    return int(float(match[1].replace(",", "")) * UNIT_BYTES[match[2].lower()])
 
 
 class Details(NamedTuple):
@@ -122,7 +124,7 @@ class Details(NamedTuple):
     omitted_calls: int = 0
     threads: tuple[ThreadStack, ...] = ()
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
 
 
 NO_DETAILS = Details()
@@ -132,8 +134,8 @@ class OomRecords:
     """The newest out-of-memory snapshots of this process."""
 
     def __init__(self) -> None:
-        self.retaining: Callable[[], tuple[ScopeRetained, ...]] = tuple
-        self.scope: Callable[[], str] = str
+        self.retaining_scopes: Callable[[], tuple[ScopeRetained, ...]] = tuple
+        self.current_scope: Callable[[], str] = str
         self.open_scopes: Callable[[], tuple[str, ...]] = tuple
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -141,9 +143,9 @@ class OomRecords:
     def _forget(self) -> None:
         self._lock = threading.RLock()
         self._count = 0
-        self._recent: deque[Oom] = deque(maxlen=KEPT)
-        self._counted: dict[tuple[str, str], int] = {}
-        self._waiting: Oom | None = None
+        self._recent: deque[Oom] = deque(maxlen=MAX_OOMS)
+        self._last_counts: dict[tuple[str, str], int] = {}
+        self._unpublished: Oom | None = None
         """The record of an error that only a counter has shown so far."""
         self.rescues = self._retries = self._reported_retries = 0
 
@@ -171,20 +173,22 @@ class OomRecords:
         with self._lock:
             self.rescues += 1
 
-    def record_error(self, error: BaseException, seen: Seen) -> None:
+    def record_error(self, error: BaseException, seen: OomDetection) -> None:
         """Record an error, once, however many scopes and retries it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
         try:
             error._gpumond_saw = True  # type: ignore[attr-defined]
-            pools = LOADED.read(READ_SECONDS) or ()
+            pools = ALLOCATORS.read(READ_TIMEOUT_SECONDS) or ()
             devices = self._increased(pools, first_counts=True)
-            request = request_bytes(error)
-            details = _details(error, LAST_SEARCH_SECONDS if seen == "unhandled" else 0.0)
-            record = self._record(pools, devices, seen, request, self.scope(), details)
-            allocator, device = allocator_of(error), record.device_uuid or _device_of(error)
-            known = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
-            self._publish(replace(known, limit_bytes=_parse_size(LIMIT, error) or _own_limit(allocator, device)))
+            requested_bytes = request_bytes(error)
+            details = _details(error, FINAL_SEARCH_SECONDS if seen == "unhandled" else 0.0)
+            record = self._record(pools, devices, seen, requested_bytes, self.current_scope(), details)
+            allocator, device = raising_allocator(error), record.device_uuid or _find_device(error)
+            complete = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
+            self._publish(
+                replace(complete, limit_bytes=_parse_size(LIMIT_PATTERN, error) or _own_limit(allocator, device))
+            )
         except Exception:  # the program must receive its own error
             return
 
@@ -197,9 +201,9 @@ class OomRecords:
         """Record the error that ends the program, if it is one."""
         self._record_newest(getattr(sys, "last_value", None), "unhandled")
 
-    def _record_newest(self, error: BaseException | None, seen: Seen) -> bool:
+    def _record_newest(self, error: BaseException | None, seen: OomDetection) -> bool:
         """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
-        oom = next(filter(is_oom, causes(error)), None)
+        oom = next(filter(is_oom, error_chain(error)), None)
         if oom is None or getattr(oom, "_gpumond_saw", False):
             return False
         self.record_error(oom, seen)
@@ -213,7 +217,7 @@ class OomRecords:
             stack, omitted = stacks.of_thread(thread)
             details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
-            record = self._record(LOADED.read(READ_SECONDS) or (), devices, "oom_pool", size, "", details)
+            record = self._record(ALLOCATORS.read(READ_TIMEOUT_SECONDS) or (), devices, "oom_pool", size, "", details)
             self._publish(replace(record, allocator="torch"))
         except Exception:
             return
@@ -225,18 +229,18 @@ class OomRecords:
         next call, unless this is the ``last``: the error may be on its way to a function that records it.
         """
         devices = self._increased(pools, first_counts=False)
-        waiting, self._waiting = self._waiting, None
-        if (waiting or devices) and any(self._record_newest(error, "counter") for error in _errors_in_progress()):
-            if waiting is None:
+        unpublished, self._unpublished = self._unpublished, None
+        if (unpublished or devices) and any(self._record_newest(error, "counter") for error in _errors_in_progress()):
+            if unpublished is None:
                 devices = []
-            waiting = None
+            unpublished = None
         details = Details(classes=live_classes() if devices else ())
         records = [self._record(pools, [device], "counter", details=details) for device in devices]
         newest = records.pop() if records and not last else None
-        for record in (waiting, *records):
+        for record in (unpublished, *records):
             if record is not None:
                 self._publish(record)
-        self._waiting = newest
+        self._unpublished = newest
 
     def recent(self) -> tuple[Oom, ...]:
         """Return the records of the last ten minutes; only a new one, the newest, with its stacks and sites."""
@@ -245,7 +249,7 @@ class OomRecords:
             recent = [oom for oom in self._recent if now - oom.at < REPORTED_SECONDS]
         return tuple(
             oom
-            if oom is recent[-1] and now - oom.at < WHOLE_SECONDS
+            if oom is recent[-1] and now - oom.at < FULL_RECORD_SECONDS
             else replace(oom, stack=(), omitted_calls=0, threads=(), sites=())
             for oom in recent
         )
@@ -259,35 +263,37 @@ class OomRecords:
         with self._lock:
             for pool in pools:
                 key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
-                if count > self._counted.get(key, 0 if first_counts else count):
+                if count > self._last_counts.get(key, 0 if first_counts else count):
                     increased.append(pool.device_uuid)
-                self._counted[key] = count
+                self._last_counts[key] = count
         return list(dict.fromkeys(increased))
 
     def _record(
         self,
         pools: Sequence[PoolUsage],
         devices: Sequence[str],
-        seen: Seen,
-        request: int | None = None,
+        seen: OomDetection,
+        requested_bytes: int | None = None,
         scope: str = "",
         details: Details = NO_DETAILS,
     ) -> Oom:
         """Return a record without its number."""
-        largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:OOM_POOLS]
-        only = {pool.device_uuid for pool in pools} if not devices else set(devices)
-        device = only.pop() if len(only) == 1 else None
+        largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:MAX_OOM_POOLS]
+        device_uuids = {pool.device_uuid for pool in pools} if not devices else set(devices)
+        device = device_uuids.pop() if len(device_uuids) == 1 else None
         return Oom(
             number=0,
             at=time.time(),
             seen=seen,
             device_uuid=device,
-            request_bytes=request,
+            request_bytes=requested_bytes,
             scope=scope,
             pools=tuple(
-                _shown(pool, pool.live_bytes, details.largest_free) for pool in largest if pool.live_bytes is not None
+                _oom_pool(pool, pool.live_bytes, details.largest_free)
+                for pool in largest
+                if pool.live_bytes is not None
             ),
-            scopes=self.retaining(),
+            scopes=self.retaining_scopes(),
             open_scopes=self.open_scopes(),
             stack=details.stack,
             omitted_calls=details.omitted_calls,
@@ -299,11 +305,11 @@ class OomRecords:
     def _publish(self, record: Oom) -> None:
         """Add a record. One that waits is of the same error: the counter was read before the error arrived."""
         with self._lock:
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None and record.device_uuid is None:
-                record = replace(record, device_uuid=waiting.device_uuid)
+            unpublished, self._unpublished = self._unpublished, None
+            if unpublished is not None and record.device_uuid is None:
+                record = replace(record, device_uuid=unpublished.device_uuid)
             self._count += 1
-            self._recent.append(_bounded(replace(record, number=self._count)))
+            self._recent.append(_shorten(replace(record, number=self._count)))
 
 
 OOMS = OomRecords()
@@ -318,9 +324,9 @@ def _details(error: BaseException, search_seconds: float) -> Details:
     return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
 
 
-def _bounded(record: Oom) -> Oom:
+def _shorten(record: Oom) -> Oom:
     """Remove the largest parts until the record is short enough."""
-    steps: tuple[dict[str, Any], ...] = (
+    reductions: tuple[dict[str, Any], ...] = (
         {},
         {"threads": ()},
         {"sites": record.sites[:2]},
@@ -328,8 +334,8 @@ def _bounded(record: Oom) -> Oom:
         {"sites": ()},
         {"stack": ()},
     )
-    for shorter in steps:
-        record = replace(record, **shorter)
+    for reduction in reductions:
+        record = replace(record, **reduction)
         if len(to_json(record)) <= MAX_RECORD_BYTES:
             break
     return record
@@ -340,11 +346,11 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
 
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
-    trackers = (adapter for adapter in LOADED.known() if isinstance(adapter, TensorTracking))
-    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:OOM_POOLS])
+    trackers = (adapter for adapter in ALLOCATORS.adapters() if isinstance(adapter, TensorTracking))
+    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:MAX_OOM_POOLS])
 
 
-def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
+def _oom_pool(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
     return OomPool(
         allocator=pool.allocator,
         device_uuid=pool.device_uuid,
@@ -357,29 +363,29 @@ def _shown(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], in
 
 def _largest_free() -> dict[tuple[str, str], int]:
     """Return the largest free block by allocator and device, for the adapters that know it."""
-    found: dict[tuple[str, str], int] = {}
-    for adapter in LOADED.adapters():
-        found.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
-    return found
+    largest_free: dict[tuple[str, str], int] = {}
+    for adapter in ALLOCATORS.find_adapters():
+        largest_free.update(((adapter.name, uuid), size) for uuid, size in adapter.largest_free_bytes().items())
+    return largest_free
 
 
-def _live_sites() -> tuple[Site, ...]:
+def _live_sites() -> tuple[AllocationSite, ...]:
     """Return the sites that keep most memory, of all allocators whose history is recorded."""
-    adapters = [adapter for adapter in LOADED.adapters() if isinstance(adapter, HistoryRecording)]
-    found = [site for adapter in adapters for site in adapter.live_sites()]
-    found.sort(key=lambda site: -site.size_bytes)
-    return tuple(replace(site, calls=site.calls[:SITE_CALLS]) for site in found[:SITES])
+    adapters = [adapter for adapter in ALLOCATORS.find_adapters() if isinstance(adapter, HistoryRecording)]
+    live_sites = [site for adapter in adapters for site in adapter.live_sites()]
+    live_sites.sort(key=lambda site: -site.size_bytes)
+    return tuple(replace(site, calls=site.calls[:MAX_SITE_CALLS]) for site in live_sites[:MAX_SITES])
 
 
-def causes(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+def error_chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
     """Yield the error, its causes and the errors of a group, each after those that it caused, and not ``until``."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        cause = waiting.pop()
-        if cause is not None and cause is not until and id(cause) not in seen:
-            seen.add(id(cause))
-            waiting += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
+    yielded: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        cause = pending.pop()
+        if cause is not None and cause is not until and id(cause) not in yielded:
+            yielded.add(id(cause))
+            pending += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
             yield cause
 
 
@@ -392,6 +398,6 @@ def _errors_in_progress() -> Iterator[BaseException | None]:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:MAX_TEXT]
+        return str(error)[:MAX_TEXT_CHARACTERS]
     except Exception:
         return ""

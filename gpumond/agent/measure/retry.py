@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from gpumond.agent.allocators.borrowing import BORROWING
 from gpumond.agent.measure import is_async, refuse_generators
-from gpumond.agent.measure.oom_record import OOMS, causes, is_oom, request_bytes
+from gpumond.agent.measure.oom_record import OOMS, error_chain, is_oom, request_bytes
 
-F = TypeVar("F", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Shrink = Callable[..., "tuple[Any, ...] | dict[str, Any] | None"]
 Flush = Callable[[], object]
 
@@ -31,8 +31,8 @@ def check_retry(shrink: object, attempts: object, gc: object, borrow: object) ->
 
 
 def wrap_retry(
-    function: F, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
-) -> F:
+    function: FunctionT, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
+) -> FunctionT:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
     ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
@@ -44,32 +44,32 @@ def wrap_retry(
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+            attempts_state = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
             while True:
                 try:
-                    result = await function(*call.args, **call.kwargs)
+                    result = await function(*attempts_state.args, **attempts_state.kwargs)
                     break
                 except Exception as error:
-                    if not call.try_again(error):
+                    if not attempts_state.try_again(error):
                         raise
-                call.prepare()
-            call.record_success()
+                attempts_state.prepare()
+            attempts_state.record_success()
             return result
 
         return async_wrapper  # type: ignore[return-value]
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+        attempts_state = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
         while True:
             try:
-                result = function(*call.args, **call.kwargs)
+                result = function(*attempts_state.args, **attempts_state.kwargs)
                 break
             except Exception as error:
-                if not call.try_again(error):
+                if not attempts_state.try_again(error):
                     raise
-            call.prepare()  # here Python has released the error and the objects that its frames hold
-        call.record_success()
+            attempts_state.prepare()  # here Python has released the error and the objects that its frames hold
+        attempts_state.record_success()
         return result
 
     return wrapper  # type: ignore[return-value]
@@ -89,12 +89,12 @@ class _Attempts:
         borrow: bool,
     ) -> None:
         self.args, self.kwargs = args, kwargs
-        self._shrink, self._left = shrink, attempts - 1
+        self._shrink, self._remaining_attempts = shrink, attempts - 1
         self._flush, self._last_flush = flush, last_flush
-        self._handled = sys.exc_info()[1]
-        self._again = 0
+        self._error_of_caller = sys.exc_info()[1]
+        self._retry_count = 0
         self._may_borrow = borrow
-        self._short: int | None = None
+        self._missing_bytes: int | None = None
         """The bytes to request before the next attempt, None for no request."""
 
     def try_again(self, error: Exception) -> bool:
@@ -103,40 +103,40 @@ class _Attempts:
         """
         if not is_oom(error):
             return False
-        again = self._may_borrow or self._left > 0
-        if again:
+        may_retry = self._may_borrow or self._remaining_attempts > 0
+        if may_retry:
             # Before the record, which takes time: a report in between must not have the error without its retry.
             OOMS.add_retry()
         OOMS.record_error(error, "retry")  # before `shrink`, which may free memory
-        if not again:
+        if not may_retry:
             return False
         if self._may_borrow:
-            self._may_borrow, self._short = False, request_bytes(error)
+            self._may_borrow, self._missing_bytes = False, request_bytes(error)
         else:
-            again = False
+            may_retry = False
             try:
-                again = self._shrink_arguments()
+                may_retry = self._shrink_arguments()
             finally:
-                if not again:
+                if not may_retry:
                     OOMS.withdraw_retry()
-            if not again:
+            if not may_retry:
                 return False
-            self._left -= 1
-        self._again += 1
-        clear_frames(error, self._handled)
+            self._remaining_attempts -= 1
+        self._retry_count += 1
+        clear_frames(error, self._error_of_caller)
         return True
 
     def prepare(self) -> None:
         try:
-            (self._flush if self._left else self._last_flush)()
+            (self._flush if self._remaining_attempts else self._last_flush)()
         except Exception:  # the next attempt will raise the cause
             pass
-        if self._short is not None:
-            BORROWING.request(OOMS.newest_device(), self._short)
-            self._short = None
+        if self._missing_bytes is not None:
+            BORROWING.request(OOMS.newest_device(), self._missing_bytes)
+            self._missing_bytes = None
 
     def record_success(self) -> None:
-        if self._again:
+        if self._retry_count:
             OOMS.add_rescue()
 
     def _shrink_arguments(self) -> bool:
@@ -162,11 +162,11 @@ def clear_frames(error: BaseException, until: BaseException | None) -> None:
 
     ``until``: the exception that was being handled before the call; it belongs to the caller.
     """
-    for cause in causes(error, until):
-        at, cause.__traceback__ = cause.__traceback__, None
-        while at is not None:
+    for cause in error_chain(error, until):
+        traceback, cause.__traceback__ = cause.__traceback__, None
+        while traceback is not None:
             try:
-                at.tb_frame.clear()
+                traceback.tb_frame.clear()
             except RuntimeError:  # a frame that still runs
                 pass
-            at = at.tb_next
+            traceback = traceback.tb_next

@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from gpumond.agent.allocators.borrowing import BORROWING
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 from gpumond.agent.measure import is_async, refuse_generators
 from gpumond.agent.measure.oom_record import OOMS, is_oom, request_bytes
-from gpumond.agent.measure.steps import NOTHING, UsageByDevice, read_usage
+from gpumond.agent.measure.steps import NO_USAGE, UsageByDevice, read_usage
 from gpumond.facts.program import MAX_SCOPES, OTHER, ByteChange, ScopeDevice, ScopeRetained, ScopeUsage
 
-F = TypeVar("F", bound=Callable[..., Any])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-MAX_PART = 64
-MAX_NAME = 128
-_PART = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
+MAX_NAME_PART_CHARACTERS = 64
+MAX_NAME_CHARACTERS = 128
+_NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 MAX_RECORDED_SCOPES = 8
 """Number of scopes in an out-of-memory snapshot."""
 
@@ -38,8 +38,10 @@ def check_arguments(name: object, flush: object, gc: object, borrow: object) -> 
     """Raise TypeError or ValueError for wrong arguments of `gpumond.agent.scope`."""
     if not isinstance(name, str):
         raise TypeError(f"scope: expected str, got {type(name).__name__}")
-    if not 1 <= len(name) <= MAX_PART or not _PART.issuperset(name):
-        raise ValueError(f"scope: expected 1 to {MAX_PART} characters of [A-Za-z0-9._/-], got {name!r:.80}")
+    if not 1 <= len(name) <= MAX_NAME_PART_CHARACTERS or not _NAME_CHARACTERS.issuperset(name):
+        raise ValueError(
+            f"scope: expected 1 to {MAX_NAME_PART_CHARACTERS} characters of [A-Za-z0-9._/-], got {name!r:.80}"
+        )
     for argument, value in (("flush", flush), ("gc", gc), ("borrow", borrow)):
         if not isinstance(value, bool):
             raise TypeError(f"scope: {argument}: expected bool, got {type(value).__name__}")
@@ -66,7 +68,7 @@ class Block:
         self.name: str = name if parent is None else f"{parent.name}/{name}"
         self.parent = parent
         self.before: UsageByDevice | None = None
-        self.most: dict[str, int] = {}
+        self.sampled_peaks: dict[str, int] = {}
         self.retained: dict[str, int] | None = None
         self.peaks: dict[str, ScopePeak] | None = None
         self.retries: int | None = None
@@ -84,8 +86,8 @@ class Block:
         return None if self.peaks is None else {device: peak.low for device, peak in self.peaks.items()}
 
     def sample(self, usage: UsageByDevice) -> None:
-        for device, level in usage.items():
-            self.most[device] = max(self.most.get(device, 0), level.live_bytes)
+        for device, device_usage in usage.items():
+            self.sampled_peaks[device] = max(self.sampled_peaks.get(device, 0), device_usage.live_bytes)
 
     def end(self, after: UsageByDevice | None) -> None:
         before = self.before
@@ -94,17 +96,22 @@ class Block:
         self.sample(after)
         devices = {*before, *after}
         self.retained = {
-            device: after.get(device, NOTHING).live_bytes - before.get(device, NOTHING).live_bytes for device in devices
+            device: after.get(device, NO_USAGE).live_bytes - before.get(device, NO_USAGE).live_bytes
+            for device in devices
         }
-        self.peaks = {device: self._peak(device, before, after) for device in devices}
-        self.retries = sum(level.retries for level in after.values()) - sum(level.retries for level in before.values())
+        self.peaks = {device: self._measure_peak(device, before, after) for device in devices}
+        self.retries = sum(device_usage.retries for device_usage in after.values()) - sum(
+            device_usage.retries for device_usage in before.values()
+        )
 
-    def _peak(self, device: str, before: UsageByDevice, after: UsageByDevice) -> ScopePeak:
-        first, last = before.get(device, NOTHING), after.get(device, NOTHING)
-        low = self.most.get(device, 0)
+    def _measure_peak(self, device: str, before: UsageByDevice, after: UsageByDevice) -> ScopePeak:
+        first, last = before.get(device, NO_USAGE), after.get(device, NO_USAGE)
+        low = self.sampled_peaks.get(device, 0)
         if first.peak_bytes is None or last.peak_bytes is None:
             return ScopePeak(low, None)
-        reached = last.alone and first.alone and last.peak_bytes != first.peak_bytes  # lower: reset within the block
+        reached = (
+            last.is_only_pool and first.is_only_pool and last.peak_bytes != first.peak_bytes
+        )  # lower: reset within the block
         bound = last.peak_bytes if last.peak_bytes >= first.peak_bytes else None
         return ScopePeak(max(low, last.peak_bytes) if reached else low, bound)
 
@@ -129,22 +136,24 @@ class Scope:
         SCOPE_TOTALS.begin(block)
         return block
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         block = self._blocks.pop()
-        oom = error is not None and is_oom(error)
-        if oom and error is not None:
+        is_out_of_memory = error is not None and is_oom(error)
+        if is_out_of_memory and error is not None:
             OOMS.record_error(error, "scope")
         _current.set(block.parent)
-        SCOPE_TOTALS.finish(block, oom)
-        if oom and error is not None and self._borrow is not None:
-            self._request(error, self._borrow)
+        SCOPE_TOTALS.finish(block, is_out_of_memory)
+        if is_out_of_memory and error is not None and self._borrow is not None:
+            self._request_room(error, self._borrow)
         if self._flush is not None:
             try:
                 self._flush()
             except Exception:  # the outcome of the block matters, not that of the flush
                 pass
 
-    def _request(self, error: BaseException, flush: Callable[[], object]) -> None:
+    def _request_room(self, error: BaseException, flush: Callable[[], object]) -> None:
         """Request room for the caller's next attempt: a block cannot be repeated."""
         try:
             flush()
@@ -152,7 +161,7 @@ class Scope:
         except Exception:  # the program must receive its own error
             pass
 
-    def __call__(self, function: F) -> F:
+    def __call__(self, function: FunctionT) -> FunctionT:
         refuse_generators("scope", function)
         if self._borrow is not None:
             from gpumond.agent.measure.retry import wrap_retry  # needed by such scopes only
@@ -162,18 +171,18 @@ class Scope:
         if is_async(function):
 
             @functools.wraps(function)
-            async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
                 with Scope(self._name, self._flush):
                     return await function(*args, **kwargs)
 
-            return awaiting  # type: ignore[return-value]
+            return async_wrapper  # type: ignore[return-value]
 
         @functools.wraps(function)
-        def calling(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with Scope(self._name, self._flush):
                 return function(*args, **kwargs)
 
-        return calling  # type: ignore[return-value]
+        return wrapper  # type: ignore[return-value]
 
 
 class DeviceTotal:
@@ -187,9 +196,9 @@ class ScopeTotal:
         self.entries = self.ooms = self.retries = self.unmeasured = 0
         self.devices: dict[str, DeviceTotal] = {}
 
-    def add(self, block: Block, oom: bool) -> None:
+    def add(self, block: Block, is_out_of_memory: bool) -> None:
         self.entries += 1
-        self.ooms += oom
+        self.ooms += is_out_of_memory
         if block.retained is None or block.peaks is None:
             self.unmeasured += 1
             return
@@ -243,13 +252,13 @@ class Scopes:
         with self._lock:
             self._open.add(block)
 
-    def finish(self, block: Block, oom: bool) -> None:
+    def finish(self, block: Block, is_out_of_memory: bool) -> None:
         for end in block.annotations:
             end()
         block.end(read_usage())
         with self._lock:
             self._open.discard(block)
-            self._total_of(block.name).add(block, oom)
+            self._total_of(block.name).add(block, is_out_of_memory)
 
     @property
     def has_open_blocks(self) -> bool:
@@ -265,23 +274,25 @@ class Scopes:
         with self._lock:
             return tuple(total.usage(name) for name, total in self._totals.items())
 
-    def retaining(self) -> tuple[ScopeRetained, ...]:
+    def retaining_scopes(self) -> tuple[ScopeRetained, ...]:
         """Return the scopes that keep most bytes, without open blocks."""
-        found = [
+        scopes = [
             ScopeRetained(scope.name, ByteChange(sum(device.retained_bytes for device in scope.devices)))
             for scope in self.usage()
         ]
-        retaining = sorted((scope for scope in found if scope.retained_bytes), key=lambda scope: -scope.retained_bytes)
+        retaining = sorted((scope for scope in scopes if scope.retained_bytes), key=lambda scope: -scope.retained_bytes)
         return tuple(retaining[:MAX_RECORDED_SCOPES])
 
-    def open_names(self) -> tuple[str, ...]:
+    def open_scopes(self) -> tuple[str, ...]:
         """Return the names of the blocks that have begun and not ended, in all threads."""
         with self._lock:
-            return tuple(sorted({_shown_name(block) for block in self._open})[:MAX_RECORDED_SCOPES])
+            return tuple(sorted({_reported_name(block) for block in self._open})[:MAX_RECORDED_SCOPES])
 
     def _total_of(self, name: str) -> ScopeTotal:
-        known = self._totals.get(name)
-        if known is None and (len(self._totals) - (OTHER in self._totals) >= MAX_SCOPES or len(name) > MAX_NAME):
+        total = self._totals.get(name)
+        if total is None and (
+            len(self._totals) - (OTHER in self._totals) >= MAX_SCOPES or len(name) > MAX_NAME_CHARACTERS
+        ):
             name = OTHER
         return self._totals.setdefault(name, ScopeTotal())
 
@@ -295,7 +306,7 @@ def _begin_annotations(name: str) -> list[Callable[[], object]]:
     if events is not None and events._get_running_loop() is not None:
         return []
     try:
-        return [end for adapter in LOADED.adapters() if (end := adapter.annotate(name)) is not None]
+        return [end for adapter in ALLOCATORS.find_adapters() if (end := adapter.annotate(name)) is not None]
     except Exception:  # an error of the library, which the program did not call
         return []
 
@@ -306,12 +317,16 @@ _current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)
 def scope_name() -> str:
     """Return the name of the caller's innermost block; empty outside."""
     block = _current.get()
-    return "" if block is None else _shown_name(block)
+    return "" if block is None else _reported_name(block)
 
 
-def _shown_name(block: Block) -> str:
-    return block.name if len(block.name) <= MAX_NAME else OTHER
+def _reported_name(block: Block) -> str:
+    return block.name if len(block.name) <= MAX_NAME_CHARACTERS else OTHER
 
 
 SCOPE_TOTALS = Scopes()
-OOMS.retaining, OOMS.scope, OOMS.open_scopes = SCOPE_TOTALS.retaining, scope_name, SCOPE_TOTALS.open_names
+OOMS.retaining_scopes, OOMS.current_scope, OOMS.open_scopes = (
+    SCOPE_TOTALS.retaining_scopes,
+    scope_name,
+    SCOPE_TOTALS.open_scopes,
+)

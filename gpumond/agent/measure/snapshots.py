@@ -16,20 +16,20 @@ from dataclasses import replace
 from functools import partial
 
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.loaded_allocators import LOADED
-from gpumond.facts.messages import clean
+from gpumond.agent.loaded_allocators import ALLOCATORS
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Dump
 
 MAX_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
-REQUEST_SECONDS = 10.0
+REQUEST_INTERVAL_SECONDS = 10.0
 """Shortest time between two requests of the daemon."""
 
 MAX_FILES = 4
 """Number of files that this process keeps for requests of the daemon; the oldest are removed."""
 
 
-def checked_path(path: object) -> str:
+def check_path(path: object) -> str:
     """Return the argument of `gpumond.agent.snapshot` as text. Raises TypeError and ValueError."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"snapshot: path: expected str or PathLike, got {type(path).__name__}")
@@ -41,51 +41,58 @@ def checked_path(path: object) -> str:
     return name
 
 
-def write(path: str, max_bytes: int = MAX_BYTES, guarded: bool = False) -> Dump:
+def write(path: str, max_bytes: int = MAX_BYTES, must_be_fast: bool = False) -> Dump:
     """Write the snapshot of the first allocator that has one. Never raises: ``reason`` explains a missing file."""
     reasons = []
-    for adapter in LOADED.adapters():
-        if not adapter.suffix:
+    for adapter in ALLOCATORS.find_adapters():
+        if not adapter.snapshot_suffix:
             continue
         try:
-            return Dump(adapter.name, path, _write(partial(adapter.dump, guarded=guarded), path, max_bytes))
+            return Dump(adapter.name, path, _write(partial(adapter.dump, must_be_fast=must_be_fast), path, max_bytes))
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
-            return Dump(adapter.name, None, 0, clean(f"{type(error).__name__}: {error}"))
-    return Dump(None, None, 0, clean("; ".join(reasons) or "no allocator of this program can write a snapshot"))
+            return Dump(adapter.name, None, 0, printable_text(f"{type(error).__name__}: {error}"))
+    return Dump(
+        None, None, 0, printable_text("; ".join(reasons) or "no allocator of this program can write a snapshot")
+    )
 
 
 class RequestedSnapshots:
     """Snapshots that a user or administrator requests: in the user's directory, at a limited rate and number."""
 
     def __init__(self) -> None:
-        self._at = -REQUEST_SECONDS
-        self._last = 0
+        self._last_request_at = -REQUEST_INTERVAL_SECONDS
+        self._last_number = 0
         self._files: dict[int, str] = {}
 
     def write(self, workload: str) -> Dump:
         now = time.monotonic()
-        if now - self._at < REQUEST_SECONDS:
+        if now - self._last_request_at < REQUEST_INTERVAL_SECONDS:
             return Dump(
-                None, None, 0, f"too many requests: a program writes at most one snapshot in {REQUEST_SECONDS:g} s"
+                None,
+                None,
+                0,
+                f"too many requests: a program writes at most one snapshot in {REQUEST_INTERVAL_SECONDS:g} s",
             )
-        self._at = now
-        suffix = next((adapter.suffix for adapter in LOADED.adapters() if adapter.suffix), "")
-        return self._kept(workload, suffix, lambda path: write(path, guarded=True))
+        self._last_request_at = now
+        snapshot_suffix = next(
+            (adapter.snapshot_suffix for adapter in ALLOCATORS.find_adapters() if adapter.snapshot_suffix), ""
+        )
+        return self._write_kept_file(workload, snapshot_suffix, lambda path: write(path, must_be_fast=True))
 
-    def save(self, workload: str, suffix: str, allocator: str, fill: Callable[[str], object]) -> Dump:
-        """Write a file of a recording. ``fill`` writes to a path that can only be appended to. Never raises."""
+    def save(self, workload: str, snapshot_suffix: str, allocator: str, write_to: Callable[[str], object]) -> Dump:
+        """Write a file of a recording. ``write_to`` writes to a path that can only be appended to. Never raises."""
 
         def save(path: str) -> Dump:
             try:
-                return Dump(allocator, path, _write(fill, path, MAX_BYTES))
+                return Dump(allocator, path, _write(write_to, path, MAX_BYTES))
             except Exception as error:  # of the file system or the library
-                return Dump(allocator, None, 0, clean(f"{type(error).__name__}: {error}"))
+                return Dump(allocator, None, 0, printable_text(f"{type(error).__name__}: {error}"))
 
-        return self._kept(workload, suffix, save)
+        return self._write_kept_file(workload, snapshot_suffix, save)
 
-    def part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
+    def read_part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of a kept file, and its size. Raises OSError with the reason."""
         path = self._files.get(number)
         if path is None:
@@ -97,27 +104,27 @@ class RequestedSnapshots:
         finally:
             os.close(file)
 
-    def _kept(self, workload: str, suffix: str, write: Callable[[str], Dump]) -> Dump:
+    def _write_kept_file(self, workload: str, snapshot_suffix: str, write: Callable[[str], Dump]) -> Dump:
         try:
-            folder = directory()
+            folder = snapshot_directory()
         except OSError as error:
-            return Dump(None, None, 0, clean(f"no directory for the snapshot: {error}"))
-        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
+            return Dump(None, None, 0, printable_text(f"no directory for the snapshot: {error}"))
+        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{snapshot_suffix}"
         dump = write(os.path.join(folder, name))
         if dump.path is None:
             return dump
-        self._last += 1
-        self._files[self._last] = dump.path
+        self._last_number += 1
+        self._files[self._last_number] = dump.path
         for old in list(self._files)[:-MAX_FILES]:
             _remove(self._files.pop(old))
-        return replace(dump, id=self._last)
+        return replace(dump, id=self._last_number)
 
 
 def _file_name(workload: str) -> str:
     return "".join(each if each.isascii() and (each.isalnum() or each in "._") else "-" for each in workload[:64])
 
 
-def directory() -> str:
+def snapshot_directory() -> str:
     """Return a directory of this user alone: below XDG_STATE_HOME, the home, or TMPDIR. Raises OSError."""
     state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
     if state or home:
@@ -131,29 +138,29 @@ def directory() -> str:
     return folder
 
 
-def _write(fill: Callable[[str], object], path: str, max_bytes: int) -> int:
+def _write(write_to: Callable[[str], object], path: str, max_bytes: int) -> int:
     """Return the size. Raises OSError, FlushRefused, and errors of the library; the file does not exist then."""
-    partial = f"{path}.{os.getpid()}.partial"
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    partial_path = f"{path}.{os.getpid()}.partial"
+    file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            copy = _Copy(file, max_bytes)
+            copy = _PipeCopy(file, max_bytes)
             try:
-                fill(f"/proc/self/fd/{copy.inlet}")
+                write_to(f"/proc/self/fd/{copy.inlet}")
             finally:
                 copy.end()
         finally:
             os.close(file)
         if copy.failure is not None:
             raise copy.failure
-        os.replace(partial, path)
+        os.replace(partial_path, path)
         return copy.size
     except BaseException:
-        _remove(partial)
+        _remove(partial_path)
         raise
 
 
-class _Copy:
+class _PipeCopy:
     """A thread that copies from a pipe to a file. Bytes beyond the limit are read and dropped: closing the pipe early
     would send a signal that could end the program.
     """

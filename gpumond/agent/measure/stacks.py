@@ -11,10 +11,10 @@ from types import CodeType, FrameType
 
 import gpumond
 from gpumond.agent.allocators.adapters import ADAPTERS
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Call, ThreadStack
 
-ENDS = 16
+MAX_END_CALLS = 16
 """Number of innermost, and of outermost calls of a stack; those between them are omitted."""
 MAX_THREADS = 4
 THREAD_CALLS = 12
@@ -22,26 +22,26 @@ MAX_DEPTH = 512
 SEARCHED_THREADS, SEARCHED_CALLS = 64, 32
 MAX_FILE, MAX_FUNCTION = 160, 80
 
-OWN = os.path.join(os.path.dirname(os.path.abspath(gpumond.__file__)), "agent", "")
+AGENT_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(gpumond.__file__)), "agent", "")
 LIBRARIES = tuple(spec.library for spec in ADAPTERS if spec.library != "gpumond.agent.allocators.cuda")
 
 
 def of_error(error: BaseException) -> tuple[tuple[Call, ...], int]:
     """Return the calls that led to an error, innermost first, and the number of omitted ones."""
-    at = error.__traceback__
-    if at is None:
+    traceback = error.__traceback__
+    if traceback is None:
         return (), 0
-    outer = at.tb_frame.f_back
+    outer = traceback.tb_frame.f_back
     inner: list[tuple[CodeType, int]] = []
-    while at is not None and len(inner) < MAX_DEPTH:
-        inner.append((at.tb_frame.f_code, at.tb_lineno))
-        at = at.tb_next
-    return _shortened([*reversed(inner), *_walk(outer)])
+    while traceback is not None and len(inner) < MAX_DEPTH:
+        inner.append((traceback.tb_frame.f_code, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return _shorten([*reversed(inner), *_walk(outer)])
 
 
 def of_thread(ident: int | None) -> tuple[tuple[Call, ...], int]:
     """Return the present calls of another thread, innermost first, and the number of omitted ones."""
-    return _shortened(list(_walk(None if ident is None else sys._current_frames().get(ident))))
+    return _shorten(list(_walk(None if ident is None else sys._current_frames().get(ident))))
 
 
 def of_allocating_threads() -> tuple[ThreadStack, ...]:
@@ -54,9 +54,11 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
         depth = _library_depth(frame)
         if depth is not None:
             found.append((depth, names.get(ident, "unnamed"), frame))
-    found.sort(key=lambda one: one[:2])
+    found.sort(key=lambda entry: entry[:2])
     return tuple(
-        ThreadStack(clean(name)[:MAX_FUNCTION], tuple(_call(*at) for at in islice(_walk(frame), THREAD_CALLS)))
+        ThreadStack(
+            printable_text(name)[:MAX_FUNCTION], tuple(_call(*call) for call in islice(_walk(frame), THREAD_CALLS))
+        )
         for _, name, frame in found[:MAX_THREADS]
     )
 
@@ -81,14 +83,14 @@ def _walk(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
         frame = frame.f_back
 
 
-def _shortened(calls: list[tuple[CodeType, int]]) -> tuple[tuple[Call, ...], int]:
-    calls = [(code, line) for code, line in calls if not code.co_filename.startswith(OWN)]
-    omitted = max(0, len(calls) - 2 * ENDS)
+def _shorten(calls: list[tuple[CodeType, int]]) -> tuple[tuple[Call, ...], int]:
+    calls = [(code, line) for code, line in calls if not code.co_filename.startswith(AGENT_DIRECTORY)]
+    omitted = max(0, len(calls) - 2 * MAX_END_CALLS)
     if omitted:
-        calls = calls[:ENDS] + calls[-ENDS:]
+        calls = calls[:MAX_END_CALLS] + calls[-MAX_END_CALLS:]
     return tuple(_call(code, line) for code, line in calls), omitted
 
 
 def _call(code: CodeType, line: int) -> Call:
     function = getattr(code, "co_qualname", code.co_name)  # 3.11
-    return Call(clean(code.co_filename[-MAX_FILE:]), line, clean(function[-MAX_FUNCTION:]))
+    return Call(printable_text(code.co_filename[-MAX_FILE:]), line, printable_text(function[-MAX_FUNCTION:]))

@@ -12,68 +12,68 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, count
 from typing import NamedTuple
 
-from gpumond.agent.loaded_allocators import LOADED
+from gpumond.agent.loaded_allocators import ALLOCATORS
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import StepUsage
 
-READ_SECONDS = 0.01
+READ_TIMEOUT_SECONDS = 0.01
 """Longest wait for another reading to end. A flush takes longer, and is not waited for."""
 
 
 class DeviceUsage(NamedTuple):
     """The memory use on one device.
 
-    ``peak_bytes`` is the allocators' own peak since the start, None if one of them has none. ``alone``: there is one
-    pool only, so its peak is the device's.
+    ``peak_bytes`` is the allocators' own peak since the start, None if one of them has none. ``is_only_pool``: the
+    device has no other pool, so the pool's peak is the device's.
     """
 
     live_bytes: int = 0
     stranded_bytes: int = 0
     peak_bytes: int | None = 0
     retries: int = 0
-    alone: bool = True
+    is_only_pool: bool = True
 
 
-NOTHING = DeviceUsage()
-"""The level of a device on which nothing has been allocated yet."""
+NO_USAGE = DeviceUsage()
+"""The usage of a device on which nothing has been allocated yet."""
 
 UsageByDevice = Mapping[str, DeviceUsage]
 
 
 def usage_by_device(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
     """Return the usage by device. A pool inside another is counted there; one with unknown live bytes has none."""
-    found: dict[str, DeviceUsage] = {}
+    by_device: dict[str, DeviceUsage] = {}
     for pool in pools:
         if pool.inside is not None or pool.live_bytes is None:
             continue
-        level = DeviceUsage(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
-        before = found.get(pool.device_uuid)
-        found[pool.device_uuid] = level if before is None else _sum(before, level)
-    return found
+        usage = DeviceUsage(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
+        known = by_device.get(pool.device_uuid)
+        by_device[pool.device_uuid] = usage if known is None else _add_usage(known, usage)
+    return by_device
 
 
 def read_usage() -> dict[str, DeviceUsage] | None:
     """Return the current usage; None while a flush is in progress. Never raises."""
     try:
-        pools = LOADED.read(READ_SECONDS)
+        pools = ALLOCATORS.read(READ_TIMEOUT_SECONDS)
     except Exception:  # an error of an allocator, which the program did not call
         return None
     return None if pools is None else usage_by_device(pools)
 
 
-def _sum(one: DeviceUsage, other: DeviceUsage) -> DeviceUsage:
+def _add_usage(one: DeviceUsage, other: DeviceUsage) -> DeviceUsage:
     peaks = (one.peak_bytes, other.peak_bytes)
     return DeviceUsage(
         one.live_bytes + other.live_bytes,
         one.stranded_bytes + other.stranded_bytes,
         None if None in peaks else sum(peak or 0 for peak in peaks),
         one.retries + other.retries,
-        alone=False,
+        is_only_pool=False,
     )
 
 
-SAMPLE_SECONDS = 1.0
-WINDOW = 20
+SAMPLE_INTERVAL_SECONDS = 1.0
+TREND_SAMPLES = 20
 """Number of samples in a trend: 190 pairs, about 30 microseconds."""
 
 MIN_SAMPLES = 8
@@ -93,30 +93,30 @@ class StepCounter:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._numbers = count(1)
-        self.done = 0
-        self._sample_at = 0.0
+        self._step_numbers = count(1)
+        self.steps = 0
+        self._next_sample_at = 0.0
         self._first_retries: int | None = None
-        self._samples: deque[StepSample] = deque(maxlen=WINDOW)
+        self._samples: deque[StepSample] = deque(maxlen=TREND_SAMPLES)
 
     def mark(self) -> None:
-        self.done = next(self._numbers)
+        self.steps = next(self._step_numbers)
         now = time.monotonic()
-        if now >= self._sample_at:
-            self._sample_at = now + SAMPLE_SECONDS
+        if now >= self._next_sample_at:
+            self._next_sample_at = now + SAMPLE_INTERVAL_SECONDS
             self._sample(now)
 
     def usage(self) -> StepUsage | None:
         """Return None before the first step."""
         samples = tuple(self._samples)
-        if not self.done:
+        if not self.steps:
             return None
         if not samples:
-            return StepUsage(steps=self.done)
+            return StepUsage(steps=self.steps)
         last = samples[-1]
         retries = max(0, last.retries - (self._first_retries or 0))
         return StepUsage(
-            steps=self.done,
+            steps=self.steps,
             steps_per_second=_steps_per_second(samples),
             retained_bytes=trend(samples),
             live_bytes=last.live_bytes,
@@ -129,13 +129,13 @@ class StepCounter:
         if usage is None:
             return
         live, stranded, retries = (
-            sum(level.live_bytes for level in usage.values()),
-            sum(level.stranded_bytes for level in usage.values()),
-            sum(level.retries for level in usage.values()),
+            sum(device_usage.live_bytes for device_usage in usage.values()),
+            sum(device_usage.stranded_bytes for device_usage in usage.values()),
+            sum(device_usage.retries for device_usage in usage.values()),
         )
         if self._first_retries is None:
             self._first_retries = retries
-        self._samples.append(StepSample(self.done, now, live, stranded, retries))
+        self._samples.append(StepSample(self.steps, now, live, stranded, retries))
 
 
 def trend(samples: Sequence[StepSample]) -> float | None:

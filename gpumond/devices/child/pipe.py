@@ -58,14 +58,14 @@ class ReadResponse:
 
 
 Pids = tuple[tuple[int, ...], ...]
-Processes = Mapping[int, ProcessUsage]
+ProcessesByPid = Mapping[int, ProcessUsage]
 
 
 class ReadingChanges:
     """Either end of the pipe of one child. Both ends see all readings, in the same order."""
 
     def __init__(self) -> None:
-        self._before: Mapping[str, Processes] = {}
+        self._before: Mapping[str, ProcessesByPid] = {}
         """Processes of the previous reading by UUID and pid."""
 
     def encode(self, reading: Reading) -> tuple[Reading, Pids]:

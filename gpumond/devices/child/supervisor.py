@@ -22,12 +22,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from gpumond.devices import NOWHERE
+from gpumond.devices import NO_INDEX
 from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
-from gpumond.facts.units import backoff
+from gpumond.facts.units import backoff_seconds
 from gpumond.host.python_commands import module_command
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ TERMINATION_SECONDS = 0.3
 QUICK_RESTARTS = 3
 """Number of successive crashes after which a restart is delayed, or the device that causes them is excluded."""
 MAX_RETRY_SECONDS = 30.0
-LEFT_OUT_SECONDS = 5.0
-MAX_LEFT_OUT_SECONDS = 600.0
+EXCLUSION_SECONDS = 5.0
+MAX_EXCLUSION_SECONDS = 600.0
 """Longest time for which a device is excluded.
 
 After a crash, the time doubles with each attempt. After a hang, the device is queried again when the call has returned,
@@ -72,7 +72,7 @@ class DriverProcess:
     def __init__(self, source: str, environ: Mapping[str, str] | None = None) -> None:
         self._place = os.memfd_create("place", 0)
         try:
-            DevicePosition(self._place).set_index(NOWHERE)
+            DevicePosition(self._place).set_index(NO_INDEX)
             self.process = subprocess.Popen(
                 [*module_command("gpumond.devices.child.worker"), str(self._place), source],
                 stdin=subprocess.PIPE,
@@ -125,7 +125,7 @@ class DriverProcess:
         return self.process.poll() is not None
 
 
-async def end(children: Iterable[DriverProcess]) -> bool:
+async def end_processes(children: Iterable[DriverProcess]) -> bool:
     """Hang up, wait, send SIGTERM, wait again: less than a second, never SIGKILL. Returns True if all have exited."""
     children = tuple(children)
     for child in children:
@@ -215,7 +215,7 @@ class Supervisor:
         detail = f"detached from the driver for {seconds:g} s"
         self._set_state(up=False, responsive=True, reason=RELEASED, detail=detail)
         self._schedule(seconds, self._spawn)
-        gone = await end(children)
+        gone = await end_processes(children)
         if not gone:
             detail += "; a process that hangs in a driver call still uses the driver"
             self._set_state(up=False, responsive=False, reason=RELEASED, detail=detail)
@@ -226,7 +226,7 @@ class Supervisor:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        await end(self._hang_up_all())
+        await end_processes(self._hang_up_all())
 
     def _hang_up_all(self) -> list[DriverProcess]:
         children = [*self._abandoned, *([self._child] if self._child else [])]
@@ -299,7 +299,7 @@ class Supervisor:
         log.warning("device %d (%s) is excluded, because the driver %s when reading it", index, uuid, problem)
         self._excluded[device] = child
         crashes = self._times_left_out[uuid]
-        seconds = MAX_LEFT_OUT_SECONDS if child else backoff(LEFT_OUT_SECONDS, crashes, MAX_LEFT_OUT_SECONDS)
+        seconds = MAX_EXCLUSION_SECONDS if child else backoff_seconds(EXCLUSION_SECONDS, crashes, MAX_EXCLUSION_SECONDS)
         self._times_left_out[uuid] += 1
         asyncio.get_running_loop().call_later(seconds, self._try_again, device)
         return True
@@ -308,7 +308,7 @@ class Supervisor:
         if len(self._abandoned) < MAX_ABANDONED:
             self._excluded.pop(device, None)
         elif device in self._excluded and not self._stopped:
-            asyncio.get_running_loop().call_later(MAX_LEFT_OUT_SECONDS, self._try_again, device)
+            asyncio.get_running_loop().call_later(MAX_EXCLUSION_SECONDS, self._try_again, device)
 
     def _replace(self) -> None:
         """Abandon the hung child and start another one, unless the limit of hung children is reached."""
@@ -401,7 +401,7 @@ class Supervisor:
         if child.request is not None:
             child.request.finish(None)
         if child.unavailable:
-            delay = backoff(1.0, self._failures, MAX_RETRY_SECONDS)
+            delay = backoff_seconds(1.0, self._failures, MAX_RETRY_SECONDS)
         else:
             detail = f"the driver process exited with {child.process.poll()}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
@@ -413,7 +413,7 @@ class Supervisor:
         self._schedule(delay, self._spawn)
 
     def _restart_seconds(self) -> float:
-        return backoff(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
+        return backoff_seconds(0.1, self._failures - QUICK_RESTARTS, MAX_RESTART_SECONDS)
 
     def _unwatch(self, child: DriverProcess) -> None:
         if not child.stdout.closed:

@@ -13,11 +13,11 @@ import signal
 import sys
 from contextlib import suppress
 
-from gpumond.devices import NOWHERE, ReadProgress, load_source
+from gpumond.devices import NO_INDEX, ReadProgress, load_source
 from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
-from gpumond.facts.messages import clean, from_json, to_json
+from gpumond.facts.messages import from_json, printable_text, to_json
 from gpumond.host.machine import raise_descriptor_limit, reduce_garbage_collection
 
 PR_SET_PDEATHSIG = 1
@@ -47,11 +47,11 @@ def main(place: int, name: str) -> int:
             progress.leave_out = {device.index: device.uuid for device in request.leave_out}
             progress.limit_changes = request.limit_changes
             reading = source.read()
-            position.set_index(NOWHERE)
+            position.set_index(NO_INDEX)
             answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
         source.close()
     except SourceUnavailable as error:
-        answer(ReadResponse(reason=error.reason, message=clean(error)))
+        answer(ReadResponse(reason=error.reason, message=printable_text(error)))
         return 1
     except BrokenPipeError:
         return 1

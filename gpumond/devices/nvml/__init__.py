@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from gpumond.facts.errors import FaultKind, SourceUnavailable, remedy
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 
 NVML = "libnvidia-ml.so.1"
 
@@ -34,20 +34,20 @@ def load_error() -> str | None:
     if not reason.startswith(f"{NVML}: cannot open shared object file: No such file"):
         return reason
     # The loader silently skips a file for another architecture.
-    path = next(_places(), "")
+    path = next(_library_paths(), "")
     return f"{path} is built for another architecture" if path else ""
 
 
 def not_loadable(reason: str) -> SourceUnavailable:
     """Return the failure with the end of the loader's error, whose beginning is a path."""
-    text = clean(reason)
+    text = printable_text(reason)
     if len(text) > LONGEST_REASON:
         text = f"…{text[1 - LONGEST_REASON :]}"
     kind: FaultKind = "library_not_loadable"
     return SourceUnavailable(kind, f"{NVML} can't be loaded ({text}): {remedy(kind)}")
 
 
-def _places() -> Iterator[str]:
+def _library_paths() -> Iterator[str]:
     own = [directory for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
     for pattern in (*map(glob.escape, own), *_DIRECTORIES):
         yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, NVML)))

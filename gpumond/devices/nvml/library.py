@@ -22,17 +22,17 @@ from gpumond.devices import ReadProgress
 from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.host.machine import read_or_empty
 
-LEFT_OUT: FaultKind = "skipped"
+EXCLUDED: FaultKind = "skipped"
 """Kind of the fault for an excluded device, on which the driver hangs or crashes."""
 
 RESCAN_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 """Interval of enumeration while a device is lost; it doubles from RETRY_SECONDS up to RESCAN_SECONDS."""
 
-KINDS: dict[int, ReturnCode] = {
+KIND_BY_RETURN_CODE: dict[int, ReturnCode] = {
     getattr(pynvml, name): ReturnCode(name.removeprefix("NVML_ERROR_").lower())
     for name in dir(pynvml)
     if name.startswith("NVML_ERROR_")
@@ -48,15 +48,21 @@ _CAUSES = {
     "(systemctl daemon-reload removes them)",
 }
 
-LONGEST_LIST = 4096
+MAX_LISTED_PROCESSES = 4096
 """Limit of a process list. No device has that many contexts, each of which uses tens of MiB; a longer list is
 invalid."""
 
-_FATAL = {"library_not_found", "driver_not_loaded", "uninitialized", "lib_rm_version_mismatch", "device_access_lost"}
-_LOST = {"gpu_is_lost", "gpu_not_found"}
-_SUPERSEDED = {"function_not_found", "argument_version_mismatch", "deprecated"}
+_FATAL_KINDS = {
+    "library_not_found",
+    "driver_not_loaded",
+    "uninitialized",
+    "lib_rm_version_mismatch",
+    "device_access_lost",
+}
+_LOST_KINDS = {"gpu_is_lost", "gpu_not_found"}
+_MISSING_FUNCTION_KINDS = {"function_not_found", "argument_version_mismatch", "deprecated"}
 _INSUFFICIENT_SIZE: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
-_LISTED = struct.Struct("@IQII")
+_PROCESS_ENTRY = struct.Struct("@IQII")
 """nvmlProcessInfo_v2_t: pid, bytes, GPU instance, compute instance."""
 
 Functions = tuple[Callable[..., Any], ...]
@@ -84,13 +90,13 @@ def _lister(name: str) -> Callable[..., list[ProcessEntry]]:
 
     def ask(handle: Any, entries: bytearray) -> list[ProcessEntry]:
         function = pynvml._nvmlGetFunctionPointer(name)
-        count = ctypes.c_uint(LONGEST_LIST)
+        count = ctypes.c_uint(MAX_LISTED_PROCESSES)
         code = function(handle, ctypes.byref(count), (ctypes.c_char * len(entries)).from_buffer(entries))
-        if code == 0 and count.value > LONGEST_LIST:
+        if code == 0 and count.value > MAX_LISTED_PROCESSES:
             code = _INSUFFICIENT_SIZE
         if code:
             raise pynvml.NVMLError(code)
-        return list(_LISTED.iter_unpack(memoryview(entries)[: count.value * _LISTED.size]))
+        return list(_PROCESS_ENTRY.iter_unpack(memoryview(entries)[: count.value * _PROCESS_ENTRY.size]))
 
     return ask
 
@@ -128,7 +134,7 @@ class Library:
         self._proc = proc
         self._open_node = open_node
         self.progress = ReadProgress()
-        self._entries = bytearray(LONGEST_LIST * _LISTED.size)
+        self._entries = bytearray(MAX_LISTED_PROCESSES * _PROCESS_ENTRY.size)
         self._initialized = False
 
     def set_index(self, index: int) -> None:
@@ -214,11 +220,11 @@ class Library:
                 return function(*arguments)
             except pynvml.NVMLError as error:
                 kind = self._kind_of(error)
-                if kind in _SUPERSEDED:
+                if kind in _MISSING_FUNCTION_KINDS:
                     continue
-                if kind in _FATAL:
+                if kind in _FATAL_KINDS:
                     raise self._unavailable(kind) from error
-                if kind in _LOST:
+                if kind in _LOST_KINDS:
                     raise DeviceLost(kind) from error
                 raise (Unsupported if kind == "not_supported" else EnumerationFailed)(kind) from error
             except Exception as error:
@@ -227,7 +233,7 @@ class Library:
         raise Unsupported(ReturnCode("function_not_found"))
 
     def _kind_of(self, error: pynvml.NVMLError) -> FaultKind | ReturnCode:
-        kind = KINDS.get(error.value, ReturnCode(f"error_{error.value}"))
+        kind = KIND_BY_RETURN_CODE.get(error.value, ReturnCode(f"error_{error.value}"))
         return "device_access_lost" if kind in ("unknown", "no_permission") and self._access_lost() else kind
 
     def _access_lost(self) -> bool:
@@ -252,7 +258,7 @@ class Library:
 
 
 def _text(value: bytes | str) -> str:
-    return clean(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+    return printable_text(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
 
 
 @dataclass
@@ -300,7 +306,7 @@ class Inventory:
         for device in self._devices.values():
             left_out = leave_out.get(device.index, "")
             if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
-                self.mark_lost(device, LEFT_OUT)
+                self.mark_lost(device, EXCLUDED)
         if not self._incomplete():
             self._retry_seconds = 0.0
         elif not self._retry_seconds:
@@ -328,7 +334,7 @@ class Inventory:
         for index in range(count):
             if index in self._left_out:
                 uuid = self._left_out[index]
-                self.mark_lost(self._devices.setdefault(uuid, Device(uuid, index)), LEFT_OUT)
+                self.mark_lost(self._devices.setdefault(uuid, Device(uuid, index)), EXCLUDED)
                 enumerated.add(uuid)
                 continue
             self._driver.set_index(index)

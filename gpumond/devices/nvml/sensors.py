@@ -35,7 +35,7 @@ SLOW_BUDGET_SECONDS = 0.25
 """Time that one reading spends on slow queries; the next reading continues with the next device."""
 
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
-LARGEST = MAX_INTEGER - 1
+MAX_VALUE = MAX_INTEGER - 1
 
 
 class FieldQuery(NamedTuple):
@@ -53,7 +53,12 @@ def _divide_by(divisor: int) -> Callable[[int], float]:
     return lambda number: number / divisor
 
 
-_percent, _milli, _kilo, _mega = _divide_by(100), _divide_by(1000), (1000).__mul__, (1_000_000).__mul__
+_from_percent, _from_milli, _from_kilo, _from_mega = (
+    _divide_by(100),
+    _divide_by(1000),
+    (1000).__mul__,
+    (1_000_000).__mul__,
+)
 
 
 def _reasons(mask: int) -> tuple[str, ...]:
@@ -70,11 +75,11 @@ def _bar1(handle: Any) -> tuple[int, int]:
     return info.bar1Total, info.bar1Used
 
 
-def _retired(handle: Any, cause: int) -> int:
+def _retired_pages(handle: Any, cause: int) -> int:
     return len(pynvml.nvmlDeviceGetRetiredPages(handle, cause))
 
 
-def _remapped(handle: Any, part: slice) -> tuple[int, ...]:
+def _remapped_rows(handle: Any, part: slice) -> tuple[int, ...]:
     return tuple(pynvml.nvmlDeviceGetRemappedRows(handle)[part])
 
 
@@ -100,27 +105,31 @@ _MHZ, _CELSIUS, _MILLIWATTS = 100_000, 250, 100_000_000
 
 FAST = (
     FieldQuery(
-        (_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_percent
+        (_utilization,), ("gpu_utilization_ratio", "memory_controller_utilization_ratio"), 100, meaning=_from_percent
     ),
-    FieldQuery(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
-    FieldQuery(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    FieldQuery(_CLOCK, ("sm_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _from_mega),
+    FieldQuery(_CLOCK, ("memory_clock_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _from_mega),
     FieldQuery(_TEMPERATURE, ("gpu_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_GPU,)),
-    FieldQuery(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_milli),
+    FieldQuery(functions("nvmlDeviceGetPowerUsage"), ("power_watts",), _MILLIWATTS, meaning=_from_milli),
     FieldQuery(_REASONS, ("throttle_reasons",), 2**32 - 1, meaning=_reasons),
 )
 
 SLOW = (
-    FieldQuery(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), LARGEST, meaning=_milli),
+    FieldQuery(functions("nvmlDeviceGetTotalEnergyConsumption"), ("energy_joules",), MAX_VALUE, meaning=_from_milli),
     # Encoder and decoder queries also return their sampling period, which has no field.
-    FieldQuery(functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_percent),
-    FieldQuery(functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_percent),
+    FieldQuery(
+        functions("nvmlDeviceGetEncoderUtilization"), ("encoder_utilization_ratio",), 100, meaning=_from_percent
+    ),
+    FieldQuery(
+        functions("nvmlDeviceGetDecoderUtilization"), ("decoder_utilization_ratio",), 100, meaning=_from_percent
+    ),
     FieldQuery(functions("nvmlDeviceGetPerformanceState"), ("performance_state",), 15, unknown=32),
     # Devices without this sensor return 0.
     FieldQuery(
         (_field_value,), ("memory_temperature_celsius",), _CELSIUS, (pynvml.NVML_FI_DEV_MEMORY_TEMP,), unknown=0
     ),
-    FieldQuery(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_milli),
-    FieldQuery(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_percent),
+    FieldQuery(functions("nvmlDeviceGetEnforcedPowerLimit"), ("power_limit_watts",), _MILLIWATTS, meaning=_from_milli),
+    FieldQuery(functions("nvmlDeviceGetFanSpeed"), ("fan_speed_ratio",), 200, meaning=_from_percent),
     FieldQuery(functions("nvmlDeviceGetPersistenceMode"), ("persistence_mode",), 1, meaning=bool),
     FieldQuery(
         functions("nvmlDeviceGetComputeMode"),
@@ -128,38 +137,38 @@ SLOW = (
         len(COMPUTE_MODES) - 1,
         meaning=COMPUTE_MODES.__getitem__,
     ),
-    FieldQuery((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), LARGEST),
+    FieldQuery((_bar1,), ("bar1_size_bytes", "bar1_used_bytes"), MAX_VALUE),
     FieldQuery(functions("nvmlDeviceGetCurrPcieLinkGeneration"), ("pcie_generation",), 20, unknown=0),
     FieldQuery(functions("nvmlDeviceGetCurrPcieLinkWidth"), ("pcie_width",), 64, unknown=0),
     FieldQuery(
-        _THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_kilo
+        _THROUGHPUT, ("pcie_receive_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), meaning=_from_kilo
     ),
     FieldQuery(
-        _THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_kilo
+        _THROUGHPUT, ("pcie_transmit_bytes_per_second",), 2**31, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), meaning=_from_kilo
     ),
     FieldQuery(functions("nvmlDeviceGetPcieReplayCounter"), ("pcie_replays",), 2**32 - 2),
     *(
-        FieldQuery(_ECC, (f"ecc_{kind}_{scope}",), LARGEST, (error_type, counter_type))
+        FieldQuery(_ECC, (f"ecc_{kind}_{scope}",), MAX_VALUE, (error_type, counter_type))
         for error_type, kind in enumerate(("corrected", "uncorrected"))
         for counter_type, scope in enumerate(("volatile", "aggregate"))
     ),
     *(
-        FieldQuery((_retired,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
+        FieldQuery((_retired_pages,), (f"retired_pages_{bits}_bit",), 100_000, (cause,))
         for cause, bits in enumerate(("single", "double"))
     ),
     FieldQuery(functions("nvmlDeviceGetRetiredPagesPendingStatus"), ("retired_pages_pending",), 1, meaning=bool),
-    FieldQuery((_remapped,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31, (slice(2),)),
-    FieldQuery((_remapped,), ("remapped_rows_pending", "remapped_rows_failed"), 1, (slice(2, None),), bool),
+    FieldQuery((_remapped_rows,), ("remapped_rows_correctable", "remapped_rows_uncorrectable"), 2**31, (slice(2),)),
+    FieldQuery((_remapped_rows,), ("remapped_rows_pending", "remapped_rows_failed"), 1, (slice(2, None),), bool),
     *(
-        FieldQuery((_field_value,), (f"nvlink_{what.lower()}_errors",), LARGEST, (number,))
+        FieldQuery((_field_value,), (f"nvlink_{what.lower()}_errors",), MAX_VALUE, (number,))
         for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY")
         for number in (getattr(pynvml, f"NVML_FI_DEV_NVLINK_{what}_ERROR_COUNT_TOTAL"),)
     ),
 )
 
 ONCE = (
-    FieldQuery(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _mega),
-    FieldQuery(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _mega),
+    FieldQuery(_CLOCK_MAX, ("sm_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_SM,), _from_mega),
+    FieldQuery(_CLOCK_MAX, ("memory_clock_max_hertz",), _MHZ, (pynvml.NVML_CLOCK_MEM,), _from_mega),
     FieldQuery(_THRESHOLD, ("slowdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,)),
     FieldQuery(_THRESHOLD, ("shutdown_temperature_celsius",), _CELSIUS, (pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,)),
     FieldQuery(functions("nvmlDeviceGetMaxPcieLinkGeneration"), ("pcie_generation_max",), 20, unknown=0),
@@ -271,7 +280,7 @@ class SensorReader:
         return possible
 
 
-class _Metric(NamedTuple):
+class _GpmMetric(NamedTuple):
     """Field of Sensors, NVML's number of the metric, its largest value, and its scale."""
 
     field: str
@@ -280,25 +289,25 @@ class _Metric(NamedTuple):
     factor: float
 
 
-_RATES = 10_000_000
+_MAX_MIB_PER_SECOND = 10_000_000
 """Limit in MiB per second, above the rate of any device."""
 
-METRICS = (
-    _Metric("graphics_engine_active_ratio", 1, 100, 0.01),
-    _Metric("sm_active_ratio", 2, 100, 0.01),
-    _Metric("sm_occupancy_ratio", 3, 100, 0.01),
-    _Metric("tensor_active_ratio", 5, 100, 0.01),
-    _Metric("dram_active_ratio", 10, 100, 0.01),
-    _Metric("nvlink_receive_bytes_per_second", 60, _RATES, MIB),
-    _Metric("nvlink_transmit_bytes_per_second", 61, _RATES, MIB),
+GPM_METRICS = (
+    _GpmMetric("graphics_engine_active_ratio", 1, 100, 0.01),
+    _GpmMetric("sm_active_ratio", 2, 100, 0.01),
+    _GpmMetric("sm_occupancy_ratio", 3, 100, 0.01),
+    _GpmMetric("tensor_active_ratio", 5, 100, 0.01),
+    _GpmMetric("dram_active_ratio", 10, 100, 0.01),
+    _GpmMetric("nvlink_receive_bytes_per_second", 60, _MAX_MIB_PER_SECOND, MIB),
+    _GpmMetric("nvlink_transmit_bytes_per_second", 61, _MAX_MIB_PER_SECOND, MIB),
 )
 
 
-def _is_supported(handle: Any) -> bool:
+def _supports_gpm(handle: Any) -> bool:
     return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
 
 
-def _sample(handle: Any) -> Any:
+def _gpm_sample(handle: Any) -> Any:
     sample = pynvml.nvmlGpmSampleAlloc()
     try:
         return pynvml.nvmlGpmSampleGet(handle, sample)
@@ -307,15 +316,15 @@ def _sample(handle: Any) -> Any:
         raise
 
 
-def _between(before: Any, after: Any) -> list[tuple[int, float]]:
+def _metrics_between(before: Any, after: Any) -> list[tuple[int, float]]:
     """Return the return code and value of each of METRICS."""
     question = pynvml.c_nvmlGpmMetricsGet_t()
-    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
+    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
     question.sample1, question.sample2 = before, after
-    for place, metric in enumerate(METRICS):
+    for place, metric in enumerate(GPM_METRICS):
         question.metrics[place].metricId = metric.number
     pynvml.nvmlGpmMetricsGet(question)
-    return [(answer.nvmlReturn, answer.value) for answer in question.metrics[: len(METRICS)]]
+    return [(answer.nvmlReturn, answer.value) for answer in question.metrics[: len(GPM_METRICS)]]
 
 
 class ProfilingSamples:
@@ -328,16 +337,16 @@ class ProfilingSamples:
     def ask(self, device: Device, counter: FaultCounter) -> dict[str, float]:
         """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
-            if device.uuid not in self._last and not self._library.query((_is_supported,), device.handle):
+            if device.uuid not in self._last and not self._library.query((_supports_gpm,), device.handle):
                 self._last[device.uuid] = None
             before = self._last.get(device.uuid)
             if device.uuid in self._last and before is None:
                 return {}
-            self._last[device.uuid] = after = self._library.query((_sample,), device.handle)
+            self._last[device.uuid] = after = self._library.query((_gpm_sample,), device.handle)
             if before is None:
                 return {}
             try:
-                return _values(device.uuid, self._library.query((_between,), before, after), counter)
+                return _gpm_values(device.uuid, self._library.query((_metrics_between,), before, after), counter)
             finally:
                 self._free(before)
         except Unsupported:
@@ -361,9 +370,9 @@ class ProfilingSamples:
             pynvml.nvmlGpmSampleFree(sample)
 
 
-def _values(uuid: str, answers: list[tuple[int, float]], counter: FaultCounter) -> dict[str, float]:
+def _gpm_values(uuid: str, answers: list[tuple[int, float]], counter: FaultCounter) -> dict[str, float]:
     values: dict[str, float] = {}
-    for metric, (code, value) in zip(METRICS, answers, strict=True):
+    for metric, (code, value) in zip(GPM_METRICS, answers, strict=True):
         if code != pynvml.NVML_SUCCESS:
             continue
         if 0 <= value <= metric.limit:
@@ -373,24 +382,27 @@ def _values(uuid: str, answers: list[tuple[int, float]], counter: FaultCounter) 
     return values
 
 
-LONGEST = 1024
+MAX_UTILIZATION_SAMPLES = 1024
 """Upper limit of samples, above the number of contexts of a device."""
 
 NO_SAMPLES = "not_found"
 """Kind of the failure by which a driver reports that no process has used the device."""
 
 
-def _samples(handle: Any, since: int) -> list[Any]:
+def _utilization_samples(handle: Any, since: int) -> list[Any]:
     """Return one sample per process that has used the device since ``since``.
 
     The binding's own function makes two calls, and treats an idle device as an error.
     """
     function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
-    count, samples = ctypes.c_uint(LONGEST), (pynvml.c_nvmlProcessUtilizationSample_t * LONGEST)()
+    count, samples = (
+        ctypes.c_uint(MAX_UTILIZATION_SAMPLES),
+        (pynvml.c_nvmlProcessUtilizationSample_t * MAX_UTILIZATION_SAMPLES)(),
+    )
     code = function(handle, samples, ctypes.byref(count), ctypes.c_ulonglong(since))
     if code:
         raise pynvml.NVMLError(code)
-    return list(samples[: min(count.value, LONGEST)])
+    return list(samples[: min(count.value, MAX_UTILIZATION_SAMPLES)])
 
 
 class ProcessActivity:
@@ -405,7 +417,7 @@ class ProcessActivity:
         Returns None if the driver does not report it. Raises DeviceLost.
         """
         try:
-            samples = self._library.query((_samples,), device.handle, self._since.get(device.uuid, 0))
+            samples = self._library.query((_utilization_samples,), device.handle, self._since.get(device.uuid, 0))
         except Unsupported:
             return None
         except EnumerationFailed as failure:

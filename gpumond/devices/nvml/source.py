@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpumond.devices import NOWHERE, ReadProgress
+from gpumond.devices import NO_INDEX, ReadProgress
 from gpumond.devices.impossible_values import (
     IMPOSSIBLE,
     DriverUsage,
     FaultCounter,
     ListedProcess,
     MemoryCounts,
-    processes,
+    process_usages,
     valid_memory,
     valid_usages,
 )
 from gpumond.devices.nvml.library import (
-    LONGEST_LIST,
+    MAX_LISTED_PROCESSES,
     PROCESS_LISTS,
     Device,
     DeviceLost,
@@ -47,12 +47,12 @@ from gpumond.devices.nvml.library import (
 )
 from gpumond.devices.nvml.sensors import SensorReader
 from gpumond.devices.process.metadata import limitable_cgroup
-from gpumond.devices.process.procfs import ProcessOwner, ProcessTable
+from gpumond.devices.process.procfs import ProcessIdentity, ProcessTable
 from gpumond.facts.errors import FaultKind, ReturnCode
-from gpumond.facts.messages import MAX_INTEGER, clean
+from gpumond.facts.messages import MAX_INTEGER, printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import (
-    MISSED_LIMIT,
+    MAX_MISSED_READINGS,
     CgroupLimit,
     CgroupLimitChange,
     DeviceReading,
@@ -62,7 +62,7 @@ from gpumond.facts.snapshot import (
 )
 from gpumond.host.machine import read_or_empty
 
-MAX_AT_ONCE = 256
+MAX_EVENTS_PER_READING = 256
 """Number of events fetched in one reading; the others are fetched at the next."""
 
 RETRY_SECONDS = 10.0
@@ -115,12 +115,12 @@ class XidEvents:
             except QueryFailed as refusal:
                 self._fail(device.uuid, refusal)
             else:
-                self._uuids[_address(device.handle)] = device.uuid
+                self._uuids[_handle_address(device.handle)] = device.uuid
                 self._registered.add(device.uuid)
 
     def fetch(self, counter: FaultCounter) -> None:
         """Count the events since the last call."""
-        for _ in range(MAX_AT_ONCE if self._uuids else 0):
+        for _ in range(MAX_EVENTS_PER_READING if self._uuids else 0):
             try:
                 event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
             except QueryFailed as refusal:
@@ -128,7 +128,7 @@ class XidEvents:
                     self._fail(None, refusal)
                     self.close()  # one lost device may invalidate the whole set
                 break
-            uuid = self._uuids.get(_address(event.device))
+            uuid = self._uuids.get(_handle_address(event.device))
             if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 key = (uuid, int(event.eventData))
                 before = self._counts.get(key)
@@ -149,18 +149,18 @@ class XidEvents:
             self._trouble.add(uuid, refusal.kind, f"Xid events: {refusal}")
 
 
-def _address(handle: Any) -> int | None:
+def _handle_address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 NO_LIMIT = 2**64 - 1
 CGROUPS = "/sys/fs/cgroup"
-FORGET_SECONDS = 30.0
+CGROUPS_SECONDS = 30.0
 """Interval after which the cgroups of processes are read again."""
-REFUSED: FaultKind = "limit_refused"
+LIMIT_REFUSED: FaultKind = "limit_refused"
 
 
-class _Limits(ctypes.Structure):
+class _MemoryLimits(ctypes.Structure):
     """nvmlGetMemoryLimits_v1_t, with which nvmlSetMemoryLimits_v1_t agrees except for the last field."""
 
     _fields_ = (
@@ -171,10 +171,10 @@ class _Limits(ctypes.Structure):
     )
 
 
-def _function(name: str) -> Functions:
+def _limits_function(name: str) -> Functions:
     """Return the library's function; older bindings have none."""
 
-    def call(handle: Any, limits: _Limits) -> None:
+    def call(handle: Any, limits: _MemoryLimits) -> None:
         code = pynvml._nvmlGetFunctionPointer(name)(handle, ctypes.byref(limits))
         if code:
             raise pynvml.NVMLError(code)
@@ -182,7 +182,7 @@ def _function(name: str) -> Functions:
     return (call,)
 
 
-_GET, _SET = (_function(f"nvmlDevice{verb}MemoryLimits_v1") for verb in ("Get", "Set"))
+_GET_LIMITS, _SET_LIMITS = (_limits_function(f"nvmlDevice{verb}MemoryLimits_v1") for verb in ("Get", "Set"))
 
 
 class CgroupLimits:
@@ -220,7 +220,7 @@ class CgroupLimits:
         """Return the limits of the cgroups of a device's processes, those without a limit included."""
         if self._clock() >= self._forget_at:
             self._cgroups.clear()
-            self._forget_at = self._clock() + FORGET_SECONDS
+            self._forget_at = self._clock() + CGROUPS_SECONDS
         pids: defaultdict[str, list[int]] = defaultdict(list)
         for process in processes:
             if process not in self._cgroups:
@@ -241,12 +241,12 @@ class CgroupLimits:
                 continue
             hard = NO_LIMIT if change.limit_bytes is None else change.limit_bytes
             try:
-                self._library.query(_SET, device.handle, _Limits(_path(change.cgroup), 0, hard, 0))
+                self._library.query(_SET_LIMITS, device.handle, _MemoryLimits(_cgroup_path(change.cgroup), 0, hard, 0))
             except (EnumerationFailed, Unsupported) as refusal:
-                self._refused[key] = f"{clean(change.cgroup)}: {refusal}"
+                self._refused[key] = f"{printable_text(change.cgroup)}: {refusal}"
         for (uuid, _), detail in self._refused.items():
             if uuid == device.uuid:
-                counter.add(uuid, REFUSED, detail)
+                counter.add(uuid, LIMIT_REFUSED, detail)
 
     def _limit(self, device: Device, cgroup: str, pids: tuple[int, ...]) -> CgroupLimit:
         found = self._get(device, cgroup)
@@ -256,11 +256,11 @@ class CgroupLimits:
         used = found.used if found and (limit is not None or soft) and found.used < 2**62 else None
         return CgroupLimit(cgroup=cgroup, pids=pids, limit_bytes=limit, guaranteed_bytes=soft, used_bytes=used)
 
-    def _get(self, device: Device, cgroup: str) -> _Limits | None:
+    def _get(self, device: Device, cgroup: str) -> _MemoryLimits | None:
         """Return the limits, None if the driver does not know any. Raises DeviceLost."""
-        limits = _Limits(_path(cgroup), 0, NO_LIMIT, 0)
+        limits = _MemoryLimits(_cgroup_path(cgroup), 0, NO_LIMIT, 0)
         try:
-            self._library.query(_GET, device.handle, limits)
+            self._library.query(_GET_LIMITS, device.handle, limits)
         except Unsupported as refusal:  # some drivers answer "not supported" for a cgroup that never had a limit
             self.supported = self.supported and refusal.kind != "function_not_found"
             return None
@@ -269,14 +269,14 @@ class CgroupLimits:
         return limits
 
 
-def _path(cgroup: str) -> bytes:
+def _cgroup_path(cgroup: str) -> bytes:
     return f"{CGROUPS}{cgroup}".encode("utf-8", "surrogateescape")
 
 
-NOT_AVAILABLE = 2**64 - 1
+UNKNOWN_SIZE = 2**64 - 1
 """Value that NVML returns for unknown sizes."""
 
-LISTS_SECONDS = 3.0
+EMPTY_LISTS_SECONDS = 3.0
 """Time for which the empty lists of graphics and MPS processes are not read again on a device that has not changed. A
 process that begins or ends changes the device's used memory. With 48 programs on an H200, a list takes 0.9 ms."""
 
@@ -363,7 +363,7 @@ class NvmlSource:
                     self._roster.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
             counter.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
-        self._library.set_index(NOWHERE)
+        self._library.set_index(NO_INDEX)
         self._events.fetch(counter)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_starts = self._table.process_starts
@@ -375,7 +375,7 @@ class NvmlSource:
             )
             for device, reading, by_pid in observed
         )
-        self._library.set_index(NOWHERE)
+        self._library.set_index(NO_INDEX)
         present_uuids = {device.uuid for device in devices}
         self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
@@ -432,7 +432,7 @@ class NvmlSource:
             return shared or MemoryCounts(), shared is not None, None
         except EnumerationFailed as failure:
             device.memory_failures += 1
-            if device.memory_failures >= MISSED_LIMIT or device.parent_uuid is not None:
+            if device.memory_failures >= MAX_MISSED_READINGS or device.parent_uuid is not None:
                 raise DeviceLost(failure.kind) from failure
             counter.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False, None
@@ -461,7 +461,7 @@ class NvmlSource:
         steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
         for kind, lister in PROCESS_LISTS:
-            if before and steady and lists == before.lists[:1] and now < before.read_at + LISTS_SECONDS:
+            if before and steady and lists == before.lists[:1] and now < before.read_at + EMPTY_LISTS_SECONDS:
                 return before.usages
             try:
                 lists.append((kind, self._library.process_list(lister, device.handle)))
@@ -469,7 +469,12 @@ class NvmlSource:
                 continue
             except EnumerationFailed as failure:
                 if failure.kind == "insufficient_size":
-                    counter.add(device.uuid, IMPOSSIBLE, f"more than {LONGEST_LIST} {kind} processes", LONGEST_LIST)
+                    counter.add(
+                        device.uuid,
+                        IMPOSSIBLE,
+                        f"more than {MAX_LISTED_PROCESSES} {kind} processes",
+                        MAX_LISTED_PROCESSES,
+                    )
                 else:
                     counter.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
                 return None
@@ -480,7 +485,7 @@ class NvmlSource:
             return before.usages
         own = FaultCounter()
         listed = (
-            ListedProcess(kind, (gpu_instance, compute_instance), pid, None if used == NOT_AVAILABLE else used)
+            ListedProcess(kind, (gpu_instance, compute_instance), pid, None if used == UNKNOWN_SIZE else used)
             for kind, entries in lists
             for pid, used, gpu_instance, compute_instance in entries
         )
@@ -505,7 +510,7 @@ class NvmlSource:
         self,
         reading: DeviceReading,
         by_pid: Mapping[int, DriverUsage] | None,
-        identities: Mapping[int, ProcessOwner],
+        identities: Mapping[int, ProcessIdentity],
         used_by: Mapping[int, float],
     ) -> DeviceReading:
         """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
@@ -516,7 +521,7 @@ class NvmlSource:
         if reading.unified:
             known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
             used = sum(known) if len(known) == len(by_pid) else None
-        return replace(reading, used_bytes=used, processes=processes(by_pid, identities, used_by))
+        return replace(reading, used_bytes=used, processes=process_usages(by_pid, identities, used_by))
 
 
 INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")

@@ -28,17 +28,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpumond.devices.process.procfs import DeviceHolders, OpenDeviceNodes
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
-from gpumond.host.machine import TICKS_PER_SECOND, ProcessStart, in_private_pid_namespace, process_start, read_or_empty
+from gpumond.host.machine import (
+    TICKS_PER_SECOND,
+    ProcessStat,
+    in_private_pid_namespace,
+    read_or_empty,
+    read_process_stat,
+)
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
 
-STORES = ("var/lib/containers/storage", "run/containers/storage")
+CONTAINER_STORES = ("var/lib/containers/storage", "run/containers/storage")
 """Directories of Podman and CRI-O; the second is for containers that are removed when they exit (--rm)."""
-BUNDLES = ("run/containerd", "run/k3s/containerd")
-KEYS: tuple[tuple[str, ...], ...] = (
+CONTAINERD_DIRECTORIES = ("run/containerd", "run/k3s/containerd")
+NAME_ANNOTATIONS: tuple[tuple[str, ...], ...] = (
     ("io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"),
     ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
     ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
@@ -52,7 +58,7 @@ class ContainerNames(NamedTuple):
     namespace: str | None = None
 
 
-class Containers:
+class ContainerNameLookup:
     """Lookup of names. ``root`` is the host's root directory, or its mount point in a container."""
 
     def __init__(self, root: str = "/") -> None:
@@ -65,7 +71,10 @@ class Containers:
         names = ContainerNames()
         for found in self._found(place.container, place.pod_uid):
             names = ContainerNames(
-                *(clean(ours or theirs) if ours or theirs else None for ours, theirs in zip(names, found, strict=True))
+                *(
+                    printable_text(ours or theirs) if ours or theirs else None
+                    for ours, theirs in zip(names, found, strict=True)
+                )
             )
             if names.container and (names.pod or not place.pod_uid):
                 break
@@ -79,21 +88,23 @@ class Containers:
             for directory in self._glob(f"var/log/pods/*_*_{pod_uid}"):
                 namespace, pod, _ = os.path.basename(directory).split("_", 2)
                 yield ContainerNames(None, pod, namespace)
-        yield _named(_text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/"))
+        yield _parse_container_name(
+            _text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/")
+        )
         yield from self._stored(container)
-        for root in BUNDLES:
+        for root in CONTAINERD_DIRECTORIES:
             for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
-                yield _annotated(self._json(file))
+                yield _annotated_names(self._json(file))
 
     def _stored(self, container: str) -> Iterator[ContainerNames]:
-        for store in STORES:
+        for store in CONTAINER_STORES:
             directory = f"{store}/overlay-containers"
-            yield _annotated(self._json(f"{directory}/{container}/userdata/config.json"))
+            yield _annotated_names(self._json(f"{directory}/{container}/userdata/config.json"))
             for index in ("containers.json", "volatile-containers.json"):
                 entries = self._json(f"{directory}/{index}")
                 for entry in entries if isinstance(entries, list) else ():
                     if _text(entry, "id") == container and isinstance(entry.get("names"), list) and entry["names"]:
-                        yield _named(str(entry["names"][0]))
+                        yield _parse_container_name(str(entry["names"][0]))
 
     def _glob(self, pattern: str) -> Iterator[str]:
         return (path for path in glob.glob(pattern, root_dir=self._root))
@@ -106,15 +117,17 @@ class Containers:
             return None
 
 
-def _named(name: str) -> ContainerNames:
+def _parse_container_name(name: str) -> ContainerNames:
     """Parse a name of Docker's shim or CRI-O: ``k8s_NAME_POD_NAMESPACE_UID_ATTEMPT``."""
     parts = name.split("_")
     return ContainerNames(*parts[1:4]) if parts[0] == "k8s" and len(parts) >= 6 else ContainerNames(name)
 
 
-def _annotated(configuration: Any) -> ContainerNames:
+def _annotated_names(configuration: Any) -> ContainerNames:
     annotations = configuration.get("annotations") if isinstance(configuration, dict) else None
-    return ContainerNames(*(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in KEYS))
+    return ContainerNames(
+        *(next(filter(None, (_text(annotations, key) for key in keys)), None) for keys in NAME_ANNOTATIONS)
+    )
 
 
 def _text(values: Any, key: str) -> str:
@@ -141,7 +154,7 @@ class ProcessPlacement(NamedTuple):
 
 def parse_placement(text: str) -> ProcessPlacement:
     """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
-    found = [_walk(path) for path in _paths(text)]
+    found = [_placement_of_path(path) for path in _paths(text)]
     inside = next((entry for entry in found if entry.container), ProcessPlacement())
     return inside._replace(
         unit=next((entry.unit for entry in found if entry.unit), None),
@@ -175,7 +188,7 @@ def _paths(text: str) -> list[str]:
     return [line.split(":", 2)[2].removesuffix(" (deleted)") for line in lines]
 
 
-def _walk(path: str) -> ProcessPlacement:
+def _placement_of_path(path: str) -> ProcessPlacement:
     pod = unit = job = None
     delegated = kubernetes = slurm = False
     for segment in _segments(path):
@@ -198,11 +211,11 @@ def _segments(path: str) -> Iterator[str]:
     return (segment for segment in path.split("/") if segment not in ("", ".."))
 
 
-SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
-LIST = "/v1.PodResourcesLister/List"
-ASK_SECONDS = 10.0
+KUBELET_SOCKET = "var/lib/kubelet/pod-resources/kubelet.sock"
+LIST_METHOD = "/v1.PodResourcesLister/List"
+QUERY_INTERVAL_SECONDS = 10.0
 DEADLINE_SECONDS = 1.0
-OPTIONS = (
+GRPC_OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.max_reconnect_backoff_ms", 5000),
@@ -214,7 +227,7 @@ class Pod(NamedTuple):
     namespace: str
 
 
-class _Answer(NamedTuple):
+class _KubeletAnswer(NamedTuple):
     asked_at: float = float("-inf")
     pods: Mapping[str, set[Pod]] = {}
 
@@ -234,12 +247,12 @@ class Kubelet:
     Does not cover devices of a resource claim (DRA), and plugins whose IDs are neither a UUID nor a PCI address.
     """
 
-    def __init__(self, path: str = f"/{SOCKET}", clock: Callable[[], float] = seconds_since_boot) -> None:
+    def __init__(self, path: str = f"/{KUBELET_SOCKET}", clock: Callable[[], float] = seconds_since_boot) -> None:
         self._path, self._clock = path, clock
         self._list: Any = None
         self._call: Any = None
         self._asked_at = float("-inf")
-        self._answer = _Answer()
+        self._answer = _KubeletAnswer()
 
     def pod(self, ids: Iterable[str], start_ticks: int) -> Pod | None:
         """Return the only pod that has the device with these IDs. Never waits: the first answer is used by a later
@@ -260,11 +273,11 @@ class Kubelet:
         call, self._call = self._call, None
         if call.exception() is None:
             with suppress(ValueError):  # not a response of a kubelet
-                self._answer = _Answer(self._asked_at, _allocated(call.result()))
+                self._answer = _KubeletAnswer(self._asked_at, _parse_allocations(call.result()))
 
     def _ask(self) -> None:
         now = self._clock()
-        if self._call is not None or now - self._asked_at < ASK_SECONDS:
+        if self._call is not None or now - self._asked_at < QUERY_INTERVAL_SECONDS:
             return
         self._asked_at = now
         if not os.path.exists(self._path):
@@ -273,7 +286,7 @@ class Kubelet:
             import grpc
 
             if self._list is None:
-                self._list = grpc.insecure_channel(f"unix:{self._path}", OPTIONS).unary_unary(LIST)
+                self._list = grpc.insecure_channel(f"unix:{self._path}", GRPC_OPTIONS).unary_unary(LIST_METHOD)
             self._call = self._list.future(b"", timeout=DEADLINE_SECONDS)
         except ImportError:
             self._asked_at = float("inf")
@@ -281,20 +294,20 @@ class Kubelet:
             pass  # RuntimeError: no new thread can be started
 
 
-def _allocated(message: bytes) -> dict[str, set[Pod]]:
+def _parse_allocations(message: bytes) -> dict[str, set[Pod]]:
     """Return pods by lower-case device ID from a ListPodResourcesResponse. Raises ValueError if it is malformed."""
     pods: dict[str, set[Pod]] = defaultdict(set)
-    for resources in _at(message, 1):
-        name, namespace = (b"".join(_at(resources, number)).decode() for number in (1, 2))
-        for container in _at(resources, 3):
-            for devices in _at(container, 2):
-                for device in _at(devices, 2):
+    for resources in _protobuf_fields(message, 1):
+        name, namespace = (b"".join(_protobuf_fields(resources, number)).decode() for number in (1, 2))
+        for container in _protobuf_fields(resources, 3):
+            for devices in _protobuf_fields(container, 2):
+                for device in _protobuf_fields(devices, 2):
                     identity = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
-                    pods[identity.lower()].add(Pod(clean(name), clean(namespace)))
+                    pods[identity.lower()].add(Pod(printable_text(name), printable_text(namespace)))
     return dict(pods)
 
 
-def _at(message: bytes, number: int) -> Iterator[bytes]:
+def _protobuf_fields(message: bytes, number: int) -> Iterator[bytes]:
     """Yield the length-delimited fields with this number in a protobuf message; all others are skipped."""
     at = 0
     while at < len(message):
@@ -324,25 +337,25 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     raise ValueError("an unterminated protobuf varint")
 
 
-FORGET_SECONDS = 30.0
+LOOKUP_SECONDS = 30.0
 """Interval after which everything is looked up again: containers are renamed, and processes moved between cgroups."""
 
 WAITING_SECONDS = 10.0
 """Time in an uninterruptible call after which a process counts as waiting; short waits are normal."""
 
-_LOGIN = re.compile(r"session-.+\.scope")
+_LOGIN_SESSION = re.compile(r"session-.+\.scope")
 """Unit of an interactive session. Its processes outlive it, unless systemd ends them (KillUserProcesses)."""
 
 _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
 
-class _Owner(NamedTuple):
+class _ProcessContext(NamedTuple):
     place: ProcessPlacement
     names: ContainerNames
 
 
 @lru_cache(2048)
-def _with_owner(process: ProcessUsage, owner: _Owner, state: str, orphaned: bool | None) -> ProcessUsage:
+def _with_context(process: ProcessUsage, owner: _ProcessContext, state: str, orphaned: bool | None) -> ProcessUsage:
     """Return the process with these facts. Nearly every process is unchanged, and a lookup takes half as long as a new
     object."""
     return replace(
@@ -352,14 +365,14 @@ def _with_owner(process: ProcessUsage, owner: _Owner, state: str, orphaned: bool
         pod_name=owner.names.pod,
         pod_namespace=owner.names.namespace,
         pod_uid=None if owner.place.delegated else owner.place.pod_uid,
-        unit=clean(owner.place.unit) if owner.place.unit else None,
+        unit=printable_text(owner.place.unit) if owner.place.unit else None,
         slurm_job=owner.place.slurm_job,
         state=state,
         orphaned=orphaned,
     )
 
 
-class _Completed(NamedTuple):
+class _CompletedProcess(NamedTuple):
     """A process with its metadata, and where it runs, if that is known."""
 
     process: ProcessUsage
@@ -382,26 +395,28 @@ class ProcessMetadata:
         self._proc, self._clock = proc, clock
         self._is_private = bool(in_private_pid_namespace(proc)) if is_private is None else is_private
         self._has_nodes = any(os.path.exists(f"{dev}/{node}") for node in ("nvidiactl", "dri"))
-        self._containers = Containers(root)
-        self._kubelet = kubelet or Kubelet(os.path.join(root, SOCKET))
+        self._containers = ContainerNameLookup(root)
+        self._kubelet = kubelet or Kubelet(os.path.join(root, KUBELET_SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
-        self._known: dict[ProcessKey, _Owner] = {}
+        self._known: dict[ProcessKey, _ProcessContext] = {}
         self._same: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
         self._orphans: dict[tuple[ProcessKey, int], bool] = {}
         """Orphan states by process and parent."""
         self._forget_at = float("-inf")
 
-    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStart] = MappingProxyType({})) -> Reading:
+    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStat] = MappingProxyType({})) -> Reading:
         """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
         self._process_starts = process_starts
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._same.clear()
             self._orphans.clear()
-            self._waiting = {key: since for key, since in self._waiting.items() if process_start(self._proc, key.pid)}
-            self._forget_at = self._clock() + FORGET_SECONDS
+            self._waiting = {
+                key: since for key, since in self._waiting.items() if read_process_stat(self._proc, key.pid)
+            }
+            self._forget_at = self._clock() + LOOKUP_SECONDS
         return replace(reading, devices=tuple(map(self._device, self._holders.add(reading.devices))))
 
     def _device(self, device: DeviceReading) -> DeviceReading:
@@ -411,7 +426,7 @@ class ProcessMetadata:
         completed = tuple(self._complete(process, in_doubt) for process in device.processes)
         return replace(device, processes=self._in_pods(device, completed))
 
-    def _in_pods(self, device: DeviceReading, completed: tuple[_Completed, ...]) -> tuple[ProcessUsage, ...]:
+    def _in_pods(self, device: DeviceReading, completed: tuple[_CompletedProcess, ...]) -> tuple[ProcessUsage, ...]:
         """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
         if len({each.place.pod_uid for each in completed if each.place and each.place.pod_uid}) != 1:
             return tuple(each.process for each in completed)
@@ -426,53 +441,53 @@ class ProcessMetadata:
         pod = self._kubelet.pod((device.uuid, device.pci_bus_id), process.start_ticks)
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
-    def _complete(self, process: ProcessUsage, in_doubt: bool) -> _Completed:
-        now = self._process_starts.get(process.pid) or process_start(self._proc, process.pid)
+    def _complete(self, process: ProcessUsage, in_doubt: bool) -> _CompletedProcess:
+        now = self._process_starts.get(process.pid) or read_process_stat(self._proc, process.pid)
         if now is None:
-            return _Completed(process if self._is_private else replace(process, state="gone"))
+            return _CompletedProcess(process if self._is_private else replace(process, state="gone"))
         key = ProcessKey(process.pid, now.start_ticks)
         if in_doubt and not self._is_same(key):
-            return _Completed(replace(process, start_ticks=None, comm=None, uid=None, user=None, command=None))
+            return _CompletedProcess(replace(process, start_ticks=None, comm=None, uid=None, user=None, command=None))
         if key != process.key:
-            return _Completed(process)  # the pid has been reused since the reading
+            return _CompletedProcess(process)  # the pid has been reused since the reading
         owner = self._owner(key)
         state, orphaned = self._state(key, now), self._is_orphan(key, now, owner.place)
-        return _Completed(_with_owner(process, owner, state, orphaned), owner.place)
+        return _CompletedProcess(_with_context(process, owner, state, orphaned), owner.place)
 
-    def _is_orphan(self, process: ProcessKey, now: ProcessStart, place: ProcessPlacement) -> bool | None:
+    def _is_orphan(self, process: ProcessKey, now: ProcessStat, place: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
 
         A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
         has adopted it. A session leader created its session, and may be detached on purpose.
         """
-        if place.unit is not None and not _LOGIN.fullmatch(place.unit):
+        if place.unit is not None and not _LOGIN_SESSION.fullmatch(place.unit):
             return False  # a service manager supervises it, and can stop it
         if now.session == process.pid:
             return False
         key = (process, now.parent)
         if key not in self._orphans:
-            parent = process_start(self._proc, now.parent) if now.parent else None
+            parent = read_process_stat(self._proc, now.parent) if now.parent else None
             if parent is None or not now.session:
                 return None  # in another PID namespace, or exited just now
             self._orphans[key] = parent.session != now.session
         return self._orphans[key]
 
-    def _state(self, process: ProcessKey, now: ProcessStart) -> str:
+    def _state(self, process: ProcessKey, now: ProcessStat) -> str:
         if now.state != "D":
             self._waiting.pop(process, None)
             return _STATES.get(now.state, "alive")
         since = self._waiting.setdefault(process, self._clock())
         return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
 
-    def _owner(self, process: ProcessKey) -> _Owner:
+    def _owner(self, process: ProcessKey) -> _ProcessContext:
         known = self._known.get(process)
         if known is not None:
             return known
         where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
-        owner = _Owner(where, self._containers.names(where))
-        again = process_start(self._proc, process.pid)
+        owner = _ProcessContext(where, self._containers.names(where))
+        again = read_process_stat(self._proc, process.pid)
         if again is None or again.start_ticks != process.start_ticks:
-            return _Owner(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
+            return _ProcessContext(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
         self._known[process] = owner
         return owner
 

@@ -18,14 +18,21 @@ from glob import glob
 from itertools import islice
 from typing import NamedTuple
 
-from gpumond.facts.messages import clean
+from gpumond.facts.messages import printable_text
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
-from gpumond.host.machine import KERNEL_THREAD, ProcessStart, parse_start, process_start, read_head, read_or_empty
+from gpumond.host.machine import (
+    KERNEL_THREAD_FLAG,
+    ProcessStat,
+    parse_process_stat,
+    read_head,
+    read_or_empty,
+    read_process_stat,
+)
 
 
-class ProcessOwner(NamedTuple):
-    """Owner of a process; all None if /proc does not have the pid. ``start_ticks`` counts from boot, in USER_HZ."""
+class ProcessIdentity(NamedTuple):
+    """Identity of a process; all None if /proc does not have the pid. ``start_ticks`` counts from boot, in USER_HZ."""
 
     start_ticks: int | None = None
     comm: str | None = None
@@ -34,15 +41,15 @@ class ProcessOwner(NamedTuple):
     command: str | None = None
 
 
-UNKNOWN = ProcessOwner()
+UNKNOWN_IDENTITY = ProcessIdentity()
 
 
-class _Known(NamedTuple):
+class _CachedIdentity(NamedTuple):
     """``key``: command name and start of the process."""
 
     key: bytes
-    owner: ProcessOwner
-    start: ProcessStart | None
+    owner: ProcessIdentity
+    start: ProcessStat | None
 
 
 class ProcessTable:
@@ -50,10 +57,10 @@ class ProcessTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _CachedIdentity] = {}
 
     @property
-    def process_starts(self) -> Mapping[int, ProcessStart]:
+    def process_starts(self) -> Mapping[int, ProcessStat]:
         """Data of the processes of the last ``read``, from their stat files."""
         return {pid: known.start for pid, known in self._known.items() if known.start}
 
@@ -64,27 +71,31 @@ class ProcessTable:
         except (OSError, ValueError):
             return 4194304  # the kernel's own limit, PID_MAX_LIMIT
 
-    def read(self, pids: Iterable[int]) -> Mapping[int, ProcessOwner]:
+    def read(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
         """Return the identity of each pid; all other pids are forgotten."""
         self._known = {pid: self._look_up(pid, self._known.get(pid)) for pid in set(pids)}
         return {pid: known.owner for pid, known in self._known.items()}
 
-    def _look_up(self, pid: int, known: _Known | None) -> _Known:
+    def _look_up(self, pid: int, known: _CachedIdentity | None) -> _CachedIdentity:
         """Read the owner once per start time and name; it changes only with an exec."""
         key, start = self._key(pid)
         if known is not None and known.key == key:
-            return _Known(key, known.owner, start)
+            return _CachedIdentity(key, known.owner, start)
         name, _, ticks = key.rpartition(b")")
         try:
             uid = self._uid(pid)
-            comm, command = clean(name.decode("utf-8", "replace")), self._command(pid)
-            owner = ProcessOwner(int(ticks), comm, uid, user_name(uid), command)
+            comm, command = printable_text(name.decode("utf-8", "replace")), self._command(pid)
+            owner = ProcessIdentity(int(ticks), comm, uid, user_name(uid), command)
         except (OSError, ValueError, IndexError):
-            return _Known(b"", UNKNOWN, start)
+            return _CachedIdentity(b"", UNKNOWN_IDENTITY, start)
         # The pid may have been reused between the two files.
-        return _Known(key, owner, start) if self._key(pid)[0] == key else _Known(b"", UNKNOWN, start)
+        return (
+            _CachedIdentity(key, owner, start)
+            if self._key(pid)[0] == key
+            else _CachedIdentity(b"", UNKNOWN_IDENTITY, start)
+        )
 
-    def _key(self, pid: int) -> tuple[bytes, ProcessStart | None]:
+    def _key(self, pid: int) -> tuple[bytes, ProcessStat | None]:
         """Return ``comm)start_ticks`` and the start data, or nothing if the process has exited.
 
         The name may contain parentheses.
@@ -97,7 +108,7 @@ class ProcessTable:
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b"", None
-        return before.partition(b"(")[2] + b")" + fields[19], parse_start(fields)
+        return before.partition(b"(")[2] + b")" + fields[19], parse_process_stat(fields)
 
     def _uid(self, pid: int) -> int:
         """Return the effective uid, like SO_PEERCRED; the directory's owner is root for undumpable processes."""
@@ -121,11 +132,11 @@ def command_of(command_line: bytes) -> str | None:
     program = os.path.basename(path)
     if not program or any(map(str.isspace, path)):
         return None
-    runs = _script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
-    return clean(f"{program} {runs}".rstrip())
+    runs = _python_script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
+    return printable_text(f"{program} {runs}".rstrip())
 
 
-def _script(arguments: Iterable[str]) -> str:
+def _python_script(arguments: Iterable[str]) -> str:
     """Return the script or ``-m MODULE`` among a Python interpreter's arguments; empty without any."""
     words = iter(arguments)
     for word in words:
@@ -149,7 +160,7 @@ def _script(arguments: Iterable[str]) -> str:
 def user_name(uid: int) -> str | None:
     """Return the account's name, or None for a uid without one."""
     try:
-        return clean(pwd.getpwuid(uid).pw_name)
+        return printable_text(pwd.getpwuid(uid).pw_name)
     except (KeyError, OSError):
         return None
 
@@ -199,8 +210,8 @@ class OpenDeviceNodes:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in islice(entries, MAX_DESCRIPTORS)]
         except PermissionError:
-            now = process_start(self._root, pid)
-            if now is not None and not now.flags & KERNEL_THREAD:
+            now = read_process_stat(self._root, pid)
+            if now is not None and not now.flags & KERNEL_THREAD_FLAG:
                 self._hidden.add(pid)
             return ()
         except OSError:
@@ -272,7 +283,7 @@ class DeviceHolders:
             listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
             holders = tuple(
                 ProcessUsage(pid=holder.pid, used_bytes=None, kinds=("holder",), **identities[holder.pid]._asdict())
-                for holder in self._open.get(_address(device.pci_bus_id), ())
+                for holder in self._open.get(_short_address(device.pci_bus_id), ())
                 if holder.pid not in listed
                 and holder.start_ticks is not None
                 and identities[holder.pid].start_ticks == holder.start_ticks
@@ -282,7 +293,7 @@ class DeviceHolders:
         return [held(device) if device.uuid in suspects else device for device in devices]
 
     def _scan(self) -> dict[str, list[ProcessKey]]:
-        addresses = {**_nvidia(self._proc), **_drm(self._sys)}
+        addresses = {**_nvidia_addresses(self._proc), **_drm_addresses(self._sys)}
         found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
         identities = self._table.read(found)
         holders: dict[str, list[ProcessKey]] = {}
@@ -299,22 +310,22 @@ def _has_unattributed(device: DeviceReading) -> bool:
     return device.used_bytes - sum(filter(None, used)) > UNATTRIBUTED_RATIO * device.size_bytes
 
 
-def _nvidia(proc: str) -> Mapping[str, str]:
+def _nvidia_addresses(proc: str) -> Mapping[str, str]:
     """Return PCI addresses by device node; the numbers of the nodes are not NVML's indices."""
     return {
-        f"/dev/nvidia{minor}": _address(os.path.basename(os.path.dirname(path)))
+        f"/dev/nvidia{minor}": _short_address(os.path.basename(os.path.dirname(path)))
         for path in glob(f"{proc}/driver/nvidia/gpus/*/information")
         for minor in re.findall(r"^Device Minor:\s*(\d+)", read_or_empty(path), re.MULTILINE)
     }
 
 
-def _drm(sys: str) -> Mapping[str, str]:
+def _drm_addresses(sys: str) -> Mapping[str, str]:
     return {
-        f"/dev/dri/{os.path.basename(path)}": _address(os.path.basename(os.path.realpath(f"{path}/device")))
+        f"/dev/dri/{os.path.basename(path)}": _short_address(os.path.basename(os.path.realpath(f"{path}/device")))
         for path in glob(f"{sys}/class/drm/renderD*")
     }
 
 
-def _address(pci_bus_id: str) -> str:
+def _short_address(pci_bus_id: str) -> str:
     """Return the address in the format of sysfs; NVML has a longer domain in capitals."""
     return pci_bus_id[-12:].lower()

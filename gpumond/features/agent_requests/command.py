@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import add_target, confirm, option, positive
+from gpumond.cli.arguments import add_option, add_target, confirm, positive_type
 from gpumond.facts import units
-from gpumond.facts.alerts import AGAIN, WAS
+from gpumond.facts.alerts import AGAIN_SINCE, ALERT_WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
-from gpumond.facts.units import seconds_argument, size_argument, size_text
-from gpumond.facts.verdicts import PATTERNS, REMEDIES, VERDICTS
+from gpumond.facts.units import parse_seconds_argument, parse_size_argument, size_text
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES, VERDICT_REMEDIES
 from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
@@ -28,7 +28,7 @@ from gpumond.view.text import output_width, printable, size_or_dash, table, time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
     add_recording(parser)
-    option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
+    add_option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
     client.add_arguments(parser)
 
 
@@ -88,17 +88,17 @@ def _with_case(url: str) -> frozenset[int]:
 def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a program's active verdicts, each with its remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
-        if verdict["pid"] == pid and verdict["kind"] not in PATTERNS:
+        if verdict["pid"] == pid and verdict["kind"] not in PATTERN_NAMES:
             yield printable(f"verdict {verdict['kind']} since {time_text(verdict['since'])}: {verdict['summary']}")
-            steps = steps_of(REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
+            steps = steps_of(VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
-            summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(WAS)
-            summary, _, again = summary.partition(AGAIN)
+            summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(ALERT_WAS)
+            summary, _, again = summary.partition(AGAIN_SINCE)
             since = f"again since {again}" if again else f"since {time_text(alert['fired_at'] or alert['active_at'])}"
             state = f"{alert['phase']} {since}"
-            reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICTS else "")
+            reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICT_NAMES else "")
             yield printable(f"alert {alert['rule']} {summary if past else state + reason}")
 
 
@@ -123,11 +123,11 @@ RESPONSE_SECONDS = 60.0
 
 
 def add_recording(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--record DURATION",
         "record allocation stacks for this long first, such as 60s, and save them for flame graphs",
-        type=positive(seconds_argument),
+        type=positive_type(parse_seconds_argument),
         default=0.0,
     )
 
@@ -160,7 +160,7 @@ class SnapshotCommand:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "request a snapshot from")
         add_recording(parser)
-        option(parser, "--out FILE", "download one process's snapshot to this file")
+        add_option(parser, "--out FILE", "download one process's snapshot to this file")
         client.add_arguments(parser)
 
     @staticmethod
@@ -191,7 +191,7 @@ class LimitCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "limit", device=False)
-        option(
+        add_option(
             parser,
             "--device GPU",
             "limit on one GPU only (index, UUID or its prefix, or PCI address); if you select no program, for every "
@@ -202,7 +202,7 @@ class LimitCommand:
             metavar="SIZE|none",
             help="the most that each allocator may hold, such as 40GiB; none removes the limit",
         )
-        option(
+        add_option(
             parser,
             "--yes",
             "don't ask for confirmation, and don't warn if a program would still hold more than SIZE after a flush",
@@ -213,7 +213,7 @@ class LimitCommand:
     def run(arguments: argparse.Namespace) -> int:
         targeted = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
         try:
-            limit_bytes = None if arguments.limit == "none" else size_argument(arguments.limit)
+            limit_bytes = None if arguments.limit == "none" else parse_size_argument(arguments.limit)
             if limit_bytes == 0:
                 raise ValueError("the size must be above 0")
         except ValueError as error:

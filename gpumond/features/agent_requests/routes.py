@@ -9,11 +9,11 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import ConfigDict, Field
 
-from gpumond.config.models import Encodable
-from gpumond.diagnosis.advice import advice, context_of
-from gpumond.facts.frame import Frame, device_named
+from gpumond.config.models import EncodableModel
+from gpumond.diagnosis.advice import advice_texts, context_of
+from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import AgentResponse, RequestKind
-from gpumond.facts.program import AppliedLimit, Dump, LiveClasses, Site
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_own
@@ -27,7 +27,7 @@ SnapshotId = Annotated[int, Path(gt=0, lt=2**31)]
 MAX_RECORD_SECONDS = 600.0
 
 
-class LimitBody(Encodable):
+class LimitBody(EncodableModel):
     """Limit of a program.
 
     ``limit_bytes``: null removes the limit. ``device``: an index, a UUID or a prefix of one, or a PCI address; null for
@@ -42,7 +42,7 @@ class LimitBody(Encodable):
     device: str | None = Field(default=None, min_length=1, max_length=128)
 
 
-class RecordingBody(Encodable):
+class RecordingBody(EncodableModel):
     """``record_seconds``: record the stacks of allocations for this time first; null for no recording."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"record_seconds": 60.0}]})
@@ -62,7 +62,7 @@ class Why:
     """
 
     classes: tuple[LiveClasses, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[AllocationSite, ...] = ()
     unrecorded_bytes: int = 0
     kv_cache_bytes: int | None = None
     advice: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = De
     404: no agent has this pid, it's another user's program, or no device has this name. 409: the program doesn't allow
     or support a limit; see `detail`. 504: the program didn't respond.
     """
-    device = None if body.device is None else device_named(body.device, core_of(request).frame)
+    device = None if body.device is None else find_device_uuid_in_frame(body.device, core_of(request).frame)
     answer = await _ask(request, pid, "limit", caller, body.limit_bytes, device)
     if isinstance(answer, Response):
         return answer
@@ -215,7 +215,7 @@ def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> 
     for uuid in dict.fromkeys(one.device_uuid for one in classes):
         retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
         case = replace(context_of(report, uuid, frame.snapshot, retried), classes=classes)
-        found.update(dict.fromkeys(advice(case)))
+        found.update(dict.fromkeys(advice_texts(case)))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from gpumond.facts.alerts import Action, Labels, Rule, same_process
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.flush import concerns, reclaimable_bytes
+from gpumond.facts.flush import labels_match_program, reclaimable_bytes
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ENGINE_STEP, PoolUsage, Receipt
 from gpumond.facts.program import ProcessKey
@@ -270,7 +270,7 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
         flushes = bool(action.program_steps) and report.flush_policy != "never"
         if not (suspends or flushes) or not any(fnmatchcase(report.workload, glob) for glob in action.workloads):
             continue
-        if not concerns(labels, report) or alert.process not in (None, report.key):
+        if not labels_match_program(labels, report) or alert.process not in (None, report.key):
             continue
         least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
         if suspends or reclaimable_bytes(labels, report) >= least:

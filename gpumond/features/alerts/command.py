@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, option, print_result
-from gpumond.facts.alerts import OVER
+from gpumond.cli.arguments import DONE, add_option, print_result
+from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
@@ -21,7 +21,7 @@ PAIRS = ("labels", "annotations")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--past", "show resolved alerts, most recent last")
+    add_option(parser, "--past", "show resolved alerts, most recent last")
     client.add_arguments(parser, entries="alerts")
 
 
@@ -84,7 +84,11 @@ def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterat
     """Yield a row for each alert. ``ends``: the Unix times at which silences end, by id."""
     for alert in alerts:
         labels, texts = dict(alert["labels"]), dict(alert["annotations"])
-        phase = "ended" if texts.get("summary", "").startswith(OVER) and alert["phase"] == "firing" else alert["phase"]
+        phase = (
+            "ended"
+            if texts.get("summary", "").startswith(ENDED_PREFIX) and alert["phase"] == "firing"
+            else alert["phase"]
+        )
         silenced = ""
         if alert.get("silenced_by") and phase != "resolved":
             until = max((ends[id] for id in alert["silenced_by"] if id in ends), default=None)

@@ -24,14 +24,14 @@ from gpumond.facts.alerts import (
 )
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.flush import (
-    FlushOutcome,
     FlushRequest,
+    FlushResponse,
     Target,
     empty_receipt,
     receipt_without_bytes,
 )
 from gpumond.facts.frame import Alert
-from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, Receipt
+from gpumond.facts.pools import ENGINE_STEP, ExpectedRelease, FlushOutcome, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
@@ -55,7 +55,7 @@ from gpumond.store.store import Store
 ACTION = "action"
 """The audit's action of a rule that is about to flush."""
 
-SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, Outcome] = {
+SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, FlushOutcome] = {
     "suspended": "freed",
     "resumed": "nothing",
     "planned": "planned",
@@ -100,7 +100,7 @@ class AlertDispatcher:
         self,
         store: Store,
         outbox: Outbox,
-        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         began: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
         suspend: Callable[[AgentReport, str, bool], Awaitable[SuspensionReceipt]] | None = None,
@@ -120,8 +120,8 @@ class AlertDispatcher:
     async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
-            alerts, alive = await self._store.kept_alerts()
-            entries = await self._store.audit_entries(users=False)
+            alerts, alive = await self._store.stored_alerts()
+            entries = await self._store.audit_entries(include_users=False)
             self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
@@ -183,7 +183,7 @@ class AlertDispatcher:
             over = tuple(self._unkept)
             self._unkept.clear()
             self._kept = state
-            keeping = self._store.keep_alerts(to_stored(dispatch.activities, self._began), notices, over)
+            keeping = self._store.store_alerts(to_stored(dispatch.activities, self._began), notices, over)
             self._writes.start(self._keep(keeping, over))
 
     async def close(self) -> None:
@@ -234,7 +234,7 @@ class AlertDispatcher:
         size = found.expected_bytes
         return replace(
             empty_receipt(program, SUSPENSION_OUTCOMES[found.outcome], found.reason, actor, found.started_at),
-            expected=None if size is None else Expected(size, size, size),
+            expected=None if size is None else ExpectedRelease(size, size, size),
             released_bytes=found.released_bytes or 0,
             driver_released_bytes=found.released_bytes,
             duration_seconds=found.duration_seconds,

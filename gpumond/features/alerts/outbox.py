@@ -25,7 +25,7 @@ from functools import partial
 from gpumond.facts.alerts import Labels, Notification
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
-from gpumond.facts.units import backoff
+from gpumond.facts.units import backoff_seconds
 from gpumond.features.alerts.receivers.base import ReceiverType, Rejected, TemporaryFailure
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.store.store import Store
@@ -76,7 +76,7 @@ class Outbox:
             del self._queues[name]
             self._workers.pop(name).cancel()
         try:
-            notices, known = await self.journal.undelivered(given)
+            notices, known = await self.journal.undelivered_notifications(given)
         except StoreUnavailable:
             notices, known = [], []
         for name in self._queues:
@@ -302,7 +302,7 @@ class ReceiverQueue:
             most = min(most, PROMPT_SECONDS)
         if (resend := self._receiver.resend_seconds) is not None:
             most = min(most, resend, PROMPT_SECONDS)  # the receiver drops alerts that are not sent again
-        return random.uniform(least, max(least, backoff(least, failures, most)))
+        return random.uniform(least, max(least, backoff_seconds(least, failures, most)))
 
     def _count_failure(self, reason: str, text: str) -> None:
         self._counts.count_notification(self._receiver.name)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, count, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, parse_count, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import caller_text
 from gpumond.view.audit import audit_sentence
@@ -26,16 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="show",
         help="show the entries (default), or verify them against the daemon's log; run verify on the daemon's machine",
     )
-    option(parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=count, default=100)
-    option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
-    option(
+    add_option(
+        parser, "--limit N", "number of entries to show, most recent last (default: 100)", type=parse_count, default=100
+    )
+    add_option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
+    add_option(
         parser,
         "--log FILE",
         "with verify: the daemon's log, preferably collected on another machine (default: standard input)",
         type=Path,
     )
-    option(parser, "--config FILE", "with verify: a stopped daemon's configuration file", type=Path)
-    option(
+    add_option(parser, "--config FILE", "with verify: a stopped daemon's configuration file", type=Path)
+    add_option(
         parser,
         "--state-dir PATH",
         "with verify: state directory (default: the one that the daemon at --url uses)",
@@ -68,7 +70,7 @@ def _rows(entries: Sequence[dict[str, Any]], user_name: Callable[[int], str | No
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gpumond.config.loading import load
+    from gpumond.config.loading import load_settings
     from gpumond.store.audit import verify
 
     if arguments.log is None and sys.stdin.isatty():
@@ -76,7 +78,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             "--log: expected a file with the daemon's log, or: journalctl -u gpumond | gpumond audit verify"
         )
     named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
-    file = named or load(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    file = named or load_settings(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     try:
         with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
             entries, problems = verify(file, lines)

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
+from gpumond.cli.arguments import (
+    DONE,
+    FAILED,
+    NOTHING_TO_DO,
+    add_option,
+    option_type,
+    parse_duration,
+    print_error,
+    print_result,
+)
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
@@ -34,19 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete = what.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
         parser.add_argument("name", type=option_type(_name), metavar="NAME", help="the baseline's name")
-    length: dict[str, Any] = {"dest": "duration", "type": duration}
-    option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
-    option(record, "--workload NAME", "measure only this workload")
-    option(compare, "--for DURATION", "how long to measure; without it, show the last comparison", **length)
+    length: dict[str, Any] = {"dest": "duration", "type": parse_duration}
+    add_option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
+    add_option(record, "--workload NAME", "measure only this workload")
+    add_option(compare, "--for DURATION", "how long to measure; without it, show the last comparison", **length)
     limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
-    option(
+    add_option(
         compare,
         "--fail-above PERCENT",
         "exit with 1 if peak live memory grew by more than this, such as 5%%",
         type=option_type(_growth),
         **limit,
     )
-    option(
+    add_option(
         compare,
         "--fail-if COMPARISON",
         "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
@@ -54,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=option_type(parse_measure_threshold),
         **limit,
     )
-    option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
+    add_option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
 

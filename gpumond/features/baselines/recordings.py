@@ -10,7 +10,7 @@ from typing import Literal
 
 from gpumond.core import Core, Part, Tick
 from gpumond.facts.errors import EntryConflict, NoSuchEntry, StoreUnavailable
-from gpumond.facts.frame import Frame, Line
+from gpumond.facts.frame import Frame, LedgerLine
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.features.baselines.statistics import (
@@ -33,7 +33,9 @@ MAX_BYTES = 8 * 1024**2
 
 def baseline_table(store: Store, side: Side) -> Table[Baseline]:
     """Return the store's table of baselines, or of the last measurement that was compared with each."""
-    return Table(store, "baselines", Baseline, part=("side", side), actions=AuditActions(delete="baseline.delete"))
+    return Table(
+        store, "baselines", Baseline, second_key=("side", side), actions=AuditActions(delete="baseline.delete")
+    )
 
 
 class BaselineService:
@@ -220,7 +222,7 @@ class BaselineRecorder:
         workloads = tuple(_measures(name, self._workloads[name]) for name in sorted(self._workloads))
         return Baseline(self.name, self.workload, at, self.for_seconds, self._now - since, self.complete, workloads)
 
-    def _lines(self, frame: Frame) -> dict[str, list[Line]]:
+    def _lines(self, frame: Frame) -> dict[str, list[LedgerLine]]:
         """Return the lines by workload. A program without an agent is named by its command."""
         names = {
             (device.uuid, key): f"[{process.comm}]"
@@ -228,7 +230,7 @@ class BaselineRecorder:
             for key, process in device.processes_by_key.items()
             if process.comm
         }
-        table: dict[str, list[Line]] = {}
+        table: dict[str, list[LedgerLine]] = {}
         for line in frame.ledger.lines:
             name = line.workload or (names.get((line.device_uuid, line.process), "") if line.process else "")
             if name and line.share in SHARES and self.workload in (None, name):
@@ -245,7 +247,7 @@ class BaselineRecorder:
                     workload.last_retries[counter] = pool.retries
 
 
-def _sums(lines: list[Line]) -> dict[str, float]:
+def _sums(lines: list[LedgerLine]) -> dict[str, float]:
     """Return the sums of the measures; without an agent only ``used`` is known."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in lines:

@@ -9,7 +9,7 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.baselines.recordings import BaselineService
 from gpumond.features.baselines.statistics import (
@@ -47,7 +47,7 @@ class BaselineEntry:
     workloads: tuple[str, ...]
 
 
-class RecordBody(Encodable):
+class RecordBody(EncodableModel):
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600, "workload": "train"}]}
     )
@@ -56,7 +56,7 @@ class RecordBody(Encodable):
     workload: str | None = Field(default=None, min_length=1, max_length=256)
 
 
-class CompareBody(Encodable):
+class CompareBody(EncodableModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"for_seconds": 600}]})
 
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)

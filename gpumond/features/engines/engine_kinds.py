@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
-from gpumond.facts.pools import Expected
+from gpumond.facts.pools import ExpectedRelease
 from gpumond.features.engines.spec import (
     NAME_LENGTH,
     EngineRequest,
@@ -151,10 +151,10 @@ def read_comfyui(engine: EngineConfig) -> Exchange[EngineState]:
     )
 
 
-def estimate_comfyui(engine: EngineConfig, state: EngineState, used: int) -> Expected:
+def estimate_comfyui(engine: EngineConfig, state: EngineState, used: int) -> ExpectedRelease:
     """Estimate what PyTorch holds. Models that custom nodes keep stay, and memory outside PyTorch may go too."""
     likely = used if state.held_bytes is None else min(used, state.held_bytes)
-    return Expected(0, likely, used, "interval")
+    return ExpectedRelease(0, likely, used, "interval")
 
 
 COMFYUI = EngineSpec(
@@ -693,7 +693,9 @@ def generic_method(engine: EngineConfig) -> ReleaseMethod | None:
         name="release",
         release=send_in_order(release.request),
         serves_again=wakes if wake else "the engine returns on its own",
-        estimate=None if release.ends_process else lambda engine, state, used: Expected(0, None, used, "interval"),
+        estimate=None
+        if release.ends_process
+        else lambda engine, state, used: ExpectedRelease(0, None, used, "interval"),
         undo=send_in_order(wake.request) if wake else None,
         stops_service=wake is not None,
         ends_holder=release.ends_process,

@@ -23,14 +23,14 @@ from gpumond.core import Core, EngineStep, Part
 from gpumond.facts.engines import EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected, EngineTimeout
 from gpumond.facts.flush import FlushRequest, receipt_without_bytes
-from gpumond.facts.pools import ENGINE_STEP, Expected, Outcome, PoolBytes, Receipt, StepResult
+from gpumond.facts.pools import ENGINE_STEP, ExpectedRelease, FlushOutcome, PoolBytes, Receipt, StepResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import ProcessUsage, Reading, Snapshot
 from gpumond.facts.units import plural, size_text
 from gpumond.features.engines.poller import Engines
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import ReleaseMethod
-from gpumond.host.machine import process_start
+from gpumond.host.machine import read_process_stat
 from gpumond.host.tasks import cancel_all
 
 log = logging.getLogger(__name__)
@@ -130,12 +130,12 @@ def host_obstacle(method: ReleaseMethod, most: int, available: int | None) -> st
 
 def outcome_of(
     method: ReleaseMethod,
-    expected: Expected,
+    expected: ExpectedRelease,
     before: EngineMemory,
     after: EngineMemory,
     ended: frozenset[ProcessKey],
     error: EngineError | None,
-) -> tuple[Outcome, str]:
+) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a release. The driver's count decides, and never the engine's answer alone."""
     released, lost = before.total - after.total, ended & before.processes
     if before.listeners <= ended:
@@ -234,7 +234,7 @@ class ReleaseTiming:
 class Refused(Exception):
     """A check failed; nothing was sent. ``outcome`` is ``nothing`` if there is nothing to release."""
 
-    def __init__(self, reason: str, outcome: Outcome = "refused") -> None:
+    def __init__(self, reason: str, outcome: FlushOutcome = "refused") -> None:
         super().__init__(reason)
         self.outcome = outcome
 
@@ -252,12 +252,12 @@ class _Flush:
     requested_by: str
     method: ReleaseMethod | None = None
     before: EngineMemory = EngineMemory()
-    expected: Expected | None = None
+    expected: ExpectedRelease | None = None
     models: tuple[str, ...] = ()
     wake_seconds: float | None = None
     started_at: float = field(default_factory=time.time)
 
-    def receipt(self, outcome: Outcome, reason: str) -> Receipt:
+    def receipt(self, outcome: FlushOutcome, reason: str) -> Receipt:
         """Return a receipt without bytes."""
         name, by, method = self.engine.name, self.requested_by, self.method
         return replace(
@@ -269,7 +269,7 @@ class _Flush:
             wake_seconds=self.wake_seconds,
         )
 
-    def woken(self, outcome: Outcome, more: int, needed: int, seconds: float) -> Receipt:
+    def woken(self, outcome: FlushOutcome, more: int, needed: int, seconds: float) -> Receipt:
         """Return the receipt of a wake, after which the driver counts ``more`` of the ``needed`` bytes again."""
         receipt = self.receipt(
             outcome,
@@ -277,7 +277,9 @@ class _Flush:
         )
         return replace(receipt, steps=(StepResult("wake", 0, seconds, receipt.method or ""),), duration_seconds=seconds)
 
-    def receipts(self, after: EngineMemory | None, outcome: Outcome, reason: str, seconds: float = 0) -> list[Receipt]:
+    def receipts(
+        self, after: EngineMemory | None, outcome: FlushOutcome, reason: str, seconds: float = 0
+    ) -> list[Receipt]:
         """Return one receipt for each device; ``after`` is None for a plan."""
         bare, made = self.receipt(outcome, reason), []
         for uuid, used in sorted(self.before.used.items()):
@@ -300,12 +302,12 @@ class _Flush:
             made.append(receipt)
         return made
 
-    def _part(self, used: int) -> Expected:
+    def _part(self, used: int) -> ExpectedRelease:
         """Return the estimate for one device, in proportion to its part of the engine's memory."""
         assert self.expected is not None
         whole, expected = max(1, self.before.total), self.expected
         likely = None if expected.likely is None else expected.likely * used // whole
-        return Expected(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
+        return ExpectedRelease(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
 
 
 class EngineFlusher(EngineStep):
@@ -454,7 +456,7 @@ class EngineFlusher(EngineStep):
             ]
         return receipts
 
-    def _expected(self, flush: _Flush, method: ReleaseMethod, state: EngineState) -> Expected:
+    def _expected(self, flush: _Flush, method: ReleaseMethod, state: EngineState) -> ExpectedRelease:
         expected = method.expected(flush.engine, state, flush.before.total)
         if expected.likely is not None:
             return expected
@@ -462,7 +464,7 @@ class EngineFlusher(EngineStep):
         return replace(expected, likely=min(expected.high, last) if last else None)
 
     async def _await_settled(
-        self, flush: _Flush, method: ReleaseMethod, expected: Expected, error: EngineError | None
+        self, flush: _Flush, method: ReleaseMethod, expected: ExpectedRelease, error: EngineError | None
     ) -> EngineMemory:
         """Return the memory once the driver counts the release and two reads are equal, or time is up."""
         name, before = flush.engine.name, flush.before
@@ -513,7 +515,7 @@ class EngineFlusher(EngineStep):
         if await self._server_ended(before, problem):
             return [flush.receipt("failed", "the server exited after the call; see its log")]
         if problem is not None:
-            outcome: Outcome = "timeout" if isinstance(problem, EngineTimeout) else "failed"
+            outcome: FlushOutcome = "timeout" if isinstance(problem, EngineTimeout) else "failed"
             note = "the call may still be in progress" if outcome == "timeout" else ""
             if method.stops_service:
                 self._begin_return(engine.name, released)
@@ -620,7 +622,7 @@ class EngineFlusher(EngineStep):
         return frozenset(key for key in memory.listeners | memory.processes if not self._is_alive(key))
 
     def _is_alive(self, key: ProcessKey) -> bool:
-        start = process_start("/proc", key.pid)
+        start = read_process_stat("/proc", key.pid)
         return start is not None and start.start_ticks == key.start_ticks and start.state not in ENDED_STATES
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gpumond.devices.process.metadata import parse_placement
 from gpumond.facts.program import ProcessKey
 from gpumond.features.engines.spec import Address
-from gpumond.host.machine import is_descendant, read_or_empty, start_ticks
+from gpumond.host.machine import is_descendant, read_or_empty, read_start_ticks
 
 LISTEN = "0A"
 _CREDENTIALS = struct.Struct("3i")
@@ -47,7 +47,9 @@ class _Socket(NamedTuple):
 
 def find_processes(address: Address, candidates: Iterable[ProcessKey], proc: str = "/proc") -> EngineProcesses:
     """Return which of the candidates, the driver's processes, belong to the engine at this address."""
-    keys = [key for key in candidates if key.start_ticks is not None and start_ticks(key.pid, proc) == key.start_ticks]
+    keys = [
+        key for key in candidates if key.start_ticks is not None and read_start_ticks(key.pid, proc) == key.start_ticks
+    ]
     if address.scheme == "unix":
         return _of_unix_socket(address.host, keys, proc)
     sockets = dict.fromkeys(_sockets(address, keys, proc))
@@ -75,7 +77,7 @@ def _of_unix_socket(path: str, keys: list[ProcessKey], proc: str) -> EngineProce
     except OSError as error:
         return EngineProcesses(problem=f"unix:{path}: {error.strerror or 'no response'}")
     pid, uid, _ = _CREDENTIALS.unpack(raw)
-    ticks = start_ticks(pid, proc) if pid > 0 else None
+    ticks = read_start_ticks(pid, proc) if pid > 0 else None
     if ticks is None:
         return EngineProcesses(uid=uid, problem=f"the process listening at unix:{path} isn't visible to the daemon")
     listeners = {ProcessKey(pid, ticks)}
@@ -157,7 +159,7 @@ def _holders(inodes: set[int], proc: str) -> set[ProcessKey]:
     found = set()
     for name in os.listdir(proc):
         if name.isdecimal() and _has_socket(f"{proc}/{name}", links, infos):
-            ticks = start_ticks(int(name), proc)
+            ticks = read_start_ticks(int(name), proc)
             if ticks is not None:
                 found.add(ProcessKey(int(name), ticks))
     return found

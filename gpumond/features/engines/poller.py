@@ -94,7 +94,7 @@ async def send(engine: EngineConfig, call: EngineRequest, seconds: float) -> Eng
 
 def _connection(engine: EngineConfig, address: Address) -> Connection:
     if address.scheme == "unix":
-        return Connection("localhost", path=address.host)
+        return Connection("localhost", socket_path=address.host)
     tls = tls_context(engine.ca_file) if address.scheme == "https" else None
     return Connection(address.host, address.port, tls=tls, server_name=engine.server_name)
 

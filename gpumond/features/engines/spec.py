@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 
 from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError, EngineRejected
-from gpumond.facts.messages import clean
-from gpumond.facts.pools import Expected
+from gpumond.facts.messages import printable_text
+from gpumond.facts.pools import ExpectedRelease
 
 if TYPE_CHECKING:
     from gpumond.features.engines.settings import EngineConfig
@@ -149,7 +149,7 @@ class EngineResponse(NamedTuple):
     def raise_for_status(self) -> EngineResponse:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
         if not 200 <= self.status < 300:
-            text = clean(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
+            text = printable_text(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
             raise EngineRejected(self.status, "; ".join(filter(None, (text, REMEDIES.get(self.status)))))
         return self
 
@@ -189,7 +189,7 @@ def entries(value: Any, *path: str | int) -> list[Any]:
 
 def name_of(value: object) -> str:
     """Return a name from an answer, safe to print."""
-    return clean(str(value))[:NAME_LENGTH]
+    return printable_text(str(value))[:NAME_LENGTH]
 
 
 def read_flag(name: str) -> Exchange[bool | None]:
@@ -219,7 +219,7 @@ class ReleaseMethod:
     name: str
     release: Callable[[EngineConfig, EngineState], Exchange[tuple[str, ...]]]
     serves_again: str
-    estimate: Callable[[EngineConfig, EngineState, int], Expected] | None = None
+    estimate: Callable[[EngineConfig, EngineState, int], ExpectedRelease] | None = None
     undo: Callable[[EngineConfig, tuple[str, ...]], Exchange[object]] | None = None
     check: Callable[[EngineConfig, EngineState], Exchange[str]] | None = None
     stops_service: bool = False
@@ -230,7 +230,7 @@ class ReleaseMethod:
     call_seconds: float = 30.0
     settle_seconds: float = 30.0
 
-    def expected(self, engine: EngineConfig, state: EngineState, used: int) -> Expected:
+    def expected(self, engine: EngineConfig, state: EngineState, used: int) -> ExpectedRelease:
         """Return the bytes that the driver will count less, of an engine whose processes use so many.
 
         Without an estimate of its own: all of it if the processes end, all but their contexts if the weights move to
@@ -239,12 +239,12 @@ class ReleaseMethod:
         if self.estimate is not None:
             return self.estimate(engine, state, used)
         if not self.ends_holder:
-            return Expected(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else None, used, "interval")
+            return ExpectedRelease(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else None, used, "interval")
         models = models_to_unload(engine, state)
         if len(models) == len(state.models):
-            return Expected(min(used, state.held_bytes or 0), used, used, "interval")
+            return ExpectedRelease(min(used, state.held_bytes or 0), used, used, "interval")
         sizes = [model.size_bytes for model in models if model.size_bytes is not None]
-        return Expected(0, min(used, sum(sizes)) if len(sizes) == len(models) else None, used, "interval")
+        return ExpectedRelease(0, min(used, sum(sizes)) if len(sizes) == len(models) else None, used, "interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

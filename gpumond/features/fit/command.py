@@ -22,14 +22,14 @@ from typing import Any
 
 import gpumond
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, option, print_error
+from gpumond.cli.arguments import DONE, FAILED, add_option, print_error
 from gpumond.cli.progress import QUIET_SECONDS, Progress
 from gpumond.devices import detect_sources
 from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, SourceUnavailable
-from gpumond.facts.frame import device_uuid
+from gpumond.facts.frame import find_device_uuid
 from gpumond.facts.messages import to_json
-from gpumond.facts.program import CLASSES as CLASS_NAMES
+from gpumond.facts.program import CLASS_NAMES
 from gpumond.facts.snapshot import DeviceReading
 from gpumond.facts.units import GIB, MIB, size_text
 from gpumond.features.fit.tracer import ALLOCATE, STEP
@@ -47,12 +47,12 @@ PLACE = "{batch}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(
+    add_option(
         parser,
         "--batch LOW..HIGH",
         f"find the largest batch that fits; write {PLACE} in the command where the batch size goes",
     )
-    option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
+    add_option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)
     parser.add_argument(
         "command",
@@ -238,7 +238,7 @@ def _largest_batch(
     if arguments.device is not None:
         fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
         known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
-        uuid = device_uuid(arguments.device, known)
+        uuid = find_device_uuid(arguments.device, known)
         devices = [each for each in devices if each["uuid"] == uuid]
     size, assumed = _size(devices)
     for each in assumed:

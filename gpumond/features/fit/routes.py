@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import HTTPException, Query, Request
 from fastapi.responses import Response
 
-from gpumond.facts.frame import device_named
+from gpumond.facts.frame import find_device_uuid_in_frame
 from gpumond.features.fit.run_peaks import AutoNeed, RunPeaks
 from gpumond.serve import examples
 from gpumond.serve.routes import Router, core_of, json_response
@@ -41,7 +41,7 @@ async def need(
         raise HTTPException(503, "no device has been read yet; retry in a second")
     devices = core.frame.snapshot.devices
     if device is not None:
-        uuid = device_named(device, core.frame, None)
+        uuid = find_device_uuid_in_frame(device, core.frame, None)
         found = core.frame.snapshot.device(uuid)
         names = {found.name} if found else set()
     else:

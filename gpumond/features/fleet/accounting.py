@@ -19,10 +19,10 @@ from typing import NamedTuple
 from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, query_all
 
-TARGET = ("cluster", "job", "instance")
-OWNER = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
+TARGET_LABELS = ("cluster", "job", "instance")
+OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
 """Labels of an owner. Only series of programs have the last two."""
-LABELS: Mapping[str, str] = {
+LABEL_BY_COLUMN: Mapping[str, str] = {
     "namespace": "pod_namespace",
     "user": "user",
     "workload": "workload",
@@ -31,21 +31,21 @@ LABELS: Mapping[str, str] = {
     "machine": "instance",
     "cluster": "cluster",
 }
-"""Labels by which rows are grouped, by the word of ``--by``. ``TEAM`` and ``JOB`` are derived."""
-TEAM, JOB = "team", "job"
-COLUMNS = (*LABELS, TEAM, JOB)
+"""Labels by which rows are grouped, by the word of ``--by``. Those of teams and jobs are derived."""
+TEAM_COLUMN, JOB_COLUMN = "team", "job"
+COLUMNS = (*LABEL_BY_COLUMN, TEAM_COLUMN, JOB_COLUMN)
 MEASURES = ("used", "idle_held", "idle_and_reclaimable", "wasted")
 FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
-PARTS, MAX_STEPS = 48, 360
+MIN_PARTS, MAX_STEPS_PER_PART = 48, 360
 """Number of parts of a period, if none has more than this number of steps."""
-AT_ONCE = 4
+MAX_CONCURRENT_QUERIES = 4
 
 Target = tuple[str, str, str]
 
 
-def group_of(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def columns_parser(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Return the function that reads ``--by``; it raises ValueError for other columns than these."""
 
     def read(text: str) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Period(NamedTuple):
 
     def parts(self) -> Iterator[Period]:
         steps = self.seconds // self.step
-        length = self.step * min(MAX_STEPS, -(-steps // PARTS))
+        length = self.step * min(MAX_STEPS_PER_PART, -(-steps // MIN_PARTS))
         for begin in range(self.begin, self.end, length):
             yield Period(begin, min(self.end, begin + length), self.step)
 
@@ -116,20 +116,20 @@ class Accounts:
     """Bytes of all owners in each part of the period that has data, by measure, at its middle: the mean over the time
     of its machines that is known."""
 
-    def bytes_of_device(self, model: str) -> float | None:
+    def mean_device_bytes(self, model: str) -> float | None:
         """Return the mean size of a device of this model."""
         return self.size[model] / self.devices[model] if self.devices.get(model) else None
 
 
 def selector(metric: str, job: str | None, *matchers: str) -> str:
     """Return the selector of a metric; without a job, of all jobs."""
-    own = [*matchers, *([] if job is None else [f"job={json.dumps(job)}"])]
-    return metric + (f"{{{', '.join(own)}}}" if own else "")
+    all_matchers = [*matchers, *([] if job is None else [f"job={json.dumps(job)}"])]
+    return metric + (f"{{{', '.join(all_matchers)}}}" if all_matchers else "")
 
 
 def device_expression(job: str | None, metric: str, *matchers: str) -> str:
     """Return the expression of a metric of whole devices, with their model."""
-    target = ", ".join(TARGET)
+    target = ", ".join(TARGET_LABELS)
     whole = selector("gpumond_device_info", job, 'parent_uuid=""')
     return (
         f"max by ({target}, uuid) ({selector(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
@@ -138,11 +138,11 @@ def device_expression(job: str | None, metric: str, *matchers: str) -> str:
 
 
 def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, str]:
-    """Return the PromQL expression of each value of ``collect``, at one time.
+    """Return the PromQL expression of each value of ``read_accounts``, at one time.
 
     ``of_programs``: used memory is that of programs, with their jobs, and the other measures are unknown.
     """
-    target, owner = ", ".join(TARGET), ", ".join(OWNER)
+    target, owner = ", ".join(TARGET_LABELS), ", ".join(OWNER_LABELS)
 
     size = device_expression(job, "gpumond_device_memory_size_bytes")
     read = f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
@@ -150,7 +150,7 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
     down = f"max by ({target}) ({selector('gpumond_driver_up', job)}) < 1"
     unattributed = device_expression(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
     if of_programs:
-        names = ", ".join(name for name in OWNER if name not in ("model", "slurm_account"))
+        names = ", ".join(name for name in OWNER_LABELS if name not in ("model", "slurm_account"))
         processes = device_expression(job, "gpumond_process_memory_used_bytes").replace(", uuid)", ", uuid, pid)", 1)
         infos = f"max by ({target}, pid, {names}) ({selector('gpumond_process_info', job)})"
         joined = f"{processes} * on ({target}, pid) group_left ({names}) {infos}"
@@ -178,31 +178,31 @@ def query_time(part: Period) -> float:
     return part.end - part.step / 2
 
 
-async def collect(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
+async def read_accounts(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
     """Read the values of a period. Raises DiscoveryError and ConfigError."""
-    at_once = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
 
-    async def ask(expression: str, part: Period) -> Sequence[SeriesSample]:
-        async with at_once:
+    async def query_part(expression: str, part: Period) -> Sequence[SeriesSample]:
+        async with semaphore:
             return await prometheus.query(sum_over_period(expression, part), query_time(part))
 
-    async def all_of(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
+    async def query_parts(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())
-        found = await query_all(ask(expression, part) for part in parts)
-        return [(name, part, samples) for part, samples in zip(parts, found, strict=True)]
+        results = await query_all(query_part(expression, part) for part in parts)
+        return [(name, part, samples) for part, samples in zip(parts, results, strict=True)]
 
-    answers = await query_all(all_of(*each) for each in usage_queries(job, of_programs).items())
+    answers = await query_all(query_parts(*each) for each in usage_queries(job, of_programs).items())
     values = [answer for answers_of_one in answers for answer in answers_of_one]
     jobs = {sample.labels.get("job", "") for name, _, samples in values if name == "known" for sample in samples}
-    up = f"max by ({', '.join(TARGET)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
+    up = f"max by ({', '.join(TARGET_LABELS)}) (up{{job=~{json.dumps('|'.join(map(re.escape, sorted(jobs))))}}})"
     if jobs:
         for name, expression in {"listed": f"({up}) * 0 + 1", "any": f"count({up}) * 0 + 1"}.items():
-            values += await all_of(name, expression)
-    return accounts(period, values)
+            values += await query_parts(name, expression)
+    return make_accounts(period, values)
 
 
-def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[SeriesSample]]]) -> Accounts:
-    """Return the accounts from the results of ``collect``'s queries: name, part and samples of each."""
+def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[SeriesSample]]]) -> Accounts:
+    """Return the accounts from the results of ``read_accounts``' queries: name, part and samples of each."""
     result = Accounts(period)
     known: defaultdict[Target, float] = defaultdict(float)
     listed: defaultdict[Target, float] = defaultdict(float)
@@ -221,7 +221,7 @@ def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[Series
             elif name != "any":
                 owner = _owner(sample, name)
                 measures = result.use.setdefault((target, owner), {})
-                for measure in ("used", "wasted") if name == "unattributed" else (name,):
+                for measure in ("used", "wasted") if name == "unattributed" else (name,):  # it has no owner
                     measures[measure] = measures.get(measure, 0.0) + seconds
                     if measure != name:
                         totals[measure][part] += seconds
@@ -231,27 +231,27 @@ def accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[Series
         result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, listed[target] + gap)))
     for measure in ("used", "wasted"):
         result.curves[measure] = [
-            ((part.begin + part.end) / 2, value / part.seconds / (_known_part(totals, part, len(listed)) or 1.0))
+            ((part.begin + part.end) / 2, value / part.seconds / (_known_ratio(totals, part, len(listed)) or 1.0))
             for part, value in sorted(totals[measure].items())
         ]
     return result
 
 
-def _known_part(totals: Mapping[str, Mapping[Period, float]], part: Period, machines: int) -> float:
+def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, machines: int) -> float:
     """Return the known part of the machines' time in a part of the period; 0 if nothing is known about it."""
     gap = part.seconds - totals["any"][part]
     return Coverage(totals["known"][part], totals["listed"][part] + gap * machines).ratio
 
 
 def _target(sample: SeriesSample) -> Target:
-    cluster, job, instance = (sample.labels.get(name, "") for name in TARGET)
+    cluster, job, instance = (sample.labels.get(name, "") for name in TARGET_LABELS)
     return cluster, job, instance
 
 
 def _owner(sample: SeriesSample, name: str) -> tuple[str | None, ...]:
     if name == "unattributed":
-        return tuple(sample.labels.get(label, "") if label == "model" else None for label in OWNER)
-    return tuple(sample.labels.get(label, "") for label in OWNER)
+        return tuple(sample.labels.get(label, "") if label == "model" else None for label in OWNER_LABELS)
+    return tuple(sample.labels.get(label, "") for label in OWNER_LABELS)
 
 
 class Price(NamedTuple):
@@ -268,10 +268,10 @@ def price_of(model: str, prices: Sequence[Price]) -> float | None:
 
 
 class TeamRule(NamedTuple):
-    """A team owns what matches: ``label`` is one of ``LABELS``, ``pattern`` a pattern of its value."""
+    """A team owns what matches: ``column`` is one of ``LABEL_BY_COLUMN``, ``pattern`` a pattern of its value."""
 
     team: str
-    label: str
+    column: str
     pattern: str
 
 
@@ -295,9 +295,9 @@ class Usage:
     wasted_cost: float | None = None
 
 
-def usages(
+def usage_by_group(
     accounts: Accounts,
-    by: Sequence[str],
+    columns: Sequence[str],
     prices: Sequence[Price] = (),
     teams: Sequence[TeamRule] = (),
     extrapolate: bool = False,
@@ -305,24 +305,28 @@ def usages(
     """Return a row for each group, those with the highest use first. ``extrapolate``: measures include the gaps."""
     groups: defaultdict[tuple[str | None, ...], list[tuple[Target, str, Mapping[str, float]]]] = defaultdict(list)
     for (target, owner), measures in accounts.use.items():
-        labels: dict[str, str | None] = dict(zip((*OWNER, *TARGET), (*owner, *target), strict=True))
-        labels |= {TEAM: _team(labels, teams), JOB: _job(labels)}
-        group = tuple(labels[LABELS.get(name, name)] for name in by)
+        labels: dict[str, str | None] = dict(zip((*OWNER_LABELS, *TARGET_LABELS), (*owner, *target), strict=True))
+        labels |= {TEAM_COLUMN: _team(labels, teams), JOB_COLUMN: _job(labels)}
+        group = tuple(labels[LABEL_BY_COLUMN.get(name, name)] for name in columns)
         groups[group].append((target, labels["model"] or "", measures))
-    rows = [_usage(accounts, group, members, prices, extrapolate) for group, members in groups.items()]
+    rows = [_group_usage(accounts, group, members, prices, extrapolate) for group, members in groups.items()]
     return sorted(rows, key=lambda row: (-row.used, tuple(each or "" for each in row.group)))
 
 
-def total(accounts: Accounts, prices: Sequence[Price] = (), extrapolate: bool = False) -> Usage:
+def total_usage(accounts: Accounts, prices: Sequence[Price] = (), extrapolate: bool = False) -> Usage:
     """Return the use by all, whose coverage is that of all machines."""
-    members = [(target, owner[OWNER.index("model")] or "", each) for (target, owner), each in accounts.use.items()]
-    return _usage(accounts, (), members, prices, extrapolate, accounts.coverage)
+    members = [
+        (target, owner[OWNER_LABELS.index("model")] or "", each) for (target, owner), each in accounts.use.items()
+    ]
+    return _group_usage(accounts, (), members, prices, extrapolate, accounts.coverage)
 
 
 def _team(labels: Mapping[str, str | None], teams: Sequence[TeamRule]) -> str | None:
     if labels["user"] is None:
         return None
-    return next((rule.team for rule in teams if fnmatchcase(labels[LABELS[rule.label]] or "", rule.pattern)), "")
+    return next(
+        (rule.team for rule in teams if fnmatchcase(labels[LABEL_BY_COLUMN[rule.column]] or "", rule.pattern)), ""
+    )
 
 
 def _job(labels: Mapping[str, str | None]) -> str | None:
@@ -330,7 +334,7 @@ def _job(labels: Mapping[str, str | None]) -> str | None:
     return labels["job_id"] or (f"slurm/{labels['slurm_job']}" if labels["slurm_job"] else labels["job_id"])
 
 
-def _usage(
+def _group_usage(
     accounts: Accounts,
     group: tuple[str | None, ...],
     members: Sequence[tuple[Target, str, Mapping[str, float]]],
@@ -340,20 +344,24 @@ def _usage(
 ) -> Usage:
     measures: dict[str, float] = {}
     costs: dict[str, float | None] = {"used": 0.0, "wasted": 0.0}
-    whole = 0.0
+    extrapolated = 0.0
     for target, model, values in members:
         ratio = accounts.coverage[target].ratio if target in accounts.coverage else 1.0
         factor = 1 / ratio if ratio else 1.0
-        whole += values.get("used", 0.0) * factor
-        hourly, size = price_of(model, prices), accounts.bytes_of_device(model)
+        extrapolated += values.get("used", 0.0) * factor
+        hourly_price, device_bytes = price_of(model, prices), accounts.mean_device_bytes(model)
         for name, seconds in values.items():
             hours = seconds / 3600 * (factor if extrapolate else 1.0)
             measures[name] = measures.get(name, 0.0) + hours / GIB
             if name in costs:
-                before = costs[name]
-                costs[name] = None if before is None or hourly is None or not size else before + hours / size * hourly
-    own = {target for target, _, _ in members} if machines is None else {*machines}
-    coverages = [each for target, each in accounts.coverage.items() if target in own]
+                cost = costs[name]
+                costs[name] = (
+                    None
+                    if cost is None or hourly_price is None or not device_bytes
+                    else cost + hours / device_bytes * hourly_price
+                )
+    targets = {target for target, _, _ in members} if machines is None else {*machines}
+    coverages = [each for target, each in accounts.coverage.items() if target in targets]
     known, expected = sum(each.known for each in coverages), sum(each.expected for each in coverages)
     return Usage(
         group=group,
@@ -361,7 +369,7 @@ def _usage(
         idle_held=measures.get("idle_held"),
         idle_and_reclaimable=measures.get("idle_and_reclaimable"),
         wasted=measures.get("wasted"),
-        mean_gibibytes=whole / accounts.period.seconds / GIB,
+        mean_gibibytes=extrapolated / accounts.period.seconds / GIB,
         coverage=Coverage(known, expected).ratio,
         cost=costs["used"] if prices else None,
         wasted_cost=costs["wasted"] if prices else None,
@@ -370,11 +378,11 @@ def _usage(
 
 def models_without_price(accounts: Accounts, prices: Sequence[Price]) -> list[str]:
     """Return the models without a price."""
-    models = {owner[OWNER.index("model")] or "" for _, owner in accounts.use}
+    models = {owner[OWNER_LABELS.index("model")] or "" for _, owner in accounts.use}
     return sorted(model for model in models if price_of(model, prices) is None)
 
 
-def gaps(accounts: Accounts) -> list[tuple[str, float]]:
+def machines_with_gaps(accounts: Accounts) -> list[tuple[str, float]]:
     """Return the machines with gaps and their coverage, the lowest first."""
     return sorted(
         ((instance, each.ratio) for (_, _, instance), each in accounts.coverage.items() if each.ratio < 1),

@@ -13,36 +13,51 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, print_result
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    add_option,
+    option_type,
+    parse_duration,
+    print_error,
+    print_result,
+)
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
-from gpumond.features.fleet.accounting import LABELS, OWNER, TARGET, device_expression, group_of, selector
-from gpumond.features.fleet.discovery import SeriesSample, add_prometheus, make_prometheus, query_all
+from gpumond.features.fleet.accounting import (
+    LABEL_BY_COLUMN,
+    OWNER_LABELS,
+    TARGET_LABELS,
+    columns_parser,
+    device_expression,
+    selector,
+)
+from gpumond.features.fleet.discovery import SeriesSample, add_prometheus_arguments, make_prometheus, query_all
 from gpumond.view.text import printable, size_or_dash, table, time_text
 
-HEADROOM = 0.1
+DEFAULT_HEADROOM_RATIO = 0.1
 """Part of the need that a limit adds, by default."""
-STEP_BYTES = 2**28
+ROUNDING_BYTES = 2**28
 """Limits and reserves are multiples of 256 MiB."""
 MIN_HOURS = 1.0
 """Programs that ran for a shorter time, all together, get no advice."""
 MAX_STEPS = 336
 """Steps of the sums over a period: half an hour each in a week."""
 MIG_MODELS = re.compile(r"A100|A30\b|H100|H200|GH200|B200|GB200|B300|GB300|RTX PRO 6000 Blackwell", re.IGNORECASE)
-QUARTERS = re.compile(r"A30\b|RTX PRO 6000 Blackwell", re.IGNORECASE)
+QUARTER_MODELS = re.compile(r"A30\b|RTX PRO 6000 Blackwell", re.IGNORECASE)
 """Models whose memory MIG divides into quarters instead of eighths."""
-PROFILES: Mapping[bool, Sequence[tuple[int, float]]] = {
+MIG_PROFILES: Mapping[bool, Sequence[tuple[int, float]]] = {
     False: ((1, 1 / 8), (2, 2 / 8), (3, 4 / 8), (7, 1.0)),
     True: ((1, 1 / 4), (2, 2 / 4), (4, 1.0)),
 }
 """Compute slices and part of the memory of each profile, by whether a model has quarters, from NVIDIA's MIG user guide.
 Of profiles with the same memory, the one of which most instances fit on a device with the most slices."""
-USABLE = 0.9
+USABLE_RATIO = 0.9
 """Part of a profile's share of the memory that its instances have at least: 16 GiB of 17.6 on an H200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class SizeAdvice:
     """Sizes for the programs of one group on devices of one model.
 
     ``group``: its labels in the order of the columns. ``needed_bytes``: the highest need of one of its programs on one
@@ -64,115 +79,125 @@ class Size:
     profile: str | None = None
 
 
-def need_queries(job: str | None, labels: Sequence[str], seconds: int) -> Mapping[str, str]:
+def need_queries(job: str | None, labels: Sequence[str], period_seconds: int) -> Mapping[str, str]:
     """Return the PromQL expression of each value, evaluated at the end of a period.
 
     ``labels``: those by which programs are grouped, in addition to ``model``. Bytes, hours, and bytes times hours.
     """
-    by, step = ", ".join((*labels, "model")), max(60, -(-seconds // MAX_STEPS // 60) * 60)
-    target = ", ".join(TARGET)
-    metric, half = selector("gpumond_owner_needed_bytes", job), seconds // 2
-    needed = f"{metric}[{seconds}s]"
-    own = f"max by ({target}, {', '.join(OWNER[:5])}) ({selector('gpumond_owner_device_processes', job)})"
+    group_labels, step_seconds = ", ".join((*labels, "model")), max(60, -(-period_seconds // MAX_STEPS // 60) * 60)
+    target = ", ".join(TARGET_LABELS)
+    metric, half_seconds = selector("gpumond_owner_needed_bytes", job), period_seconds // 2
+    needed = f"{metric}[{period_seconds}s]"
+    processes = f"max by ({target}, {', '.join(OWNER_LABELS[:5])}) ({selector('gpumond_owner_device_processes', job)})"
     held = selector("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
-    size = device_expression(job, "gpumond_device_memory_size_bytes")
-    allocated = f"({size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
+    device_size = device_expression(job, "gpumond_device_memory_size_bytes")
+    allocated = f"({device_size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
 
     def hours(expression: str, by: str) -> str:
-        return f"sum by ({by}) (sum_over_time(({expression})[{seconds}s:{step}s])) * {step} / 3600"
+        total = f"sum_over_time(({expression})[{period_seconds}s:{step_seconds}s])"
+        return f"sum by ({by}) ({total}) * {step_seconds} / 3600"
 
     return {
-        "needed": f"max by ({by}) (max_over_time({needed}))",
-        "earlier": f"max by ({by}) (max_over_time({metric}[{half}s] offset {half}s))",
-        "usual": f"max by ({by}) (quantile_over_time(0.5, {needed}))",
-        "hours": hours(own, by),
-        "size": f"min by (model) (last_over_time(({size})[{seconds}s:{step}s]))",
+        "needed": f"max by ({group_labels}) (max_over_time({needed}))",
+        "earlier": f"max by ({group_labels}) (max_over_time({metric}[{half_seconds}s] offset {half_seconds}s))",
+        "usual": f"max by ({group_labels}) (quantile_over_time(0.5, {needed}))",
+        "hours": hours(processes, group_labels),
+        "size": f"min by (model) (last_over_time(({device_size})[{period_seconds}s:{step_seconds}s]))",
         "allocated": hours(allocated, "model"),
     }
 
 
-def sizes(values: Mapping[str, Iterable[SeriesSample]], labels: Sequence[str], headroom: float) -> list[Size]:
+def advise_programs(
+    values: Mapping[str, Iterable[SeriesSample]], labels: Sequence[str], headroom_ratio: float
+) -> list[SizeAdvice]:
     """Return the sizes of each group on each model from the results of the expressions, the longest running first."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
+    values_by_group: dict[tuple[str, ...], dict[str, float]] = {}
     for name in ("needed", "earlier", "usual", "hours"):
         for sample in values[name]:
             key = tuple(sample.labels.get(label, "") for label in (*labels, "model"))
-            found.setdefault(key, {})[name] = sample.value
-    devices = by_model(values["size"])
+            values_by_group.setdefault(key, {})[name] = sample.value
+    device_bytes = value_by_model(values["size"])
     rows = [
-        size(
+        advise_program(
             key[:-1],
             key[-1],
-            needed=own["needed"],
-            earlier=own.get("earlier"),
-            usual=own["usual"],
-            hours=own["hours"],
-            device=devices.get(key[-1]),
-            headroom=headroom,
+            needed_bytes=group_values["needed"],
+            earlier_bytes=group_values.get("earlier"),
+            usual_bytes=group_values["usual"],
+            hours=group_values["hours"],
+            device_bytes=device_bytes.get(key[-1]),
+            headroom_ratio=headroom_ratio,
         )
-        for key, own in found.items()
-        if {"needed", "usual", "hours"} <= own.keys()
+        for key, group_values in values_by_group.items()
+        if {"needed", "usual", "hours"} <= group_values.keys()
     ]
     return sorted(rows, key=lambda row: (-row.hours, row.group, row.model))
 
 
-def by_model(samples: Iterable[SeriesSample]) -> dict[str, float]:
+def value_by_model(samples: Iterable[SeriesSample]) -> dict[str, float]:
     return {sample.labels.get("model", ""): sample.value for sample in samples}
 
 
-def size(
+def advise_program(
     group: tuple[str, ...],
     model: str,
     *,
-    needed: float,
-    earlier: float | None,
-    usual: float,
+    needed_bytes: float,
+    earlier_bytes: float | None,
+    usual_bytes: float,
     hours: float,
-    device: float | None,
-    headroom: float = HEADROOM,
-) -> Size:
+    device_bytes: float | None,
+    headroom_ratio: float = DEFAULT_HEADROOM_RATIO,
+) -> SizeAdvice:
     """Return the sizes for programs with these needs, on devices of this size. Bytes and hours.
 
     Without a limit: programs whose need is not settled, since a limit from the first half of the period would have been
     exceeded in the second.
     """
-    known = Size(group=group, model=model, needed_bytes=needed, earlier_bytes=earlier, usual_bytes=usual, hours=hours)
-    limit = _rounded(needed * (1 + headroom))
-    if device is not None:
-        limit = min(limit, math.floor(device))
+    advice = SizeAdvice(
+        group=group,
+        model=model,
+        needed_bytes=needed_bytes,
+        earlier_bytes=earlier_bytes,
+        usual_bytes=usual_bytes,
+        hours=hours,
+    )
+    limit_bytes = _round_up(needed_bytes * (1 + headroom_ratio))
+    if device_bytes is not None:
+        limit_bytes = min(limit_bytes, math.floor(device_bytes))
     if hours < MIN_HOURS:
-        return replace(known, reason=f"ran for less than {MIN_HOURS:g} h")
-    if earlier is None or needed > earlier * (1 + headroom):
-        return replace(known, reason="needed more in the second half of the period")
-    if not limit or (device is not None and needed > device):
-        return replace(known, reason="needed no memory" if not limit else "needed more than the device has")
+        return replace(advice, reason=f"ran for less than {MIN_HOURS:g} h")
+    if earlier_bytes is None or needed_bytes > earlier_bytes * (1 + headroom_ratio):
+        return replace(advice, reason="needed more in the second half of the period")
+    if not limit_bytes or (device_bytes is not None and needed_bytes > device_bytes):
+        return replace(advice, reason="needed no memory" if not limit_bytes else "needed more than the device has")
     return replace(
-        known,
-        limit_bytes=limit,
-        reserve_bytes=min(limit, _rounded(usual)),
-        per_device=None if device is None else int(device // limit),
-        profile=None if device is None else profile(model, device, limit),
+        advice,
+        limit_bytes=limit_bytes,
+        reserve_bytes=min(limit_bytes, _round_up(usual_bytes)),
+        per_device=None if device_bytes is None else int(device_bytes // limit_bytes),
+        profile=None if device_bytes is None else mig_profile(model, device_bytes, limit_bytes),
     )
 
 
-def _rounded(number: float) -> int:
-    return math.ceil(number / STEP_BYTES) * STEP_BYTES
+def _round_up(size_bytes: float) -> int:
+    return math.ceil(size_bytes / ROUNDING_BYTES) * ROUNDING_BYTES
 
 
-def profile(model: str, device: float, limit: float) -> str | None:
+def mig_profile(model: str, device_bytes: float, limit_bytes: float) -> str | None:
     """Return the name of the smallest MIG profile whose instances have at least this memory, None for a whole device.
 
-    ``device``: bytes of the whole device. Names follow NVIDIA's, which round its nominal size.
+    ``device_bytes``: size of the whole device. Names follow NVIDIA's, which round its nominal size.
     """
     if not MIG_MODELS.search(model):
         return None
-    for slices, part in PROFILES[bool(QUARTERS.search(model))]:
-        if part < 1 and limit <= device * part * USABLE:
-            return f"{slices}g.{math.floor(math.ceil(device / GIB) * part + 0.5)}gb"
+    for slices, part in MIG_PROFILES[bool(QUARTER_MODELS.search(model))]:
+        if part < 1 and limit_bytes <= device_bytes * part * USABLE_RATIO:
+            return f"{slices}g.{math.floor(math.ceil(device_bytes / GIB) * part + 0.5)}gb"
     return None
 
 
-COLUMNS = tuple(name for name in LABELS if name not in ("model", "machine"))
+COLUMNS = tuple(name for name in LABEL_BY_COLUMN if name not in ("model", "machine"))
 
 
 def parse_headroom(text: str) -> float:
@@ -187,32 +212,32 @@ def parse_headroom(text: str) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prometheus(parser)
-    option(
+    add_prometheus_arguments(parser)
+    add_option(
         parser,
         "--by COLUMN[,COLUMN]",
         f"one proposal for all programs with the same values of these columns: {', '.join(COLUMNS)} (default: "
         "workload)",
-        type=option_type(group_of(COLUMNS)),
+        type=option_type(columns_parser(COLUMNS)),
         default="workload",
     )
-    option(
+    add_option(
         parser,
         "--for DURATION",
         "length of the period, which ends now (default: 7d)",
         dest="duration",
-        type=duration,
+        type=parse_duration,
         default=7 * DAY_SECONDS,
     )
-    option(
+    add_option(
         parser,
         "--headroom PERCENT",
-        f"margin of the proposed limit above the memory that the programs needed (default: {HEADROOM:.0%}%)",
+        "margin of the proposed limit above the memory that the programs needed (default: 10%%)",
         type=option_type(parse_headroom),
-        default=HEADROOM,
+        default=DEFAULT_HEADROOM_RATIO,
     )
-    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
-    option(parser, "--json", "print JSON")
+    add_option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    add_option(parser, "--json", "print JSON")
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -224,11 +249,11 @@ async def run(arguments: argparse.Namespace) -> int:
     if prometheus is None:
         raise ConfigError("--prometheus is required: advice is based only on its series")
     end = float(int(time.time()))
-    labels = [LABELS[name] for name in arguments.by]
+    labels = [LABEL_BY_COLUMN[name] for name in arguments.by]
     queries = need_queries(arguments.job, labels, int(arguments.duration))
     answers = await query_all(prometheus.query(query, end) for query in queries.values())
     values = dict(zip(queries, answers, strict=True))
-    rows = sizes(values, labels, arguments.headroom)
+    rows = advise_programs(values, labels, arguments.headroom)
     if not rows:
         print_error(
             "gpumond: Prometheus has no series gpumond_owner_needed_bytes from "
@@ -237,8 +262,9 @@ async def run(arguments: argparse.Namespace) -> int:
         )
         return NOTHING_TO_DO
     shown = rows[: arguments.limit or None]
-    allocated = sum(by_model(values["allocated"]).values()) / GIB
-    notes = _total(rows, allocated)
+    allocated = sum(value_by_model(values["allocated"]).values()) / GIB
+    advised = _advised_gibibyte_hours(rows)
+    notes = _total_text(advised, allocated)
     if len(shown) < len(rows):
         notes += f"\nrows left out: {len(rows) - len(shown)}; --limit 0 shows all"
     document = {
@@ -246,26 +272,29 @@ async def run(arguments: argparse.Namespace) -> int:
         "headroom_ratio": arguments.headroom,
         "queries": queries,
         "allocated_gibibyte_hours": allocated,
-        "advised_gibibyte_hours": _advised(rows),
-        "rows": [_object(arguments.by, row) for row in shown],
+        "advised_gibibyte_hours": advised,
+        "rows": [_row_object(arguments.by, row) for row in shown],
     }
-    texts = (_table(arguments.by, shown), notes, _sources(queries, end, arguments))
+    texts = (_advice_table(arguments.by, shown), notes, _queries_text(queries, end, arguments))
     print_result(arguments, document, lambda: "\n\n".join(texts))
     return DONE
 
 
-def _advised(rows: Sequence[Size]) -> float:
+def _advised_gibibyte_hours(rows: Sequence[SizeAdvice]) -> float:
     """Return the GiB-hours with these limits; programs without a limit count with what they needed."""
     return sum((row.needed_bytes if row.limit_bytes is None else row.limit_bytes) * row.hours for row in rows) / GIB
 
 
-def _object(by: Sequence[str], row: Size) -> dict[str, object]:
-    return {**dict(zip(by, row.group, strict=True)), **{k: own for k, own in asdict(row).items() if k != "group"}}
+def _row_object(columns: Sequence[str], row: SizeAdvice) -> dict[str, object]:
+    return {
+        **dict(zip(columns, row.group, strict=True)),
+        **{name: value for name, value in asdict(row).items() if name != "group"},
+    }
 
 
-def _table(by: Sequence[str], rows: Sequence[Size]) -> str:
+def _advice_table(columns: Sequence[str], rows: Sequence[SizeAdvice]) -> str:
     header = (
-        *map(str.upper, by),
+        *map(str.upper, columns),
         "MODEL",
         ">HOURS",
         ">NEEDED",
@@ -296,15 +325,15 @@ def _table(by: Sequence[str], rows: Sequence[Size]) -> str:
     )
 
 
-def _total(rows: Sequence[Size], allocated: float) -> str:
-    advised = _advised(rows)
+def _total_text(advised: float, allocated: float) -> str:
+    """Compare the GiB-hours of the limits with those of the GPUs."""
     saved = f", {1 - advised / allocated:.0%} less" if 0 < advised < allocated else ""
     return (
         f"GPUs with programs: {allocated:,.1f} GiB-hours; the limits of these programs: {advised:,.1f} GiB-hours{saved}"
     )
 
 
-def _sources(queries: Mapping[str, str], end: float, arguments: argparse.Namespace) -> str:
+def _queries_text(queries: Mapping[str, str], end: float, arguments: argparse.Namespace) -> str:
     formulas = (
         f"LIMIT = NEEDED + {arguments.headroom:.0%} and RESERVE = USUAL, in steps of 256 MiB. PER GPU = size / LIMIT. "
         "No limit is proposed if one computed from the first half of the period would have been exceeded in the "

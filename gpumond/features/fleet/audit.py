@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, print_result
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
@@ -17,11 +17,11 @@ from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import checked_as
 from gpumond.view.text import table, time_text
 
-AUDIT = "/api/v1/audit"
+AUDIT_ROUTE = "/api/v1/audit"
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _AuditEntry:
     """The fields of an entry whose types are known; its detail is any JSON value."""
 
     seq: int
@@ -31,8 +31,10 @@ class _Entry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
-    option(parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100)
+    add_option(parser, "--operation ID", "only the entries of one `gpumond fleet` command, by the ID that it printed")
+    add_option(
+        parser, "--limit N", "number of entries per machine, most recent last (default: 100)", type=int, default=100
+    )
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -42,13 +44,13 @@ async def run(arguments: argparse.Namespace) -> int:
     query = {"limit": str(arguments.limit)} | ({"operation": arguments.operation} if arguments.operation else {})
 
     async def read(machine: Machine) -> list[dict[str, Any]]:
-        return entries_of(machine, await client.get(machine, f"{AUDIT}?{urlencode(query)}"))
+        return entries_of(machine, await client.get(machine, f"{AUDIT_ROUTE}?{urlencode(query)}"))
 
     answers = await read_each(machines, read, arguments.parallel)
     missing = unread_machines(machines, answers)
     entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
     document = {"entries": entries, "missing": [each._asdict() for each in missing]}
-    print_result(arguments, document, lambda: "\n\n".join((_table(entries), *map(str, missing))))
+    print_result(arguments, document, lambda: "\n\n".join((_entry_table(entries), *map(str, missing))))
     if missing:
         return FAILED
     return DONE if entries else NOTHING_TO_DO
@@ -56,12 +58,12 @@ async def run(arguments: argparse.Namespace) -> int:
 
 def entries_of(machine: Machine, answer: object) -> list[dict[str, Any]]:
     """Return the entries of a machine with its name. Raises DaemonError if the answer is of another form."""
-    checked = checked_as(tuple[_Entry, ...], answer, "audit")
+    checked = checked_as(tuple[_AuditEntry, ...], answer, "audit")
     details = [each.get("detail") for each in answer] if isinstance(answer, list) else []
     return [{"machine": machine.name, **own, "detail": detail} for own, detail in zip(checked, details, strict=True)]
 
 
-def _table(entries: Sequence[dict[str, Any]]) -> str:
+def _entry_table(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return "no entry"
     rows = [

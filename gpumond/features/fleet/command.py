@@ -11,12 +11,12 @@ from gpumond.cli.arguments import DONE, NOTHING_TO_DO, print_result
 from gpumond.features.fleet import advise, audit, discovery, doctor, flush, report, status, top, undo
 from gpumond.view.text import table
 
-FLUSHES = {
+FLUSH_COMMANDS = {
     "flush": "flush programs on several machines and print receipts",
     "sleep": "release serving engines' memory and print receipts",
     "wake": "wake serving engines: undo each one's last release of memory",
 }
-READS = {
+READ_COMMANDS = {
     "targets": "print the daemons' addresses; with --json, in file_sd format",
     "status": "show each machine's state, and which machines don't respond",
     "top": "show the GPUs and processes of several machines live in one table",
@@ -24,55 +24,50 @@ READS = {
     "audit": "show audit-log entries of several machines",
 }
 
-OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+ADD_OWN_ARGUMENTS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "status": status.add_arguments,
     "top": top.add_arguments,
     "audit": audit.add_arguments,
 }
-"""Functions that add options of a command."""
+"""What adds the options that only this command has."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = (*READS, *FLUSHES, "undo", "report", "advise")
-    what = parser.add_subparsers(dest="what", metavar="|".join(names), required=True)
-    for name, summary in READS.items():
-        read = what.add_parser(name, help=summary)
+    names = (*READ_COMMANDS, *FLUSH_COMMANDS, "undo", "report", "advise")
+    subparsers = parser.add_subparsers(dest="what", metavar="|".join(names), required=True)
+    for name, summary in READ_COMMANDS.items():
+        read = subparsers.add_parser(name, help=summary)
         discovery.add_arguments(read)
-        if name in OPTIONS:
-            OPTIONS[name](read)
-    for name, summary in FLUSHES.items():
-        flush.add_arguments(what.add_parser(name, help=summary), name)
-    undone = what.add_parser("undo", help="undo what a `gpumond fleet` command changed, where possible")
-    discovery.add_arguments(undone)
-    undo.add_arguments(undone)
-    report.add_arguments(
-        what.add_parser("report", help="report how much memory was used and wasted, based on Prometheus' data")
-    )
-    advise.add_arguments(
-        what.add_parser(
-            "advise", help="propose limits, reserves and MIG profiles for programs, based on Prometheus' data"
-        )
-    )
+        if name in ADD_OWN_ARGUMENTS:
+            ADD_OWN_ARGUMENTS[name](read)
+    for name, summary in FLUSH_COMMANDS.items():
+        flush.add_arguments(subparsers.add_parser(name, help=summary), name)
+    summary = "undo what a `gpumond fleet` command changed, where possible"
+    undo.add_arguments(subparsers.add_parser("undo", help=summary))
+    summary = "report how much memory was used and wasted, based on Prometheus' data"
+    report.add_arguments(subparsers.add_parser("report", help=summary))
+    summary = "propose limits, reserves and MIG profiles for programs, based on Prometheus' data"
+    advise.add_arguments(subparsers.add_parser("advise", help=summary))
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "top":
         return top.run(arguments)  # it blocks, and starts an event loop for each request
     actions: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]] = {
-        "targets": _targets,
+        "targets": _print_targets,
         "status": status.run,
         "doctor": doctor.run,
         "audit": audit.run,
         "undo": undo.run,
         "report": report.run,
         "advise": advise.run,
-        **dict.fromkeys(FLUSHES, flush.run),
+        **dict.fromkeys(FLUSH_COMMANDS, flush.run),
     }
     return asyncio.run(actions[arguments.what](arguments))
 
 
-async def _targets(arguments: argparse.Namespace) -> int:
+async def _print_targets(arguments: argparse.Namespace) -> int:
     _, machines = await discovery.select_machines(arguments)
     rows = ((each.name, each.url, ", ".join(map("=".join, each.labels))) for each in machines)
-    print_result(arguments, discovery.to_groups(machines), lambda: table(("MACHINE", "ADDRESS", "LABELS"), rows))
+    print_result(arguments, discovery.file_sd_groups(machines), lambda: table(("MACHINE", "ADDRESS", "LABELS"), rows))
     return DONE if machines else NOTHING_TO_DO

@@ -41,13 +41,13 @@ _PREFIX = re.compile(r"[A-Za-z0-9._~/-]*")
 class Machine:
     """One daemon. ``name`` is its label ``instance``, ``url`` its address, ``labels`` are the other labels.
 
-    ``proven``: the list with this name and address comes from this machine, or from a server that was verified.
+    ``from_verified_list``: the list with this name and address is from this computer or from a verified server.
     """
 
     name: str
     url: str
     labels: tuple[tuple[str, str], ...] = ()
-    proven: bool = True
+    from_verified_list: bool = True
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
@@ -83,26 +83,28 @@ class Machines:
         for each in self.all:
             self._by_name.setdefault(each.name, []).append(each)
             self._by_address.setdefault(each.address, []).append(each)
-            for host in {each.host, _parts(each.name)[0]}:
+            for host in {each.host, _host_and_port(each.name)[0]}:
                 self._by_host.setdefault(host, []).append(each)
 
-    def address_of(self, instance: str, cluster: str = "") -> Machine:
+    def machine_of(self, instance: str, cluster: str = "") -> Machine:
         """Return the machine of a label ``instance``: by its name, its address or, if one of the two has no port, its
         host. With a cluster, those with another label ``cluster`` are left out.
 
         Raises DiscoveryError for none, and for several with different addresses.
         """
-        host, port = _parts(instance)
-        same_host = [each for each in self._by_host.get(host, ()) if port is None or _parts(each.name)[1] is None]
-        found = self._by_name.get(instance) or self._by_address.get(instance) or same_host
-        found = [each for each in found if not cluster or dict(each.labels).get("cluster", cluster) == cluster]
-        if len({each.url for each in found}) > 1:
-            urls = ", ".join(each.url for each in found)
+        host, port = _host_and_port(instance)
+        same_host = [
+            each for each in self._by_host.get(host, ()) if port is None or _host_and_port(each.name)[1] is None
+        ]
+        machines = self._by_name.get(instance) or self._by_address.get(instance) or same_host
+        machines = [each for each in machines if not cluster or dict(each.labels).get("cluster", cluster) == cluster]
+        if len({each.url for each in machines}) > 1:
+            urls = ", ".join(each.url for each in machines)
             hint = "" if cluster else "; if they have the label cluster, keep it in the query"
             raise DiscoveryError(f"several addresses have the name {instance}: {urls}{hint}")
-        if not found:
+        if not machines:
             raise DiscoveryError(f"no address of {instance} is known")
-        return found[0]
+        return machines[0]
 
 
 def parse_machine(
@@ -122,42 +124,42 @@ def parse_machine(
     prefix = labels.get("__metrics_path__", METRICS_PATH).removesuffix(METRICS_PATH).rstrip("/")
     if not _PREFIX.fullmatch(prefix) or (prefix and not prefix.startswith("/")):
         raise DiscoveryError(f"{address}: __metrics_path__ {prefix!r:.80} isn't a path")
-    default = port or {"http": 80, "https": 443}[scheme]
-    own = {name: text for name, text in labels.items() if name != "instance" and not name.startswith("__")}
-    url = f"{scheme}://{match[1]}:{match[2] or default}{prefix}"
-    return Machine(labels.get("instance") or address, url, tuple(sorted(own.items())))
+    default_port = port or {"http": 80, "https": 443}[scheme]
+    own_labels = {name: text for name, text in labels.items() if name != "instance" and not name.startswith("__")}
+    url = f"{scheme}://{match[1]}:{match[2] or default_port}{prefix}"
+    return Machine(labels.get("instance") or address, url, tuple(sorted(own_labels.items())))
 
 
-def _parts(name: str) -> tuple[str, str | None]:
+def _host_and_port(name: str) -> tuple[str, str | None]:
     """Return host and port of a name; the port is None without one. A name of another form is its own host."""
     match = _ADDRESS.fullmatch(name)
     return (match[1].strip("[]").lower(), match[2]) if match else (name, None)
 
 
-def make_access(
+def read_credentials(
     *,
     token: Path | None = None,
     tokens: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Access:
-    """Return tokens and trust. Raises ConfigError.
+) -> Credentials:
+    """Return the credentials in these files. Raises ConfigError.
 
     ``tokens``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate`` and
     ``key``: those of the client.
     """
-    named, context = environ.get("GPUMOND_TOKEN"), tls_context(environ.get("GPUMOND_CA_FILE") or None)
+    environ_token, context = environ.get("GPUMOND_TOKEN"), tls_context(environ.get("GPUMOND_CA_FILE") or None)
     if certificate is not None:
         try:
             context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
         except OSError as error:
             expected = "a PEM file with your certificate, and its key in it or in --client-key"
             raise ConfigError(f"--client-cert {read_error_text(certificate, error, expected)}") from None
-    return Access(
-        trust=context,
-        token=read_token(token) if token else (check_token(named, "GPUMOND_TOKEN") if named else None),
-        tokens=_tokens(tokens) if tokens else {},
+    return Credentials(
+        ssl_context=context,
+        token=read_token(token) if token else (check_token(environ_token, "GPUMOND_TOKEN") if environ_token else None),
+        tokens=_read_tokens(tokens) if tokens else {},
     )
 
 
@@ -169,7 +171,7 @@ def read_token(file: Path) -> str:
         raise ConfigError(f"token file {error}") from None
 
 
-def _tokens(file: Path) -> Mapping[str, str]:
+def _read_tokens(file: Path) -> Mapping[str, str]:
     """Return the tokens by name or host of a machine. Raises ConfigError, also if other users may read the file."""
     try:
         with open_regular(file) as opened:
@@ -191,26 +193,26 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """``tokens`` are by name or host of a machine; ``token`` is for the others. ``trust`` contains the trusted
-    authorities, and the client's certificate if it has one.
+class Credentials:
+    """``tokens`` are by name or host of a machine; ``token`` is for the others. ``ssl_context`` has the trusted
+    authorities and, if there is one, the client's certificate.
 
     A machine of a list whose server is not verified receives only the token of its host, which TLS verifies: such a
     list could give any address the name of another machine.
     """
 
-    trust: ssl.SSLContext
+    ssl_context: ssl.SSLContext
     token: str | None = field(default=None, repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def token_of(self, machine: Machine) -> str | None:
-        if not machine.proven:
+        if not machine.from_verified_list:
             return self.tokens.get(machine.host)
         return self.tokens.get(machine.name) or self.tokens.get(machine.host) or self.token
 
-    def reason_without_token(self, machine: Machine) -> str:
+    def withheld_token_reason(self, machine: Machine) -> str:
         """Return why a machine receives no token; empty if there is none for it."""
-        if (self.token or machine.name in self.tokens) and not machine.proven:
+        if (self.token or machine.name in self.tokens) and not machine.from_verified_list:
             return (
                 "the token wasn't sent, because the list of machines came without TLS; name the host of the machine in "
                 "--tokens, or list the machines over https or in a file"
@@ -224,7 +226,7 @@ class Client:
     state for the audit; empty without one.
     """
 
-    access: Access
+    credentials: Credentials
     timeout_seconds: float = 5.0
     operation: str = ""
 
@@ -253,53 +255,55 @@ class Client:
         method: str,
         path: str,
         body: bytes | None,
-        seconds: float,
+        timeout_seconds: float,
         convert: Callable[[Any], T] = lambda content: content,
-        limit: int = MAX_RESPONSE_BYTES,
+        max_bytes: int = MAX_RESPONSE_BYTES,
     ) -> T:
-        token, fields = self.access.token_of(machine), {"Content-Type": "application/json"}
-        withheld = "" if token else self.access.reason_without_token(machine)
+        token, headers = self.credentials.token_of(machine), {"Content-Type": "application/json"}
+        withheld_token_reason = "" if token else self.credentials.withheld_token_reason(machine)
         if self.operation and method != "GET":
-            fields["Gpumond-Operation"] = self.operation
+            headers["Gpumond-Operation"] = self.operation
         if token and may_receive_token(machine.url):
-            fields["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = f"Bearer {token}"
         elif token:
-            withheld = "the token wasn't sent, because the connection doesn't use TLS"
+            withheld_token_reason = "the token wasn't sent, because the connection doesn't use TLS"
             if method != "GET":
                 raise DaemonError(
                     "the token isn't sent without TLS; set web_config in the daemon's configuration, and use https"
                 )
-        request = HttpRequest(method, path, fields, body)
+        request = HttpRequest(method, path, headers, body)
         try:
-            return await call(machine.url, request, self.access.trust, seconds, convert, limit)
+            return await request_json(
+                machine.url, request, self.credentials.ssl_context, timeout_seconds, convert, max_bytes
+            )
         except DaemonError as error:
-            note = f"; {withheld}" if withheld and error.status in (401, 403) else ""
+            note = f"; {withheld_token_reason}" if withheld_token_reason and error.status in (401, 403) else ""
             raise DaemonError(f"{error}{note}", error.status, error.problem) from None
 
 
-async def call(
+async def request_json(
     url: str,
     request: HttpRequest,
-    trust: ssl.SSLContext,
-    seconds: float,
+    ssl_context: ssl.SSLContext,
+    timeout_seconds: float,
     convert: Callable[[Any], T] = lambda content: content,
-    limit: int = MAX_RESPONSE_BYTES,
+    max_bytes: int = MAX_RESPONSE_BYTES,
 ) -> T:
-    """Return the converted content of a 200 with at most ``limit`` bytes. The target of the request is below ``url``.
+    """Return the converted content of a 200 with at most ``max_bytes``. The target of the request is below ``url``.
 
     The content is decoded and converted outside of the event loop. Raises DaemonError, with the reason only.
     """
-    fields = {"Accept": "application/json", **request.headers}
+    headers = {"Accept": "application/json", **request.headers}
     try:
         address = split_address(url)
-        request = request._replace(target=target_of(address, request.target), headers=fields)
-        trusted = trusted_uids() if "Authorization" in fields else None
-        connection = connection_to(address, lambda: trust, seconds, trusted)
-        answer = await exchange_async(connection, request, seconds, limit)
+        request = request._replace(target=target_of(address, request.target), headers=headers)
+        trusted = trusted_uids() if "Authorization" in headers else None
+        connection = connection_to(address, lambda: ssl_context, timeout_seconds, trusted)
+        answer = await exchange_async(connection, request, timeout_seconds, max_bytes)
     except HttpError as error:
         raise DaemonError(str(error)) from None
 
-    def work() -> T:
+    def decode() -> T:
         try:
             return convert(decode_response(answer.status, answer.body))
         except DaemonError as error:
@@ -308,25 +312,25 @@ async def call(
             detail = f": {error}" if str(error) else ""
             raise DaemonError(f"HTTP status {error.status}{detail}", error.status, error.problem) from None
 
-    return await asyncio.get_running_loop().run_in_executor(_DECODER, work)
+    return await asyncio.get_running_loop().run_in_executor(_DECODER, decode)
 
 
 async def run_each(
     items: Iterable[T],
     work: Callable[[T], Awaitable[R]],
-    parallel: int,
-    done: Callable[[], None] = lambda: None,
+    concurrency: int,
+    on_done: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """Return the results for all items, in their order, with at most ``parallel`` at a time.
+    """Return the results of ``work`` for all items, in their order, with at most ``concurrency`` at a time.
 
-    ``done`` is called after each.
+    ``on_done`` is called after each.
     """
-    free = asyncio.Semaphore(parallel)
+    semaphore = asyncio.Semaphore(concurrency)
 
-    async def one(item: T) -> R:
-        async with free:
+    async def run_one(item: T) -> R:
+        async with semaphore:
             result = await work(item)
-        done()
+        on_done()
         return result
 
-    return await asyncio.gather(*map(one, items))
+    return await asyncio.gather(*map(run_one, items))

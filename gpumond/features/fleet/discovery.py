@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 import yaml
 
 from gpumond.agent.transport import trusted_uids
-from gpumond.cli.arguments import duration, option, option_type
+from gpumond.cli.arguments import add_option, option_type, parse_duration
 from gpumond.config.models import yaml_problem
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.features.fleet.connection import (
@@ -32,15 +32,17 @@ from gpumond.features.fleet.connection import (
     Client,
     Machine,
     Machines,
-    call,
-    make_access,
     parse_machine,
+    read_credentials,
     read_token,
+    request_json,
     run_each,
 )
 from gpumond.host.files import read_error_text, read_text
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
 from gpumond.view.text import printable
+
+R = TypeVar("R")
 
 Point = tuple[float, float]
 """Unix time and value."""
@@ -59,7 +61,7 @@ class Prometheus:
     """``token`` is sent over TLS or to a loopback address only. It is not a token of the daemons."""
 
     url: str
-    trust: ssl.SSLContext
+    ssl_context: ssl.SSLContext
     token: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
 
@@ -97,7 +99,9 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
             url = self.url.rstrip("/") + path
-            answer: Any = await call(url, HttpRequest(method, "", headers, form), self.trust, self.timeout_seconds)
+            answer: Any = await request_json(
+                url, HttpRequest(method, "", headers, form), self.ssl_context, self.timeout_seconds
+            )
         except DaemonError as error:
             kind = ConfigError if error.status in (400, 422) else DiscoveryError  # the expression is not valid
             remedy = "" if error.status else "; pass the address of a Prometheus server that scrapes your daemons"
@@ -119,18 +123,18 @@ def _sample(series: Mapping[str, Any]) -> SeriesSample:
     return SeriesSample({str(name): str(text) for name, text in series["metric"].items()}, float(at), float(value))
 
 
-SCRAPES = "gpumond_snapshot_timestamp_seconds"
+SNAPSHOT_TIMES = "gpumond_snapshot_timestamp_seconds"
 """Metric with the time of the snapshot that was scraped last, by the clock of the machine."""
 LOOKBACK_SECONDS = 300.0
 """Prometheus' default lookback: the longest age of a sample in an instant vector, and of a recorded sample."""
 
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*', re.DOTALL)
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*', re.DOTALL)
 """Strings and comments."""
-_RANGE = re.compile(r"\[([^\]]*)\]|\boffset\s+(-?\s*[\w.]+|\()", re.IGNORECASE)
+_RANGE_OR_OFFSET = re.compile(r"\[([^\]]*)\]|\boffset\s+(-?\s*[\w.]+|\()", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
-_PART = re.compile(r"(\d+)(ms|[smhdwy])")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
-_RECORDED = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
+_DURATION_PART = re.compile(r"(\d+)(ms|[smhdwy])")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+_RECORDED_SERIES = re.compile(r'\bALERTS\b|\b__name__\b|\w:\w|[{,]\s*""\s*[,}]')
 """Names of recorded series and alerts, and selectors whose metric is a string."""
 
 
@@ -153,17 +157,17 @@ def lookback_seconds(expression: str) -> float:
 
     Raises ConfigError for the modifier ``@`` and for durations of another form.
     """
-    code = _TEXT.sub('""', expression)
+    code = _STRING_OR_COMMENT.sub('""', expression)
     if "@" in code:
         raise ConfigError(
             "the query uses the @ modifier, so its data may come from processes that have ended; remove the modifier"
         )
     total = 0.0
-    for found in _RANGE.finditer(code):
-        for text in (found[1] if found[1] is not None else found[2]).split(":"):
-            total += _seconds(text.strip())
+    for match in _RANGE_OR_OFFSET.finditer(code):
+        for text in (match[1] if match[1] is not None else match[2]).split(":"):
+            total += _duration_seconds(text.strip())
     names = re.sub(r"\[[^\]]*\]", "", code)
-    return total + (LOOKBACK_SECONDS if _RECORDED.search(names) else 0.0)
+    return total + (LOOKBACK_SECONDS if _RECORDED_SERIES.search(names) else 0.0)
 
 
 Instance = tuple[str, str]
@@ -171,19 +175,19 @@ Instance = tuple[str, str]
 
 
 def processes_by_instance(
-    samples: Iterable[SeriesSample], scrapes: Sequence[SeriesSample], age_seconds: float
+    samples: Iterable[SeriesSample], snapshot_times: Sequence[SeriesSample], age_seconds: float
 ) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that the series of a result name, by cluster and instance, and by pid.
 
-    ``scrapes``: the result of the query SCRAPES at the same time. Raises ConfigError for a series without the labels
-    instance and pid.
+    ``snapshot_times``: the result of the query SNAPSHOT_TIMES at the same time. Raises ConfigError for a series without
+    the labels instance and pid.
     """
     scraped_at: dict[Instance, float] = {}
-    for sample in scrapes:
+    for sample in snapshot_times:
         name = sample.labels.get("instance", "")
         for key in {(sample.labels.get("cluster", ""), name), ("", name)}:
             scraped_at[key] = min(sample.value, scraped_at.get(key, sample.value))
-    found: dict[Instance, dict[int, QueriedProcess]] = {}
+    processes: dict[Instance, dict[int, QueriedProcess]] = {}
     for sample in samples:
         instance, pid = sample.labels.get("instance"), sample.labels.get("pid")
         if not instance or not pid:
@@ -195,15 +199,15 @@ def processes_by_instance(
             continue  # "other": the sum of several processes
         key = sample.labels.get("cluster", ""), instance
         latest = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
-        own = found.setdefault(key, {})
-        before = own.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
-        own[int(pid)] = QueriedProcess(
-            before.pid,
-            before.ran_at,
-            before.uuids | _label(sample, "uuid"),
-            before.workloads | _label(sample, "workload"),
+        instance_processes = processes.setdefault(key, {})
+        known = instance_processes.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
+        instance_processes[int(pid)] = QueriedProcess(
+            known.pid,
+            known.ran_at,
+            known.uuids | _label(sample, "uuid"),
+            known.workloads | _label(sample, "workload"),
         )
-    return found
+    return processes
 
 
 def _label(sample: SeriesSample, name: str) -> frozenset[str]:
@@ -211,21 +215,21 @@ def _label(sample: SeriesSample, name: str) -> frozenset[str]:
     return frozenset((text,)) if text else frozenset()
 
 
-def _seconds(text: str) -> float:
+def _duration_seconds(text: str) -> float:
     if not text:
         return 0.0  # the default resolution of a subquery, which reads no earlier data
     if text.isdecimal():
         return float(text)
     if not _DURATION.fullmatch(text):
         raise ConfigError(f"{text!r:.40} in the query isn't a duration such as 5m or 1h30m")
-    return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    return sum(int(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
-COMMAND_SECONDS = 60.0
+COMMAND_TIMEOUT_SECONDS = 60.0
 DEFAULT_SERVICE = "gpumond/gpumond"
 """Namespace and name of the service in ``deploy/kubernetes``."""
 PORT_NAME = "metrics"
-DAEMONS = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
+DAEMONS_QUERY = 'up{job=~".*gpumond.*"} or gpumond_build_info or gpumond:up'
 """The daemons in Prometheus, whatever the name of their job, as ``deploy/prometheus/gpumond.rules.yaml`` finds them."""
 
 
@@ -236,37 +240,37 @@ async def list_machines(arguments: argparse.Namespace, prometheus: Prometheus | 
     """
     scheme, kubernetes = arguments.scheme, arguments.kubernetes
     if arguments.targets is not None:
-        return Machines(from_file(arguments.targets, scheme))
+        return Machines(machines_from_file(arguments.targets, scheme))
     if kubernetes is not None:
         namespace, slash, service = kubernetes.partition("/")
         if not (namespace and slash and service) or "/" in service:
             raise ConfigError(f"--kubernetes {kubernetes!r:.80}: expected NAMESPACE/SERVICE")
         selector = f"--selector=kubernetes.io/service-name={service}"
         command = ("kubectl", "get", "endpointslices", f"--namespace={namespace}", selector, "--output=json")
-        return Machines(from_slices(_json(_output(command), command[0]), scheme))
+        return Machines(machines_from_endpoint_slices(_parse_json(_command_output(command), command[0]), scheme))
     if arguments.slurm:
-        return Machines(from_nodes(_output(("sinfo", "-h", "-N", "-o", "%N")), scheme))
+        return Machines(machines_from_slurm_nodes(_command_output(("sinfo", "-h", "-N", "-o", "%N")), scheme))
     if prometheus is not None:
-        selected = DAEMONS if arguments.job is None else f"up{{job={json.dumps(arguments.job)}}}"
-        daemons = await prometheus.query(f"group by (job, instance) ({selected})")
-        found = from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
-        proven = await prometheus.is_verified()
-        return Machines(replace(each, proven=proven) for each in found)
+        query = DAEMONS_QUERY if arguments.job is None else f"up{{job={json.dumps(arguments.job)}}}"
+        daemons = await prometheus.query(f"group by (job, instance) ({query})")
+        machines = machines_from_prometheus(await prometheus.targets(), [each.labels for each in daemons])
+        is_verified = await prometheus.is_verified()
+        return Machines(replace(each, from_verified_list=is_verified) for each in machines)
     sources = "--targets, --prometheus, --kubernetes or --slurm"
     raise ConfigError(f"pass a list of machines: {sources}, as in `gpumond fleet status --targets gpus.json`")
 
 
-def from_file(path: Path, scheme: str) -> Iterator[Machine]:
+def machines_from_file(path: Path, scheme: str) -> Iterator[Machine]:
     """Yield the machines of a file in the format of file_sd. Raises ConfigError."""
     try:
-        yield from from_groups(_read(path), scheme, str(path))
+        yield from machines_from_groups(_read_document(path), scheme, str(path))
     except DiscoveryError as error:
         raise ConfigError(str(error)) from None
 
 
-def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
+def machines_from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
     """Yield the machines of a list in the format of file_sd."""
-    for group in _sequence(groups, where):
+    for group in _check_list(groups, where):
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
             raise DiscoveryError(f'{where}: expected a list of {{"targets": [ADDRESS], "labels": {{NAME: TEXT}}}}')
         labels = group.get("labels") or {}
@@ -276,7 +280,9 @@ def from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
             yield parse_machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
 
 
-def from_prometheus(targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapping[str, str]]) -> Iterator[Machine]:
+def machines_from_prometheus(
+    targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapping[str, str]]
+) -> Iterator[Machine]:
     """Yield the daemons among the targets of Prometheus, by the addresses that it scrapes.
 
     ``daemons``: their labels ``job`` and ``instance``.
@@ -294,10 +300,10 @@ def from_prometheus(targets: Sequence[Mapping[str, Any]], daemons: Sequence[Mapp
         yield parse_machine(url.netloc, texts | path, port=None)
 
 
-def from_slices(answer: Any, scheme: str) -> Iterator[Machine]:
+def machines_from_endpoint_slices(answer: Any, scheme: str) -> Iterator[Machine]:
     """Yield the machines of Kubernetes' EndpointSlices, named as their nodes. Those that are not ready are included."""
     items = answer.get("items") if isinstance(answer, Mapping) else None
-    for item in _sequence(items, "kubectl"):
+    for item in _check_list(items, "kubectl"):
         ports = {each.get("name"): each.get("port") for each in item.get("ports") or ()}
         port = ports.get(PORT_NAME) or next(iter(ports.values()), None)
         for endpoint in item.get("endpoints") or ():
@@ -310,14 +316,14 @@ def from_slices(answer: Any, scheme: str) -> Iterator[Machine]:
             yield parse_machine(f"{host}:{port}" if port else host, known, scheme=scheme)
 
 
-def from_nodes(text: str, scheme: str) -> Iterator[Machine]:
+def machines_from_slurm_nodes(text: str, scheme: str) -> Iterator[Machine]:
     """Yield a machine for each node that `sinfo` lists, once."""
     for node in dict.fromkeys(text.split()):
         yield parse_machine(node, {}, scheme=scheme)
 
 
-def to_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
-    """Return the machines in the format of file_sd, from which `from_groups` returns the same machines."""
+def file_sd_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
+    """Return the machines in the format of file_sd, from which `machines_from_groups` returns them."""
     groups = []
     for each in machines:
         labels = {**dict(each.labels), "instance": each.name, "__scheme__": each.scheme}
@@ -327,13 +333,13 @@ def to_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
     return groups
 
 
-def _sequence(value: Any, where: str) -> Sequence[Any]:
+def _check_list(value: Any, where: str) -> Sequence[Any]:
     if not isinstance(value, list):
         raise DiscoveryError(f"{where}: expected a list, as in: - targets: [node1:9917]")
     return value
 
 
-def _json(text: str, where: str) -> Any:
+def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -343,7 +349,7 @@ def _json(text: str, where: str) -> Any:
 FILE_FORMAT = "a file that lists your daemons, as in: - targets: [node1:9917]"
 
 
-def _read(path: Path) -> Any:
+def _read_document(path: Path) -> Any:
     """Return the value in a YAML file or, by its name, in a JSON file, which is read faster. Raises ConfigError."""
     try:
         text = read_text(path)
@@ -357,85 +363,91 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {problem}") from None
 
 
-def _output(command: Sequence[str]) -> str:
+def _command_output(command: Sequence[str]) -> str:
     """Return the output of a command of the user's environment. Raises DiscoveryError."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL)
+        completed = subprocess.run(
+            command, capture_output=True, timeout=COMMAND_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL
+        )
     except OSError as error:
         missing = f"not found in $PATH; run gpumond on a machine that has {command[0]}"
         reason = missing if isinstance(error, FileNotFoundError) else error.strerror or os.strerror(error.errno or 0)
         raise DiscoveryError(f"{command[0]}: {reason}") from None
     except subprocess.TimeoutExpired:
-        raise DiscoveryError(f"{command[0]}: no result within {COMMAND_SECONDS:g} s") from None
-    if done.returncode:
-        message = " ".join(done.stderr.decode(errors="replace").split())
-        raise DiscoveryError(f"{command[0]} failed with status {done.returncode}: {message:.300}")
-    return done.stdout.decode(errors="replace")
+        raise DiscoveryError(f"{command[0]}: no result within {COMMAND_TIMEOUT_SECONDS:g} s") from None
+    if completed.returncode:
+        message = " ".join(completed.stderr.decode(errors="replace").split())
+        raise DiscoveryError(f"{command[0]} failed with status {completed.returncode}: {message:.300}")
+    return completed.stdout.decode(errors="replace")
 
 
-PARALLEL = 64
+DEFAULT_CONCURRENCY = 64
 """Requests at a time, by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = parser.add_mutually_exclusive_group()
-    option(sources, "--targets FILE", "file that lists your daemons, in Prometheus' file_sd format", type=Path)
-    option(
+    add_option(sources, "--targets FILE", "file that lists your daemons, in Prometheus' file_sd format", type=Path)
+    add_option(
         sources,
         "--kubernetes NAMESPACE/SERVICE",
         f"use this service's endpoints, read with kubectl (if you pass no value: {DEFAULT_SERVICE})",
         nargs="?",
         const=DEFAULT_SERVICE,
     )
-    option(sources, "--slurm", "use the nodes that sinfo lists")
-    add_prometheus(parser, "; also used to find them")
-    option(
+    add_option(sources, "--slurm", "use the nodes that sinfo lists")
+    add_prometheus_arguments(parser, "; also used to find them")
+    add_option(
         parser,
         "--scheme",
         "scheme for addresses without one (default: http)",
         choices=("http", "https"),
         default="http",
     )
-    option(
+    add_option(
         parser, "--machine PATTERN", "only machines whose name matches, such as 'gpu-*'; repeatable", action="append"
     )
-    option(
+    add_option(
         parser,
         "--label NAME=PATTERN",
         "only machines with a matching label in the list of daemons, such as zone=eu-*; repeatable, all must match",
         action="append",
-        type=option_type(_label_pattern),
+        type=option_type(_parse_label_pattern),
     )
-    option(
+    add_option(
         parser,
         "--token-file FILE",
         "file with your token for the daemons (default: the token in $GPUMOND_TOKEN)",
         type=Path,
     )
-    option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
-    option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
-    option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
-    option(parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=duration, default=5.0)
-    option(parser, "--parallel N", f"maximum concurrent requests (default: {PARALLEL})", type=int, default=PARALLEL)
-    option(parser, "--json", "print JSON")
+    add_option(parser, "--tokens FILE", "your tokens by machine (YAML), which override --token-file", type=Path)
+    add_option(parser, "--client-cert FILE", "your client certificate for the daemons", type=Path)
+    add_option(parser, "--client-key FILE", "your private key for --client-cert", type=Path)
+    add_option(
+        parser, "--timeout DURATION", "time limit for each request (default: 5s)", type=parse_duration, default=5.0
+    )
+    add_option(
+        parser, "--parallel N", "maximum concurrent requests (default: 64)", type=int, default=DEFAULT_CONCURRENCY
+    )
+    add_option(parser, "--json", "print JSON")
 
 
-def _label_pattern(text: str) -> tuple[str, str]:
+def _parse_label_pattern(text: str) -> tuple[str, str]:
     name, equals, pattern = text.partition("=")
     if not (name and equals):
         raise ValueError("expected NAME=PATTERN")
     return name, pattern
 
 
-def add_prometheus(parser: argparse.ArgumentParser, role: str = "") -> None:
+def add_prometheus_arguments(parser: argparse.ArgumentParser, role: str = "") -> None:
     """Add the options of the connection to Prometheus. ``role``: what else it is used for."""
-    option(parser, "--prometheus URL", f"Prometheus server that scrapes your daemons{role}")
-    option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
-    option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
-    option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")
+    add_option(parser, "--prometheus URL", f"Prometheus server that scrapes your daemons{role}")
+    add_option(parser, "--prometheus-token-file FILE", "file with your token for Prometheus", type=Path)
+    add_option(parser, "--prometheus-ca-file FILE", "CA bundle for Prometheus (default: system CAs)")
+    add_option(parser, "--job NAME", "only daemons in this Prometheus job (default: all jobs)")
 
 
-LISTING = (
+LISTING_OPTIONS = (
     "targets",
     "kubernetes",
     "prometheus",
@@ -449,10 +461,12 @@ LISTING = (
 )
 
 
-def options_of(arguments: argparse.Namespace) -> list[str]:
+def listing_options(arguments: argparse.Namespace) -> list[str]:
     """Return the options with which another command lists the same machines with the same credentials."""
-    values = ((name, getattr(arguments, name)) for name in LISTING)
-    options = [text for name, own in values if own is not None for text in (f"--{name.replace('_', '-')}", str(own))]
+    values = ((name, getattr(arguments, name)) for name in LISTING_OPTIONS)
+    options = [
+        text for name, value in values if value is not None for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
     slurm = ["--slurm"] if arguments.slurm else []
     return [*options, *slurm, *([] if arguments.scheme == "http" else ["--scheme", arguments.scheme])]
 
@@ -464,7 +478,9 @@ def make_client(arguments: argparse.Namespace) -> Client:
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
     token, tokens = arguments.token_file, arguments.tokens
-    credentials = make_access(token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key)
+    credentials = read_credentials(
+        token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key
+    )
     return Client(credentials, arguments.timeout)
 
 
@@ -473,13 +489,13 @@ def make_prometheus(arguments: argparse.Namespace) -> Prometheus | None:
     if arguments.prometheus is None:
         return None
     token = read_token(arguments.prometheus_token_file) if arguments.prometheus_token_file else None
-    authorities = tls_context(arguments.prometheus_ca_file)
+    ssl_context = tls_context(arguments.prometheus_ca_file)
     try:
         split_address(arguments.prometheus)
     except HttpError:
-        typed = f"--prometheus {arguments.prometheus!r:.80}"
-        raise ConfigError(f"{typed}: expected an http:// or https:// address") from None
-    return Prometheus(url=arguments.prometheus, trust=authorities, token=token)
+        option_text = f"--prometheus {arguments.prometheus!r:.80}"
+        raise ConfigError(f"{option_text}: expected an http:// or https:// address") from None
+    return Prometheus(url=arguments.prometheus, ssl_context=ssl_context, token=token)
 
 
 async def select_machines(arguments: argparse.Namespace) -> tuple[Client, list[Machine]]:
@@ -503,36 +519,33 @@ def matching_machines(arguments: argparse.Namespace, machines: Sequence[Machine]
 
 
 @contextmanager
-def progress(count: int, action: str) -> Iterator[Callable[[], None]]:
+def request_progress(count: int, action: str) -> Iterator[Callable[[], None]]:
     """Show the number of completed requests on a terminal. The function is called after each."""
-    shown, completed = sys.stderr.isatty(), 0
+    is_terminal, completed = sys.stderr.isatty(), 0
 
     def done() -> None:
         nonlocal completed
         completed += 1
-        if shown:
+        if is_terminal:
             print(f"\r{action}: {completed} of {count}", end="", file=sys.stderr, flush=True)
 
     try:
         yield done
     finally:
-        if shown and completed:
+        if is_terminal and completed:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-R = TypeVar("R")
-
-
-WITHOUT_RESPONSE = (0, 502, 503, 504)
+NO_RESPONSE_STATUSES = (0, 502, 503, 504)
 """Statuses after which a read is repeated."""
-REPEAT_SECONDS = 2.0
+RETRY_TIMEOUT_SECONDS = 2.0
 """Limit of a repeated read: this host is no longer busy then."""
 
 
 async def read_each(
     machines: Sequence[Machine],
     read: Callable[[Machine], Awaitable[R]],
-    parallel: int,
+    concurrency: int,
 ) -> list[R | DaemonError]:
     """Return what ``read`` returns for each machine, in their order, or its DaemonError.
 
@@ -545,19 +558,19 @@ async def read_each(
         except DaemonError as error:
             return error
 
-    with progress(len(machines), "machines read") as done:
-        answers = await run_each(machines, attempt, parallel, done)
-    silent = [
-        place
-        for place, answer in enumerate(answers)
-        if isinstance(answer, DaemonError) and answer.status in WITHOUT_RESPONSE
+    with request_progress(len(machines), "machines read") as done:
+        answers = await run_each(machines, attempt, concurrency, done)
+    unanswered = [
+        index
+        for index, answer in enumerate(answers)
+        if isinstance(answer, DaemonError) and answer.status in NO_RESPONSE_STATUSES
     ]
 
-    async def repeat(place: int) -> None:
+    async def read_again(index: int) -> None:
         with suppress(asyncio.TimeoutError):  # the first error remains
-            answers[place] = await asyncio.wait_for(attempt(machines[place]), REPEAT_SECONDS)
+            answers[index] = await asyncio.wait_for(attempt(machines[index]), RETRY_TIMEOUT_SECONDS)
 
-    await run_each(silent, repeat, parallel)
+    await run_each(unanswered, read_again, concurrency)
     return answers
 
 
@@ -569,7 +582,8 @@ class UnreadMachine(NamedTuple):
     problem: str
 
     def __str__(self) -> str:
-        return printable(f"unavailable: {self.machine} ({self.url}): {self.problem}")
+        address = f" ({self.url})" if self.url else ""
+        return printable(f"unavailable: {self.machine}{address}: {self.problem}")
 
 
 def unread_machines(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:
@@ -585,11 +599,11 @@ async def read_frames(
     client: Client,
     machines: Sequence[Machine],
     convert: Callable[[Machine, Any], R],
-    parallel: int,
+    concurrency: int,
 ) -> list[R | DaemonError]:
     """Return what ``convert`` makes of the frame of each machine, which it checks, as `read_each` does."""
 
     async def read(machine: Machine) -> R:
         return await client.frame(machine, partial(convert, machine))
 
-    return await read_each(machines, read, parallel)
+    return await read_each(machines, read, concurrency)

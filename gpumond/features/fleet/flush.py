@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, duration, option, option_type
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, confirm, option_type, parse_duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
 from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
@@ -26,8 +26,8 @@ from gpumond.facts.units import parse_size, plural, size_text
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines
 from gpumond.features.fleet.discovery import (
-    PARALLEL,
-    SCRAPES,
+    DEFAULT_CONCURRENCY,
+    SNAPSHOT_TIMES,
     Instance,
     Prometheus,
     QueriedProcess,
@@ -38,34 +38,34 @@ from gpumond.features.fleet.discovery import (
     make_prometheus,
     matching_machines,
     processes_by_instance,
-    progress,
     read_frames,
+    request_progress,
     unread_machines,
 )
 from gpumond.features.fleet.plan import (
     Criteria,
     FleetLimits,
-    MachineFlush,
-    by_service,
+    PlannedFlush,
     engine_availability,
     parse_max_unavailable,
+    plan_flushes,
+    plan_waves,
     refuse_beyond_limits,
-    select,
-    waves,
-    with_canary,
+    replicas_by_service,
+    split_canary,
 )
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
 from gpumond.view.text import printable, size_or_dash, table
 
-FLUSHES = "/api/v1/flushes"
-RELEASED = ("freed", "partial", "timeout", "failed")
+FLUSHES_ROUTE = "/api/v1/flushes"
+MAY_SLEEP_OUTCOMES = ("freed", "partial", "timeout", "failed")
 """Outcomes of a serving engine that may sleep now."""
 MARGIN_SECONDS = 15.0
 """Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
 ENGINE_SECONDS = 400.0
 """Further time for a serving engine: its requests are observed, it loads a model, and the driver's count settles."""
-REFUSALS = (404, 409, 429)
+REFUSAL_STATUSES = (404, 409, 429)
 """The process has ended, is being flushed, or was flushed a moment ago; or too many flushes by this caller."""
 
 
@@ -74,7 +74,7 @@ class FlushOptions:
     """``timeout_seconds`` is for each program. Without ``steps``, the daemon performs its default steps.
     ``wake``: serving engines are woken.
 
-    At most ``parallel`` requests are sent at a time, and none after ``max_failures`` failures. ``canary``: the first
+    At most ``concurrency`` requests are sent at a time, and none after ``max_failures`` failures. ``canary``: the first
     wave must release what its receipts promise before the next one starts.
     """
 
@@ -83,7 +83,7 @@ class FlushOptions:
     timeout_seconds: float = 30.0
     max_failures: int = 1
     wake: bool = False
-    parallel: int = PARALLEL
+    concurrency: int = DEFAULT_CONCURRENCY
     canary: bool = False
     operation: Operation | None = None
 
@@ -92,143 +92,150 @@ async def query_processes(prometheus: Prometheus, expression: str) -> Mapping[In
     """Return the processes that a query names, as `processes_by_instance` does. Raises DiscoveryError, ConfigError."""
     age = lookback_seconds(expression)
     samples = await prometheus.query(expression)
-    scrapes = await prometheus.query(SCRAPES, samples[0].at) if samples else ()
+    scrapes = await prometheus.query(SNAPSHOT_TIMES, samples[0].at) if samples else ()
     return processes_by_instance(samples, scrapes, age)
 
 
-def by_machine(
+def processes_by_machine(
     machines: Machines, processes: Mapping[Instance, Mapping[int, QueriedProcess]]
 ) -> tuple[Sequence[tuple[Machine, Mapping[int, QueriedProcess]]], list[UnreadMachine]]:
     """Return the machines of a query's instances, and the instances without an address."""
-    found: dict[Machine, dict[int, QueriedProcess]] = {}  # several instances may be names of one machine
-    missing: list[UnreadMachine] = []
+    machine_processes: dict[Machine, dict[int, QueriedProcess]] = {}  # several instances may be names of one machine
+    unlisted: list[UnreadMachine] = []
     clusters = Counter(instance for _, instance in processes)
-    for (cluster, instance), own in processes.items():
+    for (cluster, instance), instance_processes in processes.items():
         try:
-            machine = machines.address_of(instance, cluster)
+            machine = machines.machine_of(instance, cluster)
             if clusters[instance] > 1 and "cluster" not in dict(machine.labels):
                 raise DiscoveryError(
                     "machines in several clusters have this name; add the label cluster to those in your list"
                 )
-            found.setdefault(machine, {}).update(own)
+            machine_processes.setdefault(machine, {}).update(instance_processes)
         except DiscoveryError as error:
-            missing.append(UnreadMachine(f"{cluster}/{instance}" if cluster else instance, None, str(error)))
-    return [*found.items()], missing
+            unlisted.append(UnreadMachine(f"{cluster}/{instance}" if cluster else instance, None, str(error)))
+    return [*machine_processes.items()], unlisted
 
 
-async def plan(
+async def read_plan(
     client: Client,
     machines: Sequence[tuple[Machine, Mapping[int, QueriedProcess] | None]],
     criteria: Criteria,
-    parallel: int,
-) -> tuple[list[MachineFlush], list[UnreadMachine], list[tuple[str, bool]]]:
+    concurrency: int,
+) -> tuple[list[PlannedFlush], list[UnreadMachine], list[tuple[str, bool]]]:
     """Return the processes that match on the machines' present frames, the machines that do not answer, and the
     serving engines of the others, as `engine_availability` does.
 
     Nothing is changed. With each machine: the processes that a query names on it, or None without a query.
     """
 
-    named_on = dict(machines)
+    queried = dict(machines)
 
-    def convert(machine: Machine, answer: object) -> tuple[list[MachineFlush], list[tuple[str, bool]]]:
+    def convert(machine: Machine, answer: object) -> tuple[list[PlannedFlush], list[tuple[str, bool]]]:
         frame = frame_of(answer)
-        return select(machine, frame, criteria, named_on[machine]), engine_availability(frame)
+        return plan_flushes(machine, frame, criteria, queried[machine]), engine_availability(frame)
 
-    answers = await read_frames(client, list(named_on), convert, parallel)
-    planned: list[MachineFlush] = []
+    answers = await read_frames(client, list(queried), convert, concurrency)
+    planned: list[PlannedFlush] = []
     engines: list[tuple[str, bool]] = []
     for answer in answers:
         if not isinstance(answer, DaemonError):
             planned += answer[0]
             engines += answer[1]
-    return planned, unread_machines(named_on, answers), engines
+    return planned, unread_machines(queried, answers), engines
 
 
-async def carry_out(
+async def flush_waves(
     client: Client,
-    order: Sequence[Sequence[MachineFlush]],
+    waves: Sequence[Sequence[PlannedFlush]],
     options: FlushOptions,
-    done: Callable[[], None] = lambda: None,
+    on_done: Callable[[], None] = lambda: None,
 ) -> list[ProcessResult]:
     """Flush wave after wave and return a result for each process, in order.
 
     With a canary, the first job of the next wave replaces one that was refused, since nothing was done.
     """
-    operation = _Operation(client, options, done)
+    runner = _WaveRunner(client, options, on_done)
     results: list[ProcessResult] = []
-    rest, number, proven = [*order], 0, not options.canary
-    while rest:
+    remaining, number, canary_done = [*waves], 0, not options.canary
+    while remaining:
         number += 1
-        ended = await operation.flush(rest.pop(0), number)
-        results += ended
-        if not proven and not operation.stopped:
-            operation.stopped = _canary_problem(ended)
-            proven = any(one.result != "refused" for one in ended)
-            rest = rest if proven else with_canary(rest)
+        wave_results = await runner.flush(remaining.pop(0), number)
+        results += wave_results
+        if not canary_done and not runner.stopped:
+            runner.stopped = _canary_problem(wave_results)
+            canary_done = any(result.result != "refused" for result in wave_results)
+            remaining = remaining if canary_done else split_canary(remaining)
     return results
 
 
-def _canary_problem(ended: Sequence[ProcessResult]) -> str:
+def _canary_problem(results: Sequence[ProcessResult]) -> str:
     """Return why no more flushes follow the canary, or an empty string."""
-    for one in ended:
-        if one.result == "failed":
+    for result in results:
+        if result.result == "failed":
             return "the flushes stopped after the first one failed"
-        for receipt in one.receipts:
-            promised = receipt["expected"]["low"] if receipt["expected"] else 0
-            useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and one.planned.engine)
-            if (useless or receipt["released_bytes"] < promised) and not receipt["raced"]:
-                short = f"it released {size_text(receipt['released_bytes'])} of the {size_text(promised)} expected"
+        for receipt in result.receipts:
+            promised_bytes = receipt["expected"]["low"] if receipt["expected"] else 0
+            useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and result.planned.engine)
+            if (useless or receipt["released_bytes"] < promised_bytes) and not receipt["raced"]:
+                short = (
+                    f"it released {size_text(receipt['released_bytes'])} of the {size_text(promised_bytes)} expected"
+                )
                 return f"the flushes stopped after the first one: {receipt['reason'] or short}"
     return ""
 
 
-class _Operation:
+class _WaveRunner:
     """The requests of one command. ``stopped``: the reason why no more are sent, or an empty string."""
 
-    def __init__(self, client: Client, options: FlushOptions, done: Callable[[], None]) -> None:
-        self._client, self._options, self._done = client, options, done
-        self._free = asyncio.Semaphore(options.parallel)
+    def __init__(self, client: Client, options: FlushOptions, on_done: Callable[[], None]) -> None:
+        self._client, self._options, self._on_done = client, options, on_done
+        self._semaphore = asyncio.Semaphore(options.concurrency)
         self._failures = 0
         self.stopped = ""
 
-    async def flush(self, wave: Sequence[MachineFlush], number: int) -> list[ProcessResult]:
+    async def flush(self, wave: Sequence[PlannedFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
-        on_machine = Counter(one.machine.url for one in wave)
-        return await asyncio.gather(*(self._flush_process(one, number, on_machine[one.machine.url]) for one in wave))
+        flushes_on_machine = Counter(planned.machine.url for planned in wave)
+        return await asyncio.gather(
+            *(self._flush_process(planned, number, flushes_on_machine[planned.machine.url]) for planned in wave)
+        )
 
-    async def _flush_process(self, planned: MachineFlush, wave: int, on_machine: int) -> ProcessResult:
-        async with self._free:
+    async def _flush_process(self, planned: PlannedFlush, wave: int, flushes_on_machine: int) -> ProcessResult:
+        async with self._semaphore:
             if self.stopped:
                 return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
-            result = await _flush(self._client, planned, wave, self._options, on_machine)
-        self._done()
+            result = await _request_flush(self._client, planned, wave, self._options, flushes_on_machine)
+        self._on_done()
         self._failures += result.result == "failed"
         if self._failures >= self._options.max_failures:
             self.stopped = f"the flushes stopped after {self._failures} failed"
         return result
 
 
-async def _flush(
+async def _request_flush(
     client: Client,
-    planned: MachineFlush,
+    planned: PlannedFlush,
     wave: int,
     options: FlushOptions,
-    on_machine: int,
+    flushes_on_machine: int,
 ) -> ProcessResult:
     """Flush one process, if it is still the one of the plan, or one serving engine. The daemon flushes what shares a
-    device one after the other; ``on_machine`` is the number of the wave's flushes on its machine.
+    device one after the other; ``flushes_on_machine`` is the number of the wave's flushes on its machine.
     """
-    each_seconds = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_SECONDS if planned.engine else 0.0)
+    seconds_per_flush = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_SECONDS if planned.engine else 0.0)
     try:
         answer = await client.post(
-            planned.machine, FLUSHES, request_body(planned, options), on_machine * each_seconds + client.timeout_seconds
+            planned.machine,
+            FLUSHES_ROUTE,
+            request_body(planned, options),
+            flushes_on_machine * seconds_per_flush + client.timeout_seconds,
         )
-        return result_of(planned, wave, receipts_of(answer))
+        return receipts_result(planned, wave, receipts_of(answer))
     except DaemonError as error:
-        return _rejected(planned, wave, error)
+        return _error_result(planned, wave, error)
 
 
-def request_body(planned: MachineFlush, options: FlushOptions) -> dict[str, Any]:
+def request_body(planned: PlannedFlush, options: FlushOptions) -> dict[str, Any]:
     """Return the body of the request to the daemon."""
     target = {"pid": planned.pid, "start_ticks": planned.start_ticks}
     body: dict[str, Any] = {"target": target, "timeout_seconds": options.timeout_seconds}
@@ -245,17 +252,17 @@ def request_body(planned: MachineFlush, options: FlushOptions) -> dict[str, Any]
     return body
 
 
-def _rejected(planned: MachineFlush, wave: int, error: DaemonError) -> ProcessResult:
+def _error_result(planned: PlannedFlush, wave: int, error: DaemonError) -> ProcessResult:
     with suppress(DaemonError):
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
-            return result_of(planned, wave, receipts_of(error.problem), str(error))
+            return receipts_result(planned, wave, receipts_of(error.problem), str(error))
     gone = error.status == 404 and not planned.engine
     reason = "the process has exited, or has no agent anymore" if gone else with_option_names(str(error))
-    result: Result = "refused" if error.status in REFUSALS else "failed"
+    result: ResultKind = "refused" if error.status in REFUSAL_STATUSES else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 
 
-Result = Literal["flushed", "refused", "failed", "skipped"]
+ResultKind = Literal["flushed", "refused", "failed", "skipped"]
 """``flushed``: the daemon returned receipts. ``refused``: nothing was done, for a reason of the program or the daemon.
 ``failed``: the daemon or the program gave no complete answer. ``skipped``: the flushes stopped before it.
 """
@@ -265,8 +272,8 @@ Result = Literal["flushed", "refused", "failed", "skipped"]
 class ProcessResult:
     """Result for one process. ``wave`` counts from 1. ``receipts`` are those of its daemon."""
 
-    planned: MachineFlush
-    result: Result
+    planned: PlannedFlush
+    result: ResultKind
     wave: int
     reason: str = ""
     receipts: tuple[Mapping[str, Any], ...] = ()
@@ -276,12 +283,12 @@ class ProcessResult:
         return sum(int(receipt["released_bytes"]) for receipt in self.receipts)
 
 
-def result_of(
-    planned: MachineFlush, wave: int, receipts: Sequence[Mapping[str, Any]], reason: str = ""
+def receipts_result(
+    planned: PlannedFlush, wave: int, receipts: Sequence[Mapping[str, Any]], reason: str = ""
 ) -> ProcessResult:
     """Return the result for one process from the receipts that its daemon returned."""
     outcomes = {str(receipt["outcome"]) for receipt in receipts}
-    result: Result = "flushed"
+    result: ResultKind = "flushed"
     if outcomes & {"failed", "timeout"} or not outcomes:
         result, reason = "failed", reason or ("" if outcomes else "the daemon returned no receipt")
     elif outcomes <= {"refused"}:
@@ -289,11 +296,9 @@ def result_of(
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason, receipts=tuple(receipts))
 
 
-MAX_PARALLEL = 8
-"""Processes of a wave, by default."""
-KEEP = 1
+DEFAULT_KEEP = 1
 """Replicas of a service that are not put to sleep, by default."""
-ENGINES = ("sleep", "wake")
+ENGINE_COMMANDS = ("sleep", "wake")
 """Commands that select serving engines only."""
 
 
@@ -303,18 +308,18 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         "selection",
         "pass at least one of these, --machine and --label; a process must match all that you pass",
     )
-    option(
+    add_option(
         selection,
         "--query PROMQL",
         "processes in this query's result; its series must have the labels instance and pid",
     )
-    option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
-    option(selection, "--user PATTERN", "processes of matching users")
-    parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=KEEP, max_unavailable=None, force=False)
-    if what in ENGINES:
-        option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
+    add_option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
+    add_option(selection, "--user PATTERN", "processes of matching users")
+    parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=DEFAULT_KEEP, max_unavailable=None, force=False)
+    if what in ENGINE_COMMANDS:
+        add_option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
-        option(
+        add_option(
             parser,
             "--step STEP",
             f"flush step to run, repeatable: {', '.join(STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
@@ -322,7 +327,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             choices=STEPS,
         )
     if what != "wake":
-        option(
+        add_option(
             parser,
             "--min-reclaimable SIZE",
             "skip engines that use less than SIZE"
@@ -331,13 +336,13 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             type=option_type(parse_size),
         )
     if what == "sleep":
-        option(
+        add_option(
             parser,
             "--keep N",
-            f"how many engines of each name stay awake across all listed machines (default: {KEEP})",
+            f"how many engines of each name stay awake across all listed machines (default: {DEFAULT_KEEP})",
             type=int,
         )
-        option(
+        add_option(
             parser,
             "--max-unavailable N|P%",
             "how many engines of each name may be unavailable at once (default: all but --keep)",
@@ -345,28 +350,32 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
         )
     if what != "wake":
         force = "release even if the last release got no response" if what == "sleep" else "ignore the cooldown"
-        option(parser, "--force", force)
-    option(parser, "--dry-run", "print the plan, and change nothing")
-    option(parser, "--yes", "don't ask for confirmation")
-    option(
+        add_option(parser, "--force", force)
+    add_option(parser, "--dry-run", "print the plan, and change nothing")
+    add_option(parser, "--yes", "don't ask for confirmation")
+    add_option(
         parser,
         "--max-parallel N",
-        f"change at most N processes at the same time (a wave); a job's ranks share a wave (default: {MAX_PARALLEL})",
+        "change at most N processes at the same time (a wave); a job's ranks share a wave (default: 8)",
         type=int,
-        default=MAX_PARALLEL,
+        default=8,
     )
-    option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
-    option(
+    add_option(parser, "--max-machines N", "change at most N machines (default: all)", type=int)
+    add_option(
         parser,
         "--no-canary",
         "start with a full wave instead of one process or job",
         dest="canary",
         action="store_false",
     )
-    option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
-    option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
-    option(
-        parser, "--flush-timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0
+    add_option(parser, "--max-failures N", "stop after N failures (default: 1)", type=int, default=1)
+    add_option(parser, "--reason TEXT", "your reason or ticket, for each machine's audit log", default="")
+    add_option(
+        parser,
+        "--flush-timeout DURATION",
+        "time limit for each process (default: 30s)",
+        type=parse_duration,
+        default=30.0,
     )
     discovery.add_arguments(parser)
 
@@ -384,52 +393,52 @@ async def run(arguments: argparse.Namespace) -> int:
     if processes is None:
         selected = [(machine, None) for machine in matching_machines(arguments, machines.all)]
     else:
-        found, missing = by_machine(machines, processes)
-        allowed = set(matching_machines(arguments, [machine for machine, _ in found]))
-        selected = [(machine, own) for machine, own in found if machine in allowed]
-    planned, unread, engines = await plan(client, selected, criteria, arguments.parallel)
+        queried, missing = processes_by_machine(machines, processes)
+        matching = set(matching_machines(arguments, [machine for machine, _ in queried]))
+        selected = [(machine, named) for machine, named in queried if machine in matching]
+    planned, unread, engines = await read_plan(client, selected, criteria, arguments.parallel)
     missing += unread
     services = None
     if criteria.engines and not criteria.wake:
-        own = {machine for machine, _ in selected}
-        others = [machine for machine in machines.all if machine not in own]
+        selected_machines = {machine for machine, _ in selected}
+        others = [machine for machine in machines.all if machine not in selected_machines]
         for answer in await read_frames(
             client, others, lambda _, frame: engine_availability(frame), arguments.parallel
         ):
             engines += [] if isinstance(answer, DaemonError) else answer
-        services = by_service(engines)
+        services = replicas_by_service(engines)
     planned = refuse_beyond_limits(planned, limits, services)
-    due = [each for each in planned if not each.refusal]
-    operation = options.operation if due and not arguments.dry_run else None
-    order = waves(due, arguments.max_parallel, options.canary)
-    flushes = _Flushes(planned, order, missing, criteria, operation)
+    accepted = [each for each in planned if not each.refusal]
+    operation = options.operation if accepted and not arguments.dry_run else None
+    waves = plan_waves(accepted, arguments.max_parallel, options.canary)
+    fleet_flush = _FleetFlush(planned, waves, missing, criteria, operation)
     if not arguments.json:
-        print(flushes.plan_text(), flush=True)
-    if due and not arguments.dry_run:
+        print(fleet_flush.plan_text(), flush=True)
+    if operation is not None:
         if not arguments.yes:
             confirm(_question(criteria), "nothing was flushed")
-        with progress(len(due), "requests completed") as done:
-            flushes.results = await carry_out(client, flushes.order, options, done)
+        with request_progress(len(accepted), "requests completed") as on_done:
+            fleet_flush.results = await flush_waves(client, waves, options, on_done)
         if not arguments.json:
-            print(f"\n{receipt_table(flushes.results)}")
-            if flushes.may_sleep and options.operation:
-                words = ("gpumond", "fleet", "undo", *discovery.options_of(arguments), options.operation.id)
-                print(f"undo with: {printable(shlex.join(words))}")
+            print(f"\n{receipt_table(fleet_flush.results)}")
+            if fleet_flush.may_sleep:
+                words = ("gpumond", "fleet", "undo", *discovery.listing_options(arguments), operation.id)
+                print(f"to undo: {printable(shlex.join(words))}")
     if arguments.json:
-        print(json.dumps(flushes.document(), indent=2))
-    return flushes.exit_code(arguments.dry_run)
+        print(json.dumps(fleet_flush.document(), indent=2))
+    return fleet_flush.exit_code(arguments.dry_run)
 
 
 def _criteria(arguments: argparse.Namespace) -> Criteria:
     names = ("query", "workload", "user", "engine", "machine", "label")
     if not any(getattr(arguments, name) for name in names):
-        engine = ", --engine" if arguments.what in ENGINES else ""
+        engine = ", --engine" if arguments.what in ENGINE_COMMANDS else ""
         raise ConfigError(f"no processes are selected; pass --query, --workload, --user{engine}, --machine or --label")
     return Criteria(
         workload=arguments.workload,
         user=arguments.user,
         engine=arguments.engine,
-        engines=arguments.what in ENGINES,
+        engines=arguments.what in ENGINE_COMMANDS,
         wake=arguments.what == "wake",
         min_reclaimable_bytes=int(arguments.min_reclaimable),
     )
@@ -460,13 +469,13 @@ def _options(arguments: argparse.Namespace) -> FlushOptions:
         timeout_seconds=arguments.flush_timeout,
         max_failures=arguments.max_failures,
         wake=arguments.what == "wake",
-        parallel=arguments.parallel,
+        concurrency=arguments.parallel,
         canary=arguments.canary,
-        operation=Operation(new_id(), arguments.reason, caller_name()),
+        operation=Operation(new_operation_id(), arguments.reason, caller_name()),
     )
 
 
-def new_id() -> str:
+def new_operation_id() -> str:
     """Return the id of a new operation, which begins with the time (UTC)."""
     return f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
@@ -486,11 +495,11 @@ def _question(criteria: Criteria) -> str:
 
 
 @dataclass(slots=True)
-class _Flushes:
+class _FleetFlush:
     """What is planned, in which order, and the results so far."""
 
-    planned: Sequence[MachineFlush]
-    order: Sequence[Sequence[MachineFlush]]
+    planned: Sequence[PlannedFlush]
+    waves: Sequence[Sequence[PlannedFlush]]
     missing: Sequence[UnreadMachine]
     criteria: Criteria
     operation: Operation | None
@@ -500,33 +509,33 @@ class _Flushes:
         noun = "engine" if self.criteria.engines else "process"
         released = "no engine would release memory" if self.criteria.engines else "no process would be flushed"
         nothing = "no engine would be woken" if self.criteria.wake else released
-        missing = "\n".join(printable(f"unavailable: {each.machine}: {each.problem}") for each in self.missing)
-        table = plan_table(self.planned, self.order) if self.planned else ""
+        missing = "\n".join(map(str, self.missing))
+        table = plan_table(self.planned, self.waves) if self.planned else ""
         operation = f"operation {self.operation.id}" if self.operation else ""
-        return "\n\n".join(filter(None, (table, missing, self._total(noun) if self.order else nothing, operation)))
+        return "\n\n".join(filter(None, (table, missing, self._total_text(noun) if self.waves else nothing, operation)))
 
-    def _total(self, noun: str) -> str:
-        due = [each for wave in self.order for each in wave]
-        low, high = sum(each.low_bytes for each in due), sum(each.high_bytes for each in due)
-        likely = [each.likely_bytes for each in due if each.likely_bytes is not None]
-        parts = [size_or_dash(sum(likely))] if len(likely) == len(due) else []
+    def _total_text(self, noun: str) -> str:
+        accepted = [each for wave in self.waves for each in wave]
+        low, high = sum(each.low_bytes for each in accepted), sum(each.high_bytes for each in accepted)
+        likely = [each.likely_bytes for each in accepted if each.likely_bytes is not None]
+        parts = [size_or_dash(sum(likely))] if len(likely) == len(accepted) else []
         parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high or not parts else []
-        machines = plural(len({each.machine.url for each in due}), "machine")
-        what = f"{plural(len(due), noun)} on {machines} in {plural(len(self.order), 'wave')}"
+        machines = plural(len({each.machine.url for each in accepted}), "machine")
+        flushed = f"{plural(len(accepted), noun)} on {machines} in {plural(len(self.waves), 'wave')}"
         if self.criteria.wake:
-            return f"{what} would be woken"
-        return f"a flush of {what} would release {', '.join(parts)}"
+            return f"{flushed} would be woken"
+        return f"a flush of {flushed} would release {', '.join(parts)}"
 
     def document(self) -> dict[str, Any]:
-        numbers = {id(each): number for number, wave in enumerate(self.order, start=1) for each in wave}
+        numbers = {id(each): number for number, wave in enumerate(self.waves, start=1) for each in wave}
         sizes = ("low_bytes", "likely_bytes", "high_bytes", "refusal")
         result = ("wave", "result", "reason", "receipts", "released_bytes")
         return {
-            "plan": [_fields(each, *SUBJECT, *sizes) | {"wave": numbers.get(id(each))} for each in self.planned],
+            "plan": [_fields(each, *SUBJECT_FIELDS, *sizes) | {"wave": numbers.get(id(each))} for each in self.planned],
             "operation": self.operation.id if self.operation else None,
             "missing": [each._asdict() for each in self.missing],
             "results": [
-                _fields(each.planned, *SUBJECT) | {name: getattr(each, name) for name in result}
+                _fields(each.planned, *SUBJECT_FIELDS) | {name: getattr(each, name) for name in result}
                 for each in self.results
             ],
             "released_bytes": sum(each.released_bytes for each in self.results),
@@ -536,7 +545,7 @@ class _Flushes:
     def may_sleep(self) -> bool:
         """Whether an engine may sleep now."""
         outcomes = (receipt["outcome"] for each in self.results for receipt in each.receipts)
-        return self.criteria.engines and not self.criteria.wake and any(one in RELEASED for one in outcomes)
+        return self.criteria.engines and not self.criteria.wake and any(one in MAY_SLEEP_OUTCOMES for one in outcomes)
 
     def exit_code(self, dry_run: bool) -> int:
         """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""
@@ -549,36 +558,36 @@ class _Flushes:
         return DONE if effective else NOTHING_TO_DO
 
 
-def plan_table(planned: Sequence[MachineFlush], order: Sequence[Sequence[MachineFlush]]) -> str:
+def plan_table(planned: Sequence[PlannedFlush], waves: Sequence[Sequence[PlannedFlush]]) -> str:
     """Return the selected processes with the bytes that a flush would release, wave by wave, then the refused ones."""
     bounded = any(not each.low_bytes == each.likely_bytes == each.high_bytes for each in planned if not each.refusal)
     bounds = (">AT LEAST", ">AT MOST") if bounded else ()
     header = ("MACHINE", ">PID", "PROGRAM", "USER", ">WAVE", ">WOULD RELEASE", *bounds, "REASON")
-    waved = [(str(number), each) for number, wave in enumerate(order, start=1) for each in wave]
+    waved = [(str(number), each) for number, wave in enumerate(waves, start=1) for each in wave]
     rows = []
     for number, each in [*waved, *(("-", each) for each in planned if each.refusal)]:
         sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)[: 1 + len(bounds)]
         shown = ["-" if each.refusal else size_or_dash(value) for value in sizes]
-        rows.append([*_names(each), each.user or "-", number, *shown, each.refusal])
-    return _with_notes(header, rows)
+        rows.append([*_subject_cells(each), each.user or "-", number, *shown, each.refusal])
+    return _table_with_notes(header, rows)
 
 
-LONG_REASON = 60
+MAX_REASON_CHARACTERS = 60
 """Characters of a reason that a table shows; a longer one is below it, once."""
 
 
-def _with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table_with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table whose last column is a reason."""
     notes: dict[str, str] = {}
     shown = []
     for *cells, reason in rows:
-        if len(reason) > LONG_REASON:
+        if len(reason) > MAX_REASON_CHARACTERS:
             reason = notes.setdefault(reason, f"[{len(notes) + 1}]")
         shown.append([*cells, reason])
     return "\n".join([table(header, shown), *(printable(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
-def _names(planned: MachineFlush) -> list[str]:
+def _subject_cells(planned: PlannedFlush) -> list[str]:
     return [planned.machine.name, str(planned.pid or "-"), planned.workload or "-"]
 
 
@@ -587,13 +596,14 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     counts = (">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
     header = ("MACHINE", ">PID", "PROGRAM", "ALLOCATOR", ">WAVE", "OUTCOME", *counts, "REASON")
     rows = [row for each in results for row in _receipt_rows(each)]
-    number = {name: sum(each.result == name for each in results) for name in ("refused", "failed", "skipped")}
-    rest = "".join(f", {count} {name}" for name, count in number.items() if count)
-    return f"{_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{rest}"
+    kinds = Counter(each.result for each in results)
+    others = "".join(f", {kinds[kind]} {kind}" for kind in ("refused", "failed", "skipped") if kinds[kind])
+    released = size_or_dash(sum(each.released_bytes for each in results))
+    return f"{_table_with_notes(header, rows)}\n\n{released} released{others}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
-    subject = _names(each.planned)
+    subject = _subject_cells(each.planned)
     if not each.receipts:
         yield [*subject, "-", str(each.wave), each.result, "-", "-", "-", "-", each.reason]
     for receipt in each.receipts:
@@ -611,8 +621,8 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
         ]
 
 
-SUBJECT = ("pid", "start_ticks", "workload", "user", "engine", "job")
+SUBJECT_FIELDS = ("pid", "start_ticks", "workload", "user", "engine", "job")
 
 
-def _fields(planned: MachineFlush, *names: str) -> dict[str, Any]:
+def _fields(planned: PlannedFlush, *names: str) -> dict[str, Any]:
     return {"machine": planned.machine.name} | {name: getattr(planned, name) for name in names}

@@ -17,9 +17,8 @@ from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import QueriedProcess
 from gpumond.view.frame import frame_of
 
-Key = tuple[int, int | None]
+ProcessIdentity = tuple[int, int | None]
 """Pid and start of a process."""
-UNREAD = "the daemon hasn't read the engine yet; try again in 10 s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFlush:
+class PlannedFlush:
     """One process, or one serving engine, and the bytes that a flush would release. With a ``refusal``, the reason, it
     is not flushed.
 
@@ -62,12 +61,12 @@ class MachineFlush:
     refusal: str = ""
 
 
-def select(
-    machine: Machine, answer: object, criteria: Criteria, named: Mapping[int, QueriedProcess] | None
-) -> list[MachineFlush]:
+def plan_flushes(
+    machine: Machine, answer: object, criteria: Criteria, queried: Mapping[int, QueriedProcess] | None
+) -> list[PlannedFlush]:
     """Return what matches on a machine. Raises DaemonError if ``answer`` is not a frame.
 
-    ``named``: the processes that a query names; None without a query.
+    ``queried``: the processes that a query names; None without a query.
     """
     frame = frame_of(answer)
     processes: dict[int, _Process] = {}
@@ -75,8 +74,8 @@ def select(
         if each.report or each.pid not in processes:
             processes[each.pid] = each
     if criteria.engines:
-        return [*_select_engines(machine, frame["snapshot"]["engines"], processes, criteria, named)]
-    return [*_select(machine, processes, criteria, named)]
+        return [*_plan_engines(machine, frame["snapshot"]["engines"], processes, criteria, queried)]
+    return [*_plan_processes(machine, processes, criteria, queried)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +95,32 @@ class _Process:
         return str(self.report["workload"]) if self.report else ""
 
 
-def _select(
-    machine: Machine, processes: Mapping[int, _Process], criteria: Criteria, named: Mapping[int, QueriedProcess] | None
-) -> Iterator[MachineFlush]:
-    for pid in sorted(processes if named is None else named):
+def _plan_processes(
+    machine: Machine,
+    processes: Mapping[int, _Process],
+    criteria: Criteria,
+    queried: Mapping[int, QueriedProcess] | None,
+) -> Iterator[PlannedFlush]:
+    for pid in sorted(processes if queried is None else queried):
         process = processes.get(pid)
         if process is None:
-            yield MachineFlush(machine=machine, pid=pid, refusal="the process has exited")
-        elif named is None and not process.uuids:
+            yield PlannedFlush(machine=machine, pid=pid, refusal="the process has exited")
+        elif queried is None and not process.uuids:
             continue  # a launcher, which uses no device
         elif _matches((process.workload,), criteria.workload) and _matches((process.user,), criteria.user):
-            yield _planned(machine, process, criteria, named[pid] if named is not None else None)
+            yield _plan_process(machine, process, criteria, queried[pid] if queried is not None else None)
 
 
 def _matches(texts: Iterable[str], pattern: str | None) -> bool:
     return pattern is None or any(fnmatchcase(text, pattern) for text in texts)
 
 
-def _planned(machine: Machine, process: _Process, criteria: Criteria, named: QueriedProcess | None) -> MachineFlush:
+def _plan_process(
+    machine: Machine, process: _Process, criteria: Criteria, queried: QueriedProcess | None
+) -> PlannedFlush:
     pools = process.report["pools"] if process.report else []
     low, likely, high = (sum(int(pool["reclaimable"][name]) for pool in pools) for name in ("low", "likely", "high"))
-    return MachineFlush(
+    return PlannedFlush(
         machine=machine,
         pid=process.pid,
         start_ticks=process.start_ticks,
@@ -127,84 +131,91 @@ def _planned(machine: Machine, process: _Process, criteria: Criteria, named: Que
         low_bytes=low,
         likely_bytes=likely,
         high_bytes=high,
-        refusal=_refusal(process, likely, criteria, named),
+        refusal=_process_refusal(process, likely, criteria, queried),
     )
 
 
-def _refusal(process: _Process, likely_bytes: int, criteria: Criteria, named: QueriedProcess | None) -> str:
+def _process_refusal(process: _Process, likely_bytes: int, criteria: Criteria, queried: QueriedProcess | None) -> str:
     """Return the reason for which a process is not flushed, or an empty string."""
-    if named is not None and (other := _other(process, named)):
-        return other
+    if queried is not None and (mismatch := _identity_mismatch(process, queried)):
+        return mismatch
     if process.report is None:
         return "the process has no agent"
     if process.start_ticks is None:
         return "the process's start time is unknown"
     if process.report["flush_policy"] == "never":
         return "the program doesn't allow flushes"
-    return _too_few(likely_bytes, criteria)
+    return _below_minimum(likely_bytes, criteria)
 
 
-def _too_few(found_bytes: int, criteria: Criteria, what: str = "reclaimable") -> str:
-    if found_bytes >= criteria.min_reclaimable_bytes:
+def _below_minimum(available_bytes: int, criteria: Criteria, state: str = "reclaimable") -> str:
+    if available_bytes >= criteria.min_reclaimable_bytes:
         return ""
-    least = size_text(criteria.min_reclaimable_bytes)
-    return f"{size_text(found_bytes)} is {what}, less than the requested minimum of {least}"
+    minimum = size_text(criteria.min_reclaimable_bytes)
+    return f"{size_text(available_bytes)} is {state}, less than the requested minimum of {minimum}"
 
 
-def _other(process: _Process, named: QueriedProcess) -> str:
+def _identity_mismatch(process: _Process, queried: QueriedProcess) -> str:
     """Return the reason why a process is, or may be, another one than the query names."""
     if process.started_at is None:
         return "the process's start time is unknown, so it may not be the one in the query's result"
-    if process.started_at > named.ran_at:
+    if process.started_at > queried.ran_at:
         return "the pid was reused: the process started after the query's data"
-    if named.workloads and process.workload not in named.workloads:
-        return f"the workload is {process.workload or 'unknown'}, not {', '.join(sorted(named.workloads))}"
-    if named.uuids and not named.uuids & process.uuids:
-        return f"the process doesn't use {', '.join(sorted(named.uuids))}"
+    if queried.workloads and process.workload not in queried.workloads:
+        return f"the workload is {process.workload or 'unknown'}, not {', '.join(sorted(queried.workloads))}"
+    if queried.uuids and not queried.uuids & process.uuids:
+        return f"the process doesn't use {', '.join(sorted(queried.uuids))}"
     return ""
 
 
-def _select_engines(
+def _plan_engines(
     machine: Machine,
     engines: Iterable[Mapping[str, Any]],
     processes: Mapping[int, _Process],
     criteria: Criteria,
-    named: Mapping[int, QueriedProcess] | None,
-) -> Iterator[MachineFlush]:
-    rest = set(named or ())
+    queried: Mapping[int, QueriedProcess] | None,
+) -> Iterator[PlannedFlush]:
+    unmatched_pids = set(queried or ())
     for engine in engines:
         name = str(engine["name"])
         keys = {(each["pid"], each["start_ticks"]) for each in engine["processes"]}
-        own = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
-        meant = own if named is None else [each for each in own if each.pid in named]
-        rest -= {each.pid for each in own}
-        workloads, users = (name, *(each.workload for each in own)), [each.user for each in own]
-        chosen = _matches((name,), criteria.engine) and _matches(workloads, criteria.workload)
-        if not chosen or not _matches(users, criteria.user) or (named is not None and not meant):
+        engine_processes = [processes[pid] for pid in sorted(processes) if (pid, processes[pid].start_ticks) in keys]
+        selected = engine_processes if queried is None else [each for each in engine_processes if each.pid in queried]
+        unmatched_pids -= {each.pid for each in engine_processes}
+        workloads = (name, *(each.workload for each in engine_processes))
+        matches = (
+            _matches((name,), criteria.engine)
+            and _matches(workloads, criteria.workload)
+            and _matches((each.user for each in engine_processes), criteria.user)
+        )
+        if not matches or (queried is not None and not selected):
             continue
-        others = [] if named is None else [_other(each, named[each.pid]) for each in meant]
-        used = 0 if criteria.wake else sum(each.used_bytes for each in own)
-        yield MachineFlush(
+        mismatches = [] if queried is None else [_identity_mismatch(each, queried[each.pid]) for each in selected]
+        used_bytes = 0 if criteria.wake else sum(each.used_bytes for each in engine_processes)
+        first = engine_processes[0] if engine_processes else None
+        yield PlannedFlush(
             machine=machine,
-            pid=own[0].pid if own else 0,
-            start_ticks=own[0].start_ticks if own else None,
+            pid=first.pid if first else 0,
+            start_ticks=first.start_ticks if first else None,
             workload=name,
-            user=own[0].user if own else "",
+            user=first.user if first else "",
             engine=name,
             likely_bytes=None,
-            high_bytes=used,
-            refusal=next(filter(None, others), "") or _engine_refusal(engine, bool(own), used, criteria),
+            high_bytes=used_bytes,
+            refusal=next(filter(None, mismatches), "")
+            or _engine_refusal(engine, first is not None, used_bytes, criteria),
         )
-    for pid in sorted(rest):
+    for pid in sorted(unmatched_pids):
         reason = "the process belongs to no configured serving engine" if pid in processes else "the process has exited"
-        yield MachineFlush(machine=machine, pid=pid, refusal=reason)
+        yield PlannedFlush(machine=machine, pid=pid, refusal=reason)
 
 
 def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: int, criteria: Criteria) -> str:
     """Return the reason for which an engine is not flushed or woken, or an empty string. The daemon checks more."""
     if not engine["up"]:
-        unread = engine["problem"] == NOT_READ
-        return UNREAD if unread else f"the engine doesn't respond: {engine['problem']}"
+        if engine["problem"] == NOT_READ:
+            return "the daemon hasn't read the engine yet; try again in 10 s"
+        return f"the engine doesn't respond: {engine['problem']}"
     if criteria.wake:
         return "the engine isn't sleeping" if engine["sleeping"] is False and not engine.get("paused") else ""
     if not engine["methods"]:
@@ -216,7 +227,7 @@ def _engine_refusal(engine: Mapping[str, Any], has_processes: bool, used_bytes: 
         return f"the engine has {plural(active, 'running or waiting request')}"
     if not has_processes:
         return str(engine["processes_problem"]) or "the engine has no process on a GPU"
-    return _too_few(used_bytes, criteria, "in use")
+    return _below_minimum(used_bytes, criteria, "in use")
 
 
 class Replicas(NamedTuple):
@@ -232,41 +243,43 @@ def engine_availability(answer: object) -> list[tuple[str, bool]]:
     return [(str(each["name"]), bool(each["up"] and not each["sleeping"] and not each["paused"])) for each in engines]
 
 
-def by_service(engines: Iterable[tuple[str, bool]]) -> Mapping[str, Replicas]:
+def replicas_by_service(engines: Iterable[tuple[str, bool]]) -> Mapping[str, Replicas]:
     """Return the replicas of each service. The engines with one name are replicas of one service."""
-    found: dict[str, Replicas] = {}
-    for name, serves in engines:
-        total, number = found.get(name, Replicas(0, 0))
-        found[name] = Replicas(total + 1, number + serves)
-    return found
+    replicas: dict[str, Replicas] = {}
+    for name, is_awake in engines:
+        total, awake = replicas.get(name, Replicas(0, 0))
+        replicas[name] = Replicas(total + 1, awake + is_awake)
+    return replicas
 
 
 def _processes(frame: Mapping[str, Any]) -> Iterator[_Process]:
     """Yield each process that uses a device or has an agent, once."""
     snapshot = frame["snapshot"]
     uptime = snapshot["uptime_seconds"]
-    boot = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
-    reports: dict[Key, Any] = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
-    users: dict[Key, str] = {}
-    used: dict[Key, int] = {}
-    uuids: dict[Key, set[str]] = {key: set() for key in reports}
+    booted_at = None if uptime is None else float(snapshot["taken_at"]) - float(uptime)
+    reports: dict[ProcessIdentity, Any] = {
+        (report["pid"], report["start_ticks"]): report for report in snapshot["reports"]
+    }
+    users: dict[ProcessIdentity, str] = {}
+    used_bytes: dict[ProcessIdentity, int] = {}
+    uuids: dict[ProcessIdentity, set[str]] = {key: set() for key in reports}
     for each in frame["processes"]:
         key = (int(each["pid"]), each["start_ticks"])
         uuids.setdefault(key, set()).add(str(each["device_uuid"]))
         users[key] = users.get(key) or str(each["user"] or ("" if each["uid"] is None else each["uid"]))
-        used[key] = used.get(key, 0) + (each["used_bytes"] or 0)
+        used_bytes[key] = used_bytes.get(key, 0) + (each["used_bytes"] or 0)
     for key, report in reports.items():
         uuids[key] |= {str(pool["device_uuid"]) for pool in report["pools"]}
         users[key] = users.get(key) or str(report["uid"])
-    for key, own in uuids.items():
+    for key, process_uuids in uuids.items():
         pid, start_ticks = key
         yield _Process(
             pid=pid,
             start_ticks=start_ticks,
-            started_at=None if start_ticks is None or boot is None else boot + start_ticks / TICKS_PER_SECOND,
+            started_at=None if start_ticks is None or booted_at is None else booted_at + start_ticks / TICKS_PER_SECOND,
             user=users[key],
-            uuids=frozenset(own),
-            used_bytes=used.get(key, 0),
+            uuids=frozenset(process_uuids),
+            used_bytes=used_bytes.get(key, 0),
             report=reports.get(key),
         )
 
@@ -305,43 +318,45 @@ class FleetLimits:
 
 
 def refuse_beyond_limits(
-    planned: Iterable[MachineFlush], limits: FleetLimits, services: Mapping[str, Replicas] | None = None
-) -> list[MachineFlush]:
+    planned: Iterable[PlannedFlush], limits: FleetLimits, services: Mapping[str, Replicas] | None = None
+) -> list[PlannedFlush]:
     """Return the same flushes in their order, with a refusal for those beyond the limits. A job is refused as a whole.
 
     ``services``: the replicas of the services whose engines are put to sleep; none for other flushes.
     """
-    found = [*planned] if services is None else _with_replicas(planned, limits, services)
+    flushes = [*planned] if services is None else _refuse_beyond_replicas(planned, limits, services)
     if limits.max_machines is None:
-        return found
+        return flushes
     machines: set[str] = set()
-    beyond: set[Hashable] = set()
-    for own in jobs(each for each in found if not each.refusal):
-        more = machines | {each.machine.url for each in own}
-        if len(more) > limits.max_machines:
-            beyond.add(job_of(own[0]))
+    jobs_beyond: set[Hashable] = set()
+    for job in group_by_job(each for each in flushes if not each.refusal):
+        with_job = machines | {each.machine.url for each in job}
+        if len(with_job) > limits.max_machines:
+            jobs_beyond.add(job_key(job[0]))
         else:
-            machines = more
+            machines = with_job
     reason = f"beyond the limit of machines (--max-machines {limits.max_machines})"
-    return [replace(each, refusal=reason) if not each.refusal and job_of(each) in beyond else each for each in found]
+    return [
+        replace(each, refusal=reason) if not each.refusal and job_key(each) in jobs_beyond else each for each in flushes
+    ]
 
 
-def _with_replicas(
-    planned: Iterable[MachineFlush], limits: FleetLimits, services: Mapping[str, Replicas]
-) -> list[MachineFlush]:
+def _refuse_beyond_replicas(
+    planned: Iterable[PlannedFlush], limits: FleetLimits, services: Mapping[str, Replicas]
+) -> list[PlannedFlush]:
     sleeping: Counter[str] = Counter()
-    found = []
+    flushes = []
     for each in planned:
         if not each.refusal:
             total, awake = services.get(each.engine, Replicas(1, 1))
-            refusal = _of_replicas(total, awake - sleeping[each.engine], limits)
+            refusal = _replica_refusal(total, awake - sleeping[each.engine], limits)
             sleeping[each.engine] += not refusal
             each = replace(each, refusal=refusal)
-        found.append(each)
-    return found
+        flushes.append(each)
+    return flushes
 
 
-def _of_replicas(total: int, awake: int, limits: FleetLimits) -> str:
+def _replica_refusal(total: int, awake: int, limits: FleetLimits) -> str:
     """Return the reason why no more replicas of a service may sleep, or an empty string."""
     if awake <= limits.keep:
         last = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
@@ -356,7 +371,7 @@ def _of_replicas(total: int, awake: int, limits: FleetLimits) -> str:
     return ""
 
 
-def job_of(planned: MachineFlush) -> Hashable:
+def job_key(planned: PlannedFlush) -> Hashable:
     """Return the identity of the job to which a process belongs, on all machines.
 
     Ranks whose launcher names no job are one job if their workload, user and number are the same. Other processes, and
@@ -367,40 +382,40 @@ def job_of(planned: MachineFlush) -> Hashable:
     return planned.user, planned.job or (planned.workload, planned.ranks)
 
 
-def jobs(planned: Iterable[MachineFlush]) -> list[list[MachineFlush]]:
+def group_by_job(planned: Iterable[PlannedFlush]) -> list[list[PlannedFlush]]:
     """Return the flushes by job, in the order of their first process."""
-    groups: dict[Hashable, list[MachineFlush]] = {}
+    groups: dict[Hashable, list[PlannedFlush]] = {}
     for each in planned:
-        groups.setdefault(job_of(each), []).append(each)
+        groups.setdefault(job_key(each), []).append(each)
     return [*groups.values()]
 
 
-def waves(planned: Iterable[MachineFlush], max_parallel: int, canary: bool = False) -> list[list[MachineFlush]]:
+def plan_waves(planned: Iterable[PlannedFlush], max_parallel: int, canary: bool = False) -> list[list[PlannedFlush]]:
     """Return the processes that are flushed in groups, one wave after the other.
 
     The ranks of a job are in one wave, since they wait for each other; a wave with more than ``max_parallel`` processes
     contains one job only. With ``canary``, the first wave is one job.
     """
-    groups = jobs(planned)
-    result = [groups.pop(_canary(groups))] if canary and groups else []
-    first = len(result)
+    groups = group_by_job(planned)
+    waves = [groups.pop(_canary_index(groups))] if canary and groups else []
+    first = len(waves)
     for group in groups:
-        if len(result) > first and len(result[-1]) + len(group) <= max_parallel:
-            result[-1] += group
+        if len(waves) > first and len(waves[-1]) + len(group) <= max_parallel:
+            waves[-1] += group
         else:
-            result.append(group)
-    return result
+            waves.append(group)
+    return waves
 
 
-def with_canary(order: Sequence[Sequence[MachineFlush]]) -> list[Sequence[MachineFlush]]:
+def split_canary(waves: Sequence[Sequence[PlannedFlush]]) -> list[Sequence[PlannedFlush]]:
     """Return the waves with the first one divided, if it contains several jobs: one job, then the others."""
-    groups = jobs(order[0]) if order else []
+    groups = group_by_job(waves[0]) if waves else []
     if len(groups) < 2:
-        return [*order]
-    first = groups.pop(_canary(groups))
-    return [first, [each for own in groups for each in own], *order[1:]]
+        return [*waves]
+    first = groups.pop(_canary_index(groups))
+    return [first, [each for group in groups for each in group], *waves[1:]]
 
 
-def _canary(groups: Sequence[Sequence[MachineFlush]]) -> int:
+def _canary_index(groups: Sequence[Sequence[PlannedFlush]]) -> int:
     """Return the place of the first job whose flush would release memory, which proves most; else that of the first."""
-    return next((place for place, own in enumerate(groups) if any(each.likely_bytes != 0 for each in own)), 0)
+    return next((index for index, group in enumerate(groups) if any(each.likely_bytes != 0 for each in group)), 0)

@@ -14,37 +14,45 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, duration, option, option_type, print_error, time_argument
+from gpumond.cli.arguments import (
+    DONE,
+    NOTHING_TO_DO,
+    add_option,
+    option_type,
+    parse_duration,
+    parse_time_argument,
+    print_error,
+)
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import DAY_SECONDS, GIB, duration_text
 from gpumond.features.fleet.accounting import (
     COLUMNS,
-    JOB,
-    LABELS,
+    JOB_COLUMN,
+    LABEL_BY_COLUMN,
     MEASURES,
-    TEAM,
+    TEAM_COLUMN,
     Accounts,
     Period,
     Price,
     TeamRule,
     Usage,
-    collect,
-    gaps,
-    group_of,
+    columns_parser,
+    machines_with_gaps,
     models_without_price,
-    total,
-    usages,
+    read_accounts,
+    total_usage,
+    usage_by_group,
 )
-from gpumond.features.fleet.discovery import add_prometheus, make_prometheus
+from gpumond.features.fleet.discovery import add_prometheus_arguments, make_prometheus
 from gpumond.view import html_report
 from gpumond.view.text import printable, table, time_text
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
-WASTED = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
-COVERED = "COVERED: percentage of the time with known values; the rest isn't counted"
-SCALED = "COVERED: percentage of the time with known values; the rest is extrapolated from it"
-LISTED_GAPS = 5
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+WASTED_NOTE = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
+COVERAGE_NOTE = "COVERED: percentage of the time with known values; the rest isn't counted"
+EXTRAPOLATION_NOTE = "COVERED: percentage of the time with known values; the rest is extrapolated from it"
+MAX_LISTED_GAPS = 5
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of a formula in a spreadsheet."""
 
 
@@ -61,26 +69,30 @@ def parse_price(text: str) -> Price:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prometheus(parser)
-    option(
+    add_prometheus_arguments(parser)
+    add_option(
         parser,
         "--by COLUMN[,COLUMN]",
         f"group by these columns: {', '.join(COLUMNS)} (default: user)",
-        type=option_type(group_of(COLUMNS)),
+        type=option_type(columns_parser(COLUMNS)),
         default="user",
     )
-    option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
+    add_option(parser, "--teams FILE", "your teams and their members (YAML), for --by team", type=Path)
     begin = "start of the period: HH:MM or ISO 8601 (UTC unless it has an offset), or how long ago, such as 30d"
-    option(parser, "--from TIME", begin, dest="begin", type=option_type(time_argument))
+    add_option(parser, "--from TIME", begin, dest="begin", type=option_type(parse_time_argument))
     end = "end of the period, written as for --from (default: now)"
-    option(parser, "--to TIME", end, dest="end", type=option_type(time_argument))
-    option(
-        parser, "--for DURATION", "the period's length, instead of --from (default: 7d)", dest="duration", type=duration
+    add_option(parser, "--to TIME", end, dest="end", type=option_type(parse_time_argument))
+    add_option(
+        parser,
+        "--for DURATION",
+        "the period's length, instead of --from (default: 7d)",
+        dest="duration",
+        type=parse_duration,
     )
-    option(parser, "--compare", "also show the change since the preceding period")
-    option(parser, "--extrapolate", "fill gaps with the mean of the rest of the period (default: leave gaps out)")
-    option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
-    option(
+    add_option(parser, "--compare", "also show the change since the preceding period")
+    add_option(parser, "--extrapolate", "fill gaps with the mean of the rest of the period (default: leave gaps out)")
+    add_option(parser, "--limit N", "maximum number of rows; 0 for all (default: 20)", type=int, default=20)
+    add_option(
         parser,
         "--price [MODEL=]AMOUNT",
         "your price for a GPU-hour, for models whose name contains MODEL (default: all models); repeatable",
@@ -88,26 +100,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
     )
-    option(parser, "--format", "output format (default: table)", choices=("table", "csv", "json"), default="table")
-    option(parser, "--html FILE", "also write the report with charts as one HTML file", type=Path)
+    add_option(parser, "--format", "output format (default: table)", choices=("table", "csv", "json"), default="table")
+    add_option(parser, "--html FILE", "also write the report with charts as one HTML file", type=Path)
 
 
 async def run(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise ConfigError("--limit must not be negative")
     period = _period(arguments, time.time())
-    if (TEAM in arguments.by) != (arguments.teams is not None):
+    if (TEAM_COLUMN in arguments.by) != (arguments.teams is not None):
         raise ConfigError("--by team and --teams FILE require each other")
     teams = [] if arguments.teams is None else read_teams(arguments.teams)
     prometheus = make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: the report is built entirely from Prometheus data")
     html_report.check_report_path(arguments.html)
-    of_programs = JOB in arguments.by
-    accounts = await collect(prometheus, arguments.job, period, of_programs)
+    of_programs = JOB_COLUMN in arguments.by
+    accounts = await read_accounts(prometheus, arguments.job, period, of_programs)
     report = UsageReport(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
     if arguments.compare:
-        report.before = total(await collect(prometheus, arguments.job, period.before(), of_programs))
+        report.before = total_usage(await read_accounts(prometheus, arguments.job, period.before(), of_programs))
     if not report.rows:
         subjects = "programs" if of_programs else "owners"
         print_error(
@@ -115,9 +127,9 @@ async def run(arguments: argparse.Namespace) -> int:
             f"{time_text(period.end)}; check the period, --job, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
-    {"table": _table, "csv": _csv, "json": _json}[arguments.format](report)
+    {"table": _print_table, "csv": _print_csv, "json": _print_json}[arguments.format](report)
     if arguments.html is not None:
-        html_report.write_report(arguments.html, _page(report))
+        html_report.write_report(arguments.html, _html(report))
     if arguments.price and (models := models_without_price(accounts, arguments.price)):
         print_error(f"gpumond: no --price for {', '.join(models)}; rows with these models have no cost")
     return DONE
@@ -146,12 +158,11 @@ def read_teams(path: Path) -> list[TeamRule]:
     rules = []
     for team, patterns in content.items():
         for text in patterns:
-            label, separator, pattern = str(text).partition("=")
-            if not separator or label not in LABELS:
-                raise ConfigError(
-                    f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN; the columns are {', '.join(LABELS)}"
-                )
-            rules.append(TeamRule(str(team), label, pattern))
+            column, equals, pattern = str(text).partition("=")
+            if not equals or column not in LABEL_BY_COLUMN:
+                columns = ", ".join(LABEL_BY_COLUMN)
+                raise ConfigError(f"--teams {path}: {text!r:.80}: expected COLUMN=PATTERN; the columns are {columns}")
+            rules.append(TeamRule(str(team), column, pattern))
     return rules
 
 
@@ -169,10 +180,10 @@ class UsageReport:
     ) -> None:
         self.accounts, self.by, self.extrapolate = accounts, by, extrapolate
         self.priced = bool(prices)
-        rows = usages(accounts, by, prices, teams, extrapolate)
+        rows = usage_by_group(accounts, by, prices, teams, extrapolate)
         self.rows = rows[: limit or None]
         self.left_out = len(rows) - len(self.rows)
-        self.total = total(accounts, prices, extrapolate)
+        self.total = total_usage(accounts, prices, extrapolate)
         self.before: Usage | None = None
         factor = 1 / (3600 * GIB)
         self.size = sum(accounts.size.values()) * factor
@@ -186,13 +197,15 @@ class UsageReport:
     @property
     def coverage(self) -> str:
         """Sentences about the known part of the period, and the machines with gaps."""
-        missing = gaps(self.accounts)
+        missing = machines_with_gaps(self.accounts)
         count = len(self.accounts.coverage)
         machines = "one machine" if count == 1 else f"{count} machines"
         text = f"Values are known for {_percent(self.total.coverage)} of the time on {machines}."
         if missing:
-            listed = ", ".join(f"{name or NO_NAME} ({_percent(ratio)} known)" for name, ratio in missing[:LISTED_GAPS])
-            more = f", and {len(missing) - LISTED_GAPS} more" if len(missing) > LISTED_GAPS else ""
+            listed = ", ".join(
+                f"{name or NO_NAME} ({_percent(ratio)} known)" for name, ratio in missing[:MAX_LISTED_GAPS]
+            )
+            more = f", and {len(missing) - MAX_LISTED_GAPS} more" if len(missing) > MAX_LISTED_GAPS else ""
             text += f" Machines with gaps: {listed}{more}."
         return text
 
@@ -203,8 +216,8 @@ class UsageReport:
         return [
             self.period,
             self.coverage,
-            f"GiB-hours. {WASTED}.",
-            f"{SCALED if self.extrapolate else COVERED}.",
+            f"GiB-hours. {WASTED_NOTE}.",
+            f"{EXTRAPOLATION_NOTE if self.extrapolate else COVERAGE_NOTE}.",
             *rest,
         ]
 
@@ -227,7 +240,7 @@ class UsageReport:
             *costs,
         ]
         for row in self.rows:
-            yield [*map(_name, row.group), *self._cells(row)]
+            yield [*map(_group_text, row.group), *self._cells(row)]
         yield ["TOTAL", *[""] * (len(self.by) - 1), *self._cells(self.total)]
 
     def _cells(self, row: Usage) -> list[str]:
@@ -241,7 +254,7 @@ class UsageReport:
         ]
 
 
-def _name(text: str | None) -> str:
+def _group_text(text: str | None) -> str:
     return UNATTRIBUTED if text is None else text or NO_NAME
 
 
@@ -250,40 +263,40 @@ def _percent(ratio: float) -> str:
     return f"{int(ratio * 1000) / 10:g}%"
 
 
-def _header(report: UsageReport, header: Sequence[str]) -> list[str]:
+def _table_header(report: UsageReport, header: Sequence[str]) -> list[str]:
     names = len(report.by)
     return [*header[:names], *(f">{name}" for name in header[names:])]
 
 
-def _table(report: UsageReport) -> None:
+def _print_table(report: UsageReport) -> None:
     header, *cells = report.lines()
-    print(table(_header(report, header), cells))
+    print(table(_table_header(report, header), cells))
     print("\n" + "\n".join(report.notes))
 
 
-def _csv(report: UsageReport) -> None:
+def _print_csv(report: UsageReport) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     costs = ("cost", "wasted_cost") if report.priced else ()
     fields = (*MEASURES, "mean_gibibytes", "coverage", *costs)
     names = [f"{name}_gibibyte_hours" if name in MEASURES else name for name in fields]
-    period = [_iso(report.accounts.period.begin), _iso(report.accounts.period.end)]
+    period = [_iso_time(report.accounts.period.begin), _iso_time(report.accounts.period.end)]
     writer.writerow(["from", "to", *report.by, *(name.replace("coverage", "coverage_ratio") for name in names)])
     for row in report.rows:
         numbers = [getattr(row, name) for name in fields]
-        group = [_cell(_name(None) if each is None else each) for each in row.group]
+        group = [_csv_cell(_group_text(None) if each is None else each) for each in row.group]
         writer.writerow([*period, *group, *("" if number is None else f"{number:.6g}" for number in numbers)])
 
 
-def _iso(at: float) -> str:
+def _iso_time(at: float) -> str:
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _cell(name: str) -> str:
+def _csv_cell(name: str) -> str:
     """Return text that a spreadsheet shows, and does not calculate."""
-    return "'" * name.startswith(_FORMULA) + printable(name)
+    return "'" * name.startswith(_FORMULA_STARTS) + printable(name)
 
 
-def _json(report: UsageReport) -> None:
+def _print_json(report: UsageReport) -> None:
     print(
         json.dumps(
             {
@@ -292,17 +305,19 @@ def _json(report: UsageReport) -> None:
                 "extrapolated": report.extrapolate,
                 "size_gibibyte_hours": report.size,
                 "gpu_hours": report.gpu_hours,
-                "total": _object(report, report.total),
-                "before": report.before and _object(report, report.before),
-                "rows": [_object(report, row) for row in report.rows],
-                "gaps": [{"machine": name, "coverage_ratio": ratio} for name, ratio in gaps(report.accounts)],
+                "total": _usage_object(report, report.total),
+                "before": report.before and _usage_object(report, report.before),
+                "rows": [_usage_object(report, row) for row in report.rows],
+                "gaps": [
+                    {"machine": name, "coverage_ratio": ratio} for name, ratio in machines_with_gaps(report.accounts)
+                ],
             },
             indent=2,
         )
     )
 
 
-def _object(report: UsageReport, row: Usage) -> dict[str, Any]:
+def _usage_object(report: UsageReport, row: Usage) -> dict[str, Any]:
     return {
         **dict(zip(report.by, row.group, strict=False)),
         **{f"{name}_gibibyte_hours": getattr(row, name) for name in MEASURES},
@@ -313,13 +328,13 @@ def _object(report: UsageReport, row: Usage) -> dict[str, Any]:
     }
 
 
-def _page(report: UsageReport) -> str:
+def _html(report: UsageReport) -> str:
     """Return the report as HTML."""
     header, *cells = report.lines()
-    whole = report.total
+    total = report.total
     bars = [
         (
-            " / ".join(map(_name, row.group)),
+            " / ".join(map(_group_text, row.group)),
             (
                 html_report.Bar("before", row.used, f"{row.wasted or 0:,.1f} of {row.used:,.1f}"),
                 html_report.Bar("after", row.wasted or 0.0, ""),
@@ -336,7 +351,7 @@ def _page(report: UsageReport) -> str:
         html_report.legend((("before", "used"), ("after", "wasted"))),
         html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
         html_report.table(
-            _header(report, _without_waste(header, header)), [_without_waste(header, line) for line in cells]
+            _table_header(report, _without_waste(header, header)), [_without_waste(header, line) for line in cells]
         ),
         *map(html_report.paragraph, report.notes[2:]),
     ]
@@ -345,7 +360,7 @@ def _page(report: UsageReport) -> str:
         if points:
             parts.append(html_report.heading(f"{name.capitalize()} memory of all"))
             parts.append(html_report.curve(points, None, (), span=report.accounts.period[:2], gap=1.5 * step))
-    if whole.wasted:
+    if total.wasted:
         parts.append(
             html_report.paragraph(
                 "To return wasted memory: stop idle programs or suspend them, flush caches (gpumond fleet flush), and "
@@ -362,13 +377,13 @@ def _without_waste(header: Sequence[str], line: Sequence[str]) -> list[str]:
 
 def _summary(report: UsageReport) -> Iterator[tuple[str, str]]:
     """Yield names and values of the totals."""
-    whole = report.total
-    yield "GPU-hours of the machines", f"{report.gpu_hours:,.1f}"
-    yield "Memory of these", f"{report.size:,.1f} GiB-hours"
-    yield "Used", f"{whole.used:,.1f} GiB-hours" + (f" ({whole.used / report.size:.0%})" if report.size else "")
-    if whole.wasted is not None:
-        share = f" ({whole.wasted / whole.used:.0%} of used)" if whole.used else ""
-        yield "Wasted", f"{whole.wasted:,.1f} GiB-hours{share}"
-    for name, cost in (("Cost of use", whole.cost), ("Cost of waste", whole.wasted_cost)):
+    total = report.total
+    yield "GPU-hours", f"{report.gpu_hours:,.1f}"
+    yield "Memory size", f"{report.size:,.1f} GiB-hours"
+    yield "Used", f"{total.used:,.1f} GiB-hours" + (f" ({total.used / report.size:.0%})" if report.size else "")
+    if total.wasted is not None:
+        share = f" ({total.wasted / total.used:.0%} of used)" if total.used else ""
+        yield "Wasted", f"{total.wasted:,.1f} GiB-hours{share}"
+    for name, cost in (("Cost of use", total.cost), ("Cost of waste", total.wasted_cost)):
         if cost is not None:
             yield name, f"{cost:,.2f}"

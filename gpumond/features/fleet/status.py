@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option, print_result
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.frame import StatedFault
+from gpumond.facts.frame import FaultWithRemedy
 from gpumond.facts.units import plural
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import (
@@ -27,24 +27,24 @@ from gpumond.features.fleet.discovery import (
 from gpumond.view.frame import checked_as, frame_of
 from gpumond.view.text import printable, size_or_dash, table
 
-STATUS = "/api/v1/status"
+STATUS_ROUTE = "/api/v1/status"
 NOT_LOADED = "not_loaded"
 """Kind of the fault of a configuration that could not be loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Status:
+class _DaemonStatus:
     """What is read of a daemon's status; None: an earlier version did not state it."""
 
     version: str
     revision: str | None
     config_hash: str | None
     rules_hash: str | None
-    faults: tuple[StatedFault, ...]
+    faults: tuple[FaultWithRemedy, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class Deployment:
     """What a daemon runs: its version with the commit, the hashes of its settings and rules, and where its
     configuration file is invalid, if it could not be loaded. None: unknown.
     """
@@ -55,11 +55,11 @@ class Build:
     not_loaded: str = ""
 
 
-ASPECTS = {"version": "VERSION", "config": "CONFIGURATION", "rules": "RULES"}
+COMPARED_FIELDS = {"version": "VERSION", "config": "CONFIGURATION", "rules": "RULES"}
 """Attributes of `Build` that are compared, each with its column."""
 
 
-def version_of(version: str, revision: object) -> str:
+def version_with_commit(version: str, revision: object) -> str:
     """Return the version with the beginning of the commit, if the daemon knows it."""
     if not isinstance(revision, str) or not revision:
         return version
@@ -67,81 +67,97 @@ def version_of(version: str, revision: object) -> str:
     return f"{version}+{'-'.join([commit[:9], *modified])}"
 
 
-def build_of(answer: object) -> Build:
+def deployment_of(answer: object) -> Deployment:
     """Return what a daemon runs, from its status. Raises DaemonError."""
-    status = checked_as(_Status, answer, "status")
+    status = checked_as(_DaemonStatus, answer, "status")
     failed = (each["detail"] or "unknown place" for each in status["faults"] if each["kind"] == NOT_LOADED)
-    return Build(
-        version=version_of(status["version"], status["revision"]),
+    return Deployment(
+        version=version_with_commit(status["version"], status["revision"]),
         config=status["config_hash"],
         rules=status["rules_hash"],
         not_loaded=next(failed, ""),
     )
 
 
-async def read_builds(client: Client, machines: Sequence[Machine], parallel: int) -> list[Build | DaemonError]:
+async def read_deployments(
+    client: Client, machines: Sequence[Machine], concurrency: int
+) -> list[Deployment | DaemonError]:
     """Return what each machine's daemon runs, or why it is unknown."""
 
-    async def read(machine: Machine) -> Build:
-        return build_of(await client.get(machine, STATUS))
+    async def read(machine: Machine) -> Deployment:
+        return deployment_of(await client.get(machine, STATUS_ROUTE))
 
-    return await read_each(machines, read, parallel)
+    return await read_each(machines, read, concurrency)
 
 
-def most_frequent(builds: Iterable[Build]) -> Mapping[str, str | None]:
-    """Return the most frequent value of each aspect; None without a known one."""
-    known = [*builds]
-    found: dict[str, str | None] = {}
-    for name in ASPECTS:
+def majority_of(deployments: Iterable[Deployment]) -> Mapping[str, str | None]:
+    """Return the most frequent value of each field; None without a known one."""
+    known = [*deployments]
+    majority: dict[str, str | None] = {}
+    for name in COMPARED_FIELDS:
         counts = Counter(value for value in (getattr(each, name) for each in known) if value is not None)
-        found[name] = counts.most_common(1)[0][0] if counts else None
-    return found
+        majority[name] = counts.most_common(1)[0][0] if counts else None
+    return majority
 
 
-def differences(build: Build, most: Mapping[str, str | None]) -> list[str]:
-    """Return the aspects in which a daemon differs from most."""
-    return [name for name in ASPECTS if getattr(build, name) != most[name]]
+def differing_fields(deployment: Deployment, majority: Mapping[str, str | None]) -> list[str]:
+    """Return the fields in which a daemon differs from most."""
+    return [name for name in COMPARED_FIELDS if getattr(deployment, name) != majority[name]]
 
 
-async def show_differences(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
+async def _print_drift(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
-    answers = await read_builds(client, machines, arguments.parallel)
+    answers = await read_deployments(client, machines, arguments.parallel)
     read = [*zip(machines, answers, strict=True)]
-    builds = {machine: each for machine, each in read if isinstance(each, Build)}
-    silent = unread_machines(machines, answers)
-    most = most_frequent(builds.values())
-    differing = {machine: own for machine, own in builds.items() if own.not_loaded or differences(own, most)}
-    document = {
-        "most": most,
-        "differing": [
-            {"machine": machine.name, **asdict(own), "differences": differences(own, most)}
-            for machine, own in differing.items()
-        ],
-        "missing": [each._asdict() for each in silent],
+    deployments = {machine: each for machine, each in read if isinstance(each, Deployment)}
+    unread = unread_machines(machines, answers)
+    majority = majority_of(deployments.values())
+    differing = {
+        machine: deployment
+        for machine, deployment in deployments.items()
+        if deployment.not_loaded or differing_fields(deployment, majority)
     }
-    print_result(arguments, document, lambda: "\n\n".join(filter(None, _texts(builds, differing, silent, most))))
+    document = {
+        "most": majority,
+        "differing": [
+            {"machine": machine.name, **asdict(deployment), "differences": differing_fields(deployment, majority)}
+            for machine, deployment in differing.items()
+        ],
+        "missing": [each._asdict() for each in unread],
+    }
+    print_result(
+        arguments, document, lambda: "\n\n".join(filter(None, _drift_texts(deployments, differing, unread, majority)))
+    )
     if not machines:
         return NOTHING_TO_DO
-    return FAILED if silent or differing else DONE
+    return FAILED if unread or differing else DONE
 
 
-def _texts(
-    builds: Mapping[Machine, Build],
-    differing: Mapping[Machine, Build],
-    silent: Sequence[UnreadMachine],
-    most: Mapping[str, str | None],
+def _drift_texts(
+    deployments: Mapping[Machine, Deployment],
+    differing: Mapping[Machine, Deployment],
+    unread: Sequence[UnreadMachine],
+    majority: Mapping[str, str | None],
 ) -> Iterator[str]:
-    header = ("MACHINE", *ASPECTS.values(), "FAILED RELOAD")
-    rows = [("most machines", *(most[name] or "unknown" for name in ASPECTS), "")]
-    for machine, own in differing.items():
-        values = ((getattr(own, name) or "unknown") if name in differences(own, most) else "same" for name in ASPECTS)
-        rows.append((machine.name, *values, own.not_loaded))
-    yield table(header, rows) if builds else ""
-    yield "\n".join(map(str, silent))
+    header = ("MACHINE", *COMPARED_FIELDS.values(), "FAILED RELOAD")
+    rows = [("most machines", *(majority[name] or "unknown" for name in COMPARED_FIELDS), "")]
+    for machine, deployment in differing.items():
+        values = (
+            (getattr(deployment, name) or "unknown") if name in differing_fields(deployment, majority) else "same"
+            for name in COMPARED_FIELDS
+        )
+        rows.append((machine.name, *values, deployment.not_loaded))
+    yield table(header, rows) if deployments else ""
+    yield "\n".join(map(str, unread))
+    verb = "differs" if len(differing) == 1 else "differ"
     yield (
-        f"{len(differing)} of {plural(len(builds), 'reachable machine')} differ"
+        f"{len(differing)} of {plural(len(deployments), 'reachable machine')} {verb}"
         if differing
-        else (f"{plural(len(builds), 'machine')} with the same version, configuration and rules" if builds else "")
+        else (
+            f"{plural(len(deployments), 'machine')} with the same version, configuration and rules"
+            if deployments
+            else ""
+        )
     )
 
 
@@ -169,7 +185,7 @@ class MachineStatus:
     alerts: Mapping[str, int] | None = None
 
 
-KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
+SORT_KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
     "name": lambda state: state.machine,
     "version": lambda state: state.version or "",
     "gpus": lambda state: -(state.devices or 0),
@@ -185,15 +201,15 @@ KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
-    option(
+    add_option(parser, "--problems", "show only machines with a fault, a firing alert or a GPU that isn't up")
+    add_option(
         parser,
         "--sort COLUMN",
-        f"order of the machines: {', '.join(KEYS)} (default: as listed)",
-        choices=tuple(KEYS),
+        f"order of the machines: {', '.join(SORT_KEYS)} (default: as listed)",
+        choices=tuple(SORT_KEYS),
     )
-    option(parser, "--limit N", "show at most N machines (default: all)", type=int)
-    option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
+    add_option(parser, "--limit N", "show at most N machines (default: all)", type=int)
+    add_option(parser, "--drift", "show the machines whose version, configuration or rules differ from the majority")
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -203,7 +219,7 @@ async def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--drift can't be combined with --problems, --sort or --limit")
     client, machines = await select_machines(arguments)
     if arguments.drift:
-        return await show_differences(arguments, client, machines)
+        return await _print_drift(arguments, client, machines)
     answers = await read_frames(client, machines, status_of_frame, arguments.parallel)
     states = [
         MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
@@ -213,8 +229,8 @@ async def run(arguments: argparse.Namespace) -> int:
     ]
     shown = shown_machines(states, arguments.problems, arguments.sort, arguments.limit)
     hidden = len(states) - len(shown)
-    silent = "\n".join(map(str, unread_machines(machines, answers)))
-    parts = (status_table(shown), f"{plural(hidden, 'machine')} not shown" if hidden else "", silent, summary(states))
+    unread = "\n".join(map(str, unread_machines(machines, answers)))
+    parts = (status_table(shown), f"{plural(hidden, 'machine')} not shown" if hidden else "", unread, summary(states))
     print_result(arguments, [asdict(state) for state in shown], lambda: "\n\n".join(filter(None, parts)))
     if not states:
         return NOTHING_TO_DO
@@ -227,9 +243,9 @@ def shown_machines(
     """Return the machines that are shown: at most ``limit`` of those that answer, and all others."""
     answering = [state for state in states if not state.problem and (not problems or has_problem(state))]
     if sort is None:
-        kept = {(state.machine, state.url) for state in answering[:limit]}
-        return [state for state in states if state.problem or (state.machine, state.url) in kept]
-    return [*sorted(answering, key=KEYS[sort])[:limit], *(state for state in states if state.problem)]
+        shown = {(state.machine, state.url) for state in answering[:limit]}
+        return [state for state in states if state.problem or (state.machine, state.url) in shown]
+    return [*sorted(answering, key=SORT_KEYS[sort])[:limit], *(state for state in states if state.problem)]
 
 
 def has_problem(state: MachineStatus) -> bool:
@@ -242,25 +258,27 @@ def status_of_frame(machine: Machine, answer: object) -> MachineStatus:
     snapshot, devices = frame["snapshot"], frame["snapshot"]["devices"]
     source = snapshot["source"]
     reports = {(report["pid"], report["start_ticks"]): report for report in snapshot["reports"]}
-    using = [each for each in frame["processes"] if "holder" not in each["kinds"]]
-    programs = {(each["pid"], each["start_ticks"]) for each in using}
-    refusing = {key for key, report in reports.items() if report["flush_policy"] == "never"}
-    cached = (each["cached_bytes"] or 0 for each in using if (each["pid"], each["start_ticks"]) not in refusing)
+    processes = [each for each in frame["processes"] if "holder" not in each["kinds"]]
+    programs = {(each["pid"], each["start_ticks"]) for each in processes}
+    refusing_flushes = {key for key, report in reports.items() if report["flush_policy"] == "never"}
+    cached_bytes = (
+        each["cached_bytes"] or 0 for each in processes if (each["pid"], each["start_ticks"]) not in refusing_flushes
+    )
     uuids = {device["uuid"] for device in devices}
-    whole = [device for device in devices if device["parent_uuid"] not in uuids]
+    whole_devices = [device for device in devices if device["parent_uuid"] not in uuids]
     faults = Counter(str(fault["kind"]) for fault in frame["faults"])
     if not source["up"] and source["reason"]:
         faults.setdefault(str(source["reason"]), 1)
     return MachineStatus(
         machine=machine.name,
         url=machine.url,
-        version=version_of(str(frame["version"]), frame.get("revision")),
+        version=version_with_commit(str(frame["version"]), frame.get("revision")),
         driver_version=source["driver_version"],
         devices=len(devices),
         devices_up=sum(bool(device["up"]) for device in devices),
-        size_bytes=_sum(device["size_bytes"] for device in whole),
-        used_bytes=_sum(device["used_bytes"] for device in whole),
-        reclaimable_bytes=sum(cached),
+        size_bytes=_sum_known(device["size_bytes"] for device in whole_devices),
+        used_bytes=_sum_known(device["used_bytes"] for device in whole_devices),
+        reclaimable_bytes=sum(cached_bytes),
         programs=len(programs),
         agents=len(programs & reports.keys()),
         faults=dict(faults),
@@ -268,7 +286,7 @@ def status_of_frame(machine: Machine, answer: object) -> MachineStatus:
     )
 
 
-def _sum(sizes: Iterable[int | None]) -> int | None:
+def _sum_known(sizes: Iterable[int | None]) -> int | None:
     """Return the sum of the known sizes; None if none is known."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known else None
@@ -277,42 +295,43 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
 def status_table(states: Sequence[MachineStatus]) -> str:
     """Return a table of the machines that answer; empty without one."""
     header = ("MACHINE", "VERSION", "DRIVER", ">GPUS", ">SIZE", ">USED", ">RECLAIMABLE", ">AGENTS", "FAULTS", "ALERTS")
-    rows = [[*_row(state)] for state in states if not state.problem]
+    rows = [[*_status_row(state)] for state in states if not state.problem]
     return table(header, rows) if rows else ""
 
 
 def summary(states: Sequence[MachineStatus]) -> str:
     """Return totals: the machines that answer, their devices and memory, programs with an agent, alerts, versions."""
-    known = [state for state in states if not state.problem]
+    answering = [state for state in states if not state.problem]
     if not states:
         return "no machine is listed, or none matches --machine and --label"
-    programs, agents = (sum(getattr(state, name) or 0 for state in known) for name in ("programs", "agents"))
-    versions = Counter(state.version for state in known).most_common()
-    parts = [f"{len(known)} of {plural(len(states), 'machine')} reachable"]
-    if known:
-        up, devices = (sum(getattr(state, name) or 0 for state in known) for name in ("devices_up", "devices"))
-        used, whole, reclaimable = (
-            _sum(getattr(state, f"{name}_bytes") for state in known) for name in ("used", "size", "reclaimable")
+    programs, agents = (sum(getattr(state, name) or 0 for state in answering) for name in ("programs", "agents"))
+    versions = Counter(state.version for state in answering).most_common()
+    parts = [f"{len(answering)} of {plural(len(states), 'machine')} reachable"]
+    if answering:
+        up, devices = (sum(getattr(state, name) or 0 for state in answering) for name in ("devices_up", "devices"))
+        used, capacity, reclaimable = (
+            _sum_known(getattr(state, f"{name}_bytes") for state in answering)
+            for name in ("used", "size", "reclaimable")
         )
-        parts.append(f"{up} of {plural(devices, 'GPU')} up, {size_or_dash(used)} of {size_or_dash(whole)} used")
+        parts.append(f"{up} of {plural(devices, 'GPU')} up, {size_or_dash(used)} of {size_or_dash(capacity)} used")
         parts.append(f"{size_or_dash(reclaimable)} reclaimable")
     if programs:
         parts.append(f"{agents} of {plural(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
-    if alerts := Counter(name for state in known for name in (state.alerts or {})):
+    if alerts := Counter(name for state in answering for name in (state.alerts or {})):
         parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:
-        parts.append("versions " + ", ".join(f"{version} ({number})" for version, number in versions))
+        parts.append("versions: " + ", ".join(f"{version} ({count})" for version, count in versions))
     return printable("; ".join(parts))
 
 
-def _row(state: MachineStatus) -> Iterator[str]:
+def _status_row(state: MachineStatus) -> Iterator[str]:
     up = "" if state.devices == state.devices_up else f"{state.devices_up} of "
     yield from (state.machine, state.version or "-", state.driver_version or "-", f"{up}{state.devices}")
     yield from (size_or_dash(state.size_bytes), size_or_dash(state.used_bytes), size_or_dash(state.reclaimable_bytes))
     yield f"{state.agents} of {state.programs}"
-    yield from (_counts(state.faults), _counts(state.alerts))
+    yield from (_counts_text(state.faults), _counts_text(state.alerts))
 
 
-def _counts(names: Mapping[str, int] | None) -> str:
-    numbered = (name if number == 1 else f"{name} ({number})" for name, number in (names or {}).items())
-    return ", ".join(numbered) or "-"
+def _counts_text(counts: Mapping[str, int] | None) -> str:
+    texts = (name if count == 1 else f"{name} ({count})" for name, count in (counts or {}).items())
+    return ", ".join(texts) or "-"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, select_machines, unread_machines
@@ -40,7 +40,7 @@ class MachineClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option(parser, "--once", "print the table (or, with --json, JSON) once and exit")
+    add_option(parser, "--once", "print the table (or, with --json, JSON) once and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,23 +75,23 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
         return frame, frame_view(frame)
 
     answers = await read_frames(client, machines, convert, arguments.parallel)
-    read_each = [*zip(machines, answers, strict=True)]
-    missing = unread_machines(machines, answers)
+    answered = [*zip(machines, answers, strict=True)]
+    unread = unread_machines(machines, answers)
     if arguments.json:
-        print(json.dumps([_entry(machine, answer) for machine, answer in read_each], indent=2))
+        print(json.dumps([_json_entry(machine, answer) for machine, answer in answered], indent=2))
     else:
         views = [
             (printable_excerpt(each.name, NAME_WIDTH), answer[1])
-            for each, answer in read_each
+            for each, answer in answered
             if isinstance(answer, tuple)
         ]
-        lines = "\n".join(map(str, missing))
+        lines = "\n".join(map(str, unread))
         print("\n\n".join(filter(None, (status_page(merge_views(views), one_line=True) if views else "", lines))))
-    return FAILED if missing else DONE
+    return FAILED if unread else DONE
 
 
-def _entry(machine: Machine, answer: tuple[Any, FrameView] | DaemonError) -> dict[str, Any]:
-    found = {"machine": machine.name, "url": machine.url}
+def _json_entry(machine: Machine, answer: tuple[Any, FrameView] | DaemonError) -> dict[str, Any]:
+    entry = {"machine": machine.name, "url": machine.url}
     if isinstance(answer, DaemonError):
-        return {**found, "problem": str(answer), "frame": None}
-    return {**found, "problem": "", "frame": answer[0]}
+        return {**entry, "problem": str(answer), "frame": None}
+    return {**entry, "problem": "", "frame": answer[0]}

@@ -9,35 +9,35 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, confirm, option
+from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, confirm
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.facts.pools import ENGINE_STEP
 from gpumond.facts.units import caller_text, plural, size_text
 from gpumond.features.fleet import discovery
-from gpumond.features.fleet.audit import AUDIT, entries_of
+from gpumond.features.fleet.audit import AUDIT_ROUTE, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import UnreadMachine, progress, read_each, unread_machines
-from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES, caller_name, new_id
+from gpumond.features.fleet.discovery import UnreadMachine, read_each, request_progress, unread_machines
+from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES_ROUTE, caller_name, new_operation_id
 from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import table, time_text
 
-AGENTS, SILENCES, RESUMPTIONS = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
+AGENTS_ROUTE, SILENCES_ROUTE, RESUMPTIONS_ROUTE = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
 MAX_ENTRIES = 10_000
-RESUME_SECONDS = 600.0
-_ENGINE = re.compile(r"workload (.+?)(?: \(uid \d+\))?")
-_RESULTS = ("flush.receipts", "flush.refused", "flush.interrupted", "silence.expire", "resume.receipt")
+RESUME_TIMEOUT_SECONDS = 600.0
+_ENGINE_TARGET = re.compile(r"workload (.+?)(?: \(uid \d+\))?")
+_RESULT_ACTIONS = ("flush.receipts", "flush.refused", "flush.interrupted", "silence.expire", "resume.receipt")
 """Actions of entries that state the result of another one, or that undo one."""
 
-Kind = Literal["wake", "limit", "silence", "resume"]
+UndoKind = Literal["wake", "limit", "silence", "resume"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class UndoStep:
     """What undoes one entry. ``subject``: the name of an engine, the id of a silence or the pid of a program.
 
     ``before``: the limits in bytes by device that the program had, ``limit_bytes`` the limit that it was given, None if
@@ -45,7 +45,7 @@ class Step:
     """
 
     entry: Mapping[str, Any]
-    kind: Kind | None = None
+    kind: UndoKind | None = None
     subject: str = ""
     start_ticks: int | None = None
     device: str | None = None
@@ -67,7 +67,15 @@ class Step:
         return ""
 
 
-def steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[Step]:
+class UndoResult(NamedTuple):
+    """The result of one step: ``undone``, ``refused`` or ``failed``, and the reason for the last two."""
+
+    step: UndoStep
+    result: str
+    reason: str
+
+
+def undo_steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[UndoStep]:
     """Return what undoes the entries of an operation on one machine, the newest first."""
     found = []
     for entry in sorted(entries, key=lambda each: -each["at"]):
@@ -75,26 +83,28 @@ def steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[Step]:
         if not isinstance(detail, Mapping) or detail.get("operation") != operation:
             continue
         try:
-            step = _step(entry, detail)
+            step = _undo_step(entry, detail)
         except KeyError:
-            step = Step(entry=entry, problem="its entry in the audit log was shortened")
+            step = UndoStep(entry=entry, problem="its entry in the audit log was shortened")
         if step is not None:
             found.append(step)
     return found
 
 
-def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
+def _undo_step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> UndoStep | None:
     """Return what undoes an entry, None for one that states a result only."""
     action = str(entry["action"])
     if action == "flush.request":
-        engine = _ENGINE.fullmatch(str(detail.get("target", "")))
+        engine = _ENGINE_TARGET.fullmatch(str(detail.get("target", "")))
         if detail.get("steps") != [ENGINE_STEP] or engine is None:
-            return Step(entry=entry, problem="a flush has released caches, which programs fill again as they need them")
+            return UndoStep(
+                entry=entry, problem="a flush has released caches, which programs fill again as they need them"
+            )
         if detail.get("wake"):
-            return Step(entry=entry, problem="an engine that was woken serves requests; use gpumond fleet sleep")
-        return Step(entry=entry, kind="wake", subject=engine[1])
+            return UndoStep(entry=entry, problem="an engine that was woken serves requests; use gpumond fleet sleep")
+        return UndoStep(entry=entry, kind="wake", subject=engine[1])
     if action == "agent.limit" and "before" in detail:
-        return Step(
+        return UndoStep(
             entry=entry,
             kind="limit",
             subject=str(detail["pid"]),
@@ -104,56 +114,61 @@ def _step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> Step | None:
             before=detail["before"],
         )
     if action == "silence.create":
-        return Step(entry=entry, kind="silence", subject=str(detail["id"]))
+        return UndoStep(entry=entry, kind="silence", subject=str(detail["id"]))
     if action == "suspend.receipt":
         if detail.get("outcome") != "suspended":
             return None
-        return Step(entry=entry, kind="resume", subject=str(detail["pid"]), start_ticks=detail["start_ticks"])
-    if action in _RESULTS or action.endswith(".answer"):
+        return UndoStep(entry=entry, kind="resume", subject=str(detail["pid"]), start_ticks=detail["start_ticks"])
+    if action in _RESULT_ACTIONS or action.endswith(".answer"):
         return None
-    return Step(entry=entry, problem="gpumond fleet undo can't undo this kind of change")
+    return UndoStep(entry=entry, problem="gpumond fleet undo can't undo this kind of change")
 
 
-def outdated_reason(step: Step, frame: CheckedFrame) -> str:
+def outdated_reason(step: UndoStep, frame: CheckedFrame) -> str:
     """Return why the state that a limit has set is not the present one, or an empty string."""
     key = (int(step.subject), step.start_ticks)
-    own = [each for each in frame["snapshot"]["reports"] if (each["pid"], each["start_ticks"]) == key]
-    if not own:
+    reports = [each for each in frame["snapshot"]["reports"] if (each["pid"], each["start_ticks"]) == key]
+    if not reports:
         return "the program has exited"
-    present = [each for each in own[0]["limits"] if step.device in (None, each["device_uuid"]) and not each["quota"]]
-    same = {each["limit_bytes"] for each in present} == ({step.limit_bytes} if step.limit_bytes else set())
-    return "" if same else "the limit has been changed since"
+    present = [
+        each for each in reports[0]["limits"] if step.device in (None, each["device_uuid"]) and not each["quota"]
+    ]
+    unchanged = {each["limit_bytes"] for each in present} == ({step.limit_bytes} if step.limit_bytes else set())
+    return "" if unchanged else "the limit has been changed since"
 
 
-async def undo(client: Client, machine: Machine, step: Step) -> str:
+async def undo(client: Client, machine: Machine, step: UndoStep) -> str:
     """Undo one step, and return why it was not done, or an empty string. Raises DaemonError."""
     if step.kind == "limit":
         if reason := outdated_reason(step, await client.frame(machine, frame_of)):
             return reason
-        path = f"{AGENTS}/{step.subject}/limit"
+        path = f"{AGENTS_ROUTE}/{step.subject}/limit"
         await client.post(machine, path, {"limit_bytes": None, "device": step.device}, client.timeout_seconds)
         for uuid, size in (step.before or {}).items():
             await client.post(machine, path, {"limit_bytes": size, "device": uuid}, client.timeout_seconds)
         return ""
     if step.kind == "silence":
-        await client.delete(machine, f"{SILENCES}/{quote(step.subject, safe='')}")
+        await client.delete(machine, f"{SILENCES_ROUTE}/{quote(step.subject, safe='')}")
         return ""
     if step.kind == "resume":
         suspended = await client.get(machine, "/api/v1/suspensions")
         if not any((str(each["pid"]), each["start_ticks"]) == (step.subject, step.start_ticks) for each in suspended):
             return "the program isn't suspended anymore"
-        answer = await client.post(machine, RESUMPTIONS, {"target": {"pid": int(step.subject)}}, RESUME_SECONDS)
+        answer = await client.post(
+            machine, RESUMPTIONS_ROUTE, {"target": {"pid": int(step.subject)}}, RESUME_TIMEOUT_SECONDS
+        )
         refused = [each for each in answer["receipts"] if each["outcome"] != "resumed"]
         return str(refused[0]["reason"] or refused[0]["outcome"]) if refused else ""
     body = {"target": {"workload": step.subject}, "steps": [ENGINE_STEP], "wake": True}
-    receipts = receipts_of(await client.post(machine, FLUSHES, body, ENGINE_SECONDS))
+    receipts = receipts_of(await client.post(machine, FLUSHES_ROUTE, body, ENGINE_SECONDS))
     return "; ".join(str(each["reason"] or each["outcome"]) for each in receipts if each["outcome"] != "woken")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    discovery.add_arguments(parser)
     parser.add_argument("operation", metavar="OPERATION", help="the ID that the `gpumond fleet` command printed")
-    option(parser, "--dry-run", "print the plan, and change nothing")
-    option(parser, "--yes", "don't ask for confirmation")
+    add_option(parser, "--dry-run", "print the plan, and change nothing")
+    add_option(parser, "--yes", "don't ask for confirmation")
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -167,55 +182,53 @@ async def run(arguments: argparse.Namespace) -> int:
     client, machines = await discovery.select_machines(arguments)
     query = urlencode({"limit": MAX_ENTRIES, "operation": arguments.operation})
 
-    async def read(machine: Machine) -> list[Step]:
-        return steps(entries_of(machine, await client.get(machine, f"{AUDIT}?{query}")), arguments.operation)
+    async def read(machine: Machine) -> list[UndoStep]:
+        return undo_steps(entries_of(machine, await client.get(machine, f"{AUDIT_ROUTE}?{query}")), arguments.operation)
 
     answers = await read_each(machines, read, arguments.parallel)
-    pairs = [*zip(machines, answers, strict=True)]
     missing = unread_machines(machines, answers)
-    found = {machine: own for machine, own in pairs if isinstance(own, list) and own}
-    due = [(machine, step) for machine, own in found.items() for step in own if step.kind]
+    plan = {machine: answer for machine, answer in zip(machines, answers, strict=True) if isinstance(answer, list)}
+    plan = {machine: steps for machine, steps in plan.items() if steps}
+    possible = [(machine, step) for machine, steps in plan.items() for step in steps if step.kind]
     if not arguments.json:
-        print("\n\n".join(filter(None, (_plan(found), "\n".join(map(str, missing)), _total(due)))), flush=True)
-    results: dict[Machine, list[tuple[Step, str, str]]] = {}
-    if due and not arguments.dry_run:
+        texts = (_plan_table(plan), "\n".join(map(str, missing)), _total_text(possible))
+        print("\n\n".join(filter(None, texts)), flush=True)
+    results: dict[Machine, list[UndoResult]] = {}
+    if possible and not arguments.dry_run:
         if not arguments.yes:
             confirm("Undo these changes?", "nothing was undone")
-        own = replace(client, operation=new_id())
+        undo_client = replace(client, operation=new_operation_id())
         if not arguments.json:
-            print(f"\noperation {own.operation} by {caller_name()}", flush=True)
-        with progress(len(found), "machines responded") as done:
-            carried = await run_each(found, lambda each: _undo_steps(own, each, found[each]), arguments.parallel, done)
-        results = dict(zip(found, carried, strict=True))
+            print(f"\noperation {undo_client.operation} by {caller_name()}", flush=True)
+
+        async def undo_all(machine: Machine) -> list[UndoResult]:
+            return [await _undo_result(undo_client, machine, step) for step in plan[machine] if step.kind]
+
+        with request_progress(len(plan), "machines responded") as on_done:
+            results = dict(zip(plan, await run_each(plan, undo_all, arguments.parallel, on_done), strict=True))
         if not arguments.json:
             print(f"\n{_result_table(results)}")
     if arguments.json:
-        print(json.dumps(_document(found, missing, results), indent=2))
-    failed = any(result == "failed" for own in results.values() for _, result, _ in own)
-    if missing or failed:
+        print(json.dumps(_document(plan, missing, results), indent=2))
+    outcomes = {each.result for machine_results in results.values() for each in machine_results}
+    if missing or "failed" in outcomes:
         return FAILED
-    undone = any(result == "undone" for own in results.values() for _, result, _ in own)
-    return DONE if undone or (due and arguments.dry_run) else NOTHING_TO_DO
+    return DONE if "undone" in outcomes or (possible and arguments.dry_run) else NOTHING_TO_DO
 
 
-async def _undo_steps(client: Client, machine: Machine, own: Sequence[Step]) -> list[tuple[Step, str, str]]:
-    """Undo the steps of one machine one after the other. Return each with its result and the reason."""
-    results = []
-    for step in own:
-        if step.kind is None:
-            continue
-        try:
-            reason = await undo(client, machine, step)
-            results.append((step, "refused" if reason else "undone", reason))
-        except (KeyError, TypeError, ValueError):
-            results.append((step, "failed", "the response isn't from a compatible gpumond daemon"))
-        except DaemonError as error:
-            gone = error.status in (404, 409)
-            results.append((step, "refused" if gone else "failed", str(error)))
-    return results
+async def _undo_result(client: Client, machine: Machine, step: UndoStep) -> UndoResult:
+    """Undo one step, and return its result."""
+    try:
+        reason = await undo(client, machine, step)
+        return UndoResult(step, "refused" if reason else "undone", reason)
+    except (KeyError, TypeError, ValueError):
+        return UndoResult(step, "failed", "the response isn't from a compatible gpumond daemon")
+    except DaemonError as error:
+        gone = error.status in (404, 409)
+        return UndoResult(step, "refused" if gone else "failed", str(error))
 
 
-def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
+def _plan_table(plan: Mapping[Machine, Sequence[UndoStep]]) -> str:
     rows = [
         (
             machine.name,
@@ -225,39 +238,43 @@ def _plan(found: Mapping[Machine, Sequence[Step]]) -> str:
             step.text or "-",
             step.problem,
         )
-        for machine, own in found.items()
-        for step in own
+        for machine, steps in plan.items()
+        for step in steps
     ]
     if not rows:
         return "no machine's audit log has an entry for this operation"
     return table(("MACHINE", "AT", "BY", "ENTRY", "UNDO", "REASON"), rows)
 
 
-def _total(due: Sequence[tuple[Machine, Step]]) -> str:
-    machines = plural(len({machine for machine, _ in due}), "machine")
-    return f"{plural(len(due), 'change')} on {machines} can be undone" if due else "nothing can be undone"
+def _total_text(possible: Sequence[tuple[Machine, UndoStep]]) -> str:
+    machines = plural(len({machine for machine, _ in possible}), "machine")
+    return f"{plural(len(possible), 'change')} on {machines} can be undone" if possible else "nothing can be undone"
 
 
-def _result_table(results: Mapping[Machine, Sequence[tuple[Step, str, str]]]) -> str:
-    rows = [(machine.name, step.text, result, why) for machine, own in results.items() for step, result, why in own]
+def _result_table(results: Mapping[Machine, Sequence[UndoResult]]) -> str:
+    rows = [
+        (machine.name, each.step.text, each.result, each.reason)
+        for machine, machine_results in results.items()
+        for each in machine_results
+    ]
     return table(("MACHINE", "UNDO", "RESULT", "REASON"), rows)
 
 
 def _document(
-    found: Mapping[Machine, Sequence[Step]],
+    plan: Mapping[Machine, Sequence[UndoStep]],
     missing: Sequence[UnreadMachine],
-    results: Mapping[Machine, Sequence[tuple[Step, str, str]]],
+    results: Mapping[Machine, Sequence[UndoResult]],
 ) -> dict[str, Any]:
     return {
         "plan": [
             {"machine": machine.name, "entry": step.entry, "undo": step.text or None, "reason": step.problem}
-            for machine, own in found.items()
-            for step in own
+            for machine, steps in plan.items()
+            for step in steps
         ],
         "missing": [each._asdict() for each in missing],
         "results": [
-            {"machine": machine.name, "undo": step.text, "result": result, "reason": why}
-            for machine, own in results.items()
-            for step, result, why in own
+            {"machine": machine.name, "undo": each.step.text, "result": each.result, "reason": each.reason}
+            for machine, machine_results in results.items()
+            for each in machine_results
         ],
     }

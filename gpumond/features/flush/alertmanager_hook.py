@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from gpumond.core import flush_each
 from gpumond.facts.errors import StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target, concerns, empty_receipt, reclaimable_bytes
+from gpumond.facts.flush import (
+    FlushRequest,
+    FlushResponse,
+    Target,
+    empty_receipt,
+    labels_match_program,
+    reclaimable_bytes,
+)
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
@@ -96,7 +103,7 @@ class AlertmanagerHook:
 
     def __init__(
         self,
-        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         store: Store,
         machine: Callable[[], Collection[str]],
         dry_run: Callable[[], bool],
@@ -107,7 +114,7 @@ class AlertmanagerHook:
     async def restore(self) -> None:
         """Load the starts that the previous daemon recorded in the audit."""
         try:
-            entries = await self._store.audit_entries(users=False)
+            entries = await self._store.audit_entries(include_users=False)
         except StoreUnavailable:
             return
         for entry in entries:
@@ -208,7 +215,7 @@ def programs_of(
         return f"the alert's labels contain neither a device nor a program: expected one of {', '.join(SUBJECTS)}"
     if elsewhere := _machine_mismatch(labels, snapshot, machine):
         return elsewhere
-    programs = [each for each in snapshot.reports if uid in (None, each.uid) and concerns(labels, each)]
+    programs = [each for each in snapshot.reports if uid in (None, each.uid) and labels_match_program(labels, each)]
     if not programs:
         return "no program with an agent has the alert's labels"
     if "pid" in labels and "start_ticks" not in labels:

@@ -12,18 +12,18 @@ from gpumond.cli.arguments import (
     DONE,
     FAILED,
     NOTHING_TO_DO,
+    add_option,
     add_target,
-    count,
-    duration,
-    option,
+    parse_count,
+    parse_duration,
     print_error,
     print_result,
-    with_given_option,
+    with_typed_option,
 )
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, with_option_names
 from gpumond.facts.suspension import SuspensionReceipt
-from gpumond.facts.units import caller_text, size_argument
+from gpumond.facts.units import caller_text, parse_size_argument
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.rows import difference_sentences
 from gpumond.view.text import size_or_dash, table, time_text
@@ -31,25 +31,29 @@ from gpumond.view.text import size_or_dash, table, time_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = add_target(parser, "flush")
-    option(target, "--user NAME", "flush one user's processes that have an agent")
-    option(target, "--all", "flush every process with an agent")
-    option(
+    add_option(target, "--user NAME", "flush one user's processes that have an agent")
+    add_option(target, "--all", "flush every process with an agent")
+    add_option(
         parser,
         "--step STEP",
         f"flush step to run, repeatable: {', '.join(ALL_STEPS)} (default: {', '.join(DEFAULT_STEPS)})",
         action="append",
         choices=ALL_STEPS,
     )
-    option(parser, "--wake", "with --step engine: undo a serving engine's last release")
-    option(parser, "--min-reclaimable SIZE", "skip each allocator that would release less than SIZE", default="0")
-    option(parser, "--dry-run", "show what a flush would release, and flush nothing")
-    option(parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response")
-    option(
+    add_option(parser, "--wake", "with --step engine: undo a serving engine's last release")
+    add_option(parser, "--min-reclaimable SIZE", "skip each allocator that would release less than SIZE", default="0")
+    add_option(parser, "--dry-run", "show what a flush would release, and flush nothing")
+    add_option(
+        parser, "--force", "ignore the cooldown and, with --step engine, a previous release that got no response"
+    )
+    add_option(
         parser,
         "--plan ID",
         "compare the receipts with the plan that has this ID (`id` in the output of --dry-run --json)",
     )
-    option(parser, "--timeout DURATION", "time limit for each process (default: 30s)", type=duration, default=30.0)
+    add_option(
+        parser, "--timeout DURATION", "time limit for each process (default: 30s)", type=parse_duration, default=30.0
+    )
     client.add_arguments(parser)
 
 
@@ -58,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         raise ConfigError("--wake requires --step engine, and no other step")
     try:
-        least = size_argument(arguments.min_reclaimable)
+        least = parse_size_argument(arguments.min_reclaimable)
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
     except DaemonError as error:
-        print_error(f"gpumond: {with_option_names(with_given_option(error, arguments))}")
+        print_error(f"gpumond: {with_option_names(with_typed_option(error, arguments))}")
         if "receipts" not in error.problem:
             return client.exit_code_of(arguments, error)
         answer = error.problem
@@ -232,7 +236,9 @@ class ReceiptsCommand:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        option(parser, "--limit N", "number of receipts, most recent last (default: 100)", type=count, default=100)
+        add_option(
+            parser, "--limit N", "number of receipts, most recent last (default: 100)", type=parse_count, default=100
+        )
         client.add_arguments(parser, entries="receipts")
 
     @staticmethod

@@ -21,15 +21,22 @@ from weakref import WeakValueDictionary
 
 from gpumond.config.settings import Settings
 from gpumond.core import Core, EngineStep, FlushService, Part
-from gpumond.facts.errors import CONDITIONS, CooldownActive, FlushError, FlushInProgress, NoSuchTarget, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, empty_receipt, no_agent_error
+from gpumond.facts.errors import (
+    CONDITION_REMEDIES,
+    CooldownActive,
+    FlushError,
+    FlushInProgress,
+    NoSuchTarget,
+    StoreUnavailable,
+)
+from gpumond.facts.flush import FlushRequest, FlushResponse, empty_receipt, no_agent_error
 from gpumond.facts.messages import FlushCommand, FlushResult, PoolChange
 from gpumond.facts.pools import (
+    API_FORCE_HINT,
     ENGINE_STEP,
-    FORCED,
-    SUSPENDED,
-    Expected,
-    Outcome,
+    SUSPENDED_REASON,
+    ExpectedRelease,
+    FlushOutcome,
     PoolBytes,
     PoolUsage,
     Receipt,
@@ -120,7 +127,7 @@ def verified_receipt(
     if outcome == "nothing" and not reason and change.before.live_bytes is not None:
         reason = _without_cache(change.before)
     if change.before.live_bytes is None:
-        reason = "; ".join(filter(None, (reason, CONDITIONS["live_unknown"])))
+        reason = "; ".join(filter(None, (reason, CONDITION_REMEDIES["live_unknown"])))
     planned = outcome == "planned"
     return replace(
         receipt,
@@ -153,7 +160,7 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
     for device, used in sorted(before.used.items()):
         left = after.used.get(device)
         released = None if left is None else used - left
-        outcome: Outcome = "freed" if released and released > 0 else "nothing"
+        outcome: FlushOutcome = "freed" if released and released > 0 else "nothing"
         own = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
         made.append(replace(own, released_bytes=max(0, released or 0)))
     return made or [receipt]
@@ -204,7 +211,7 @@ REQUESTERS = 64
 Pool = tuple[ProcessKey, str | None, str | None]
 """Process, allocator and device"""
 
-Predictions = Mapping[Pool, Expected]
+Predictions = Mapping[Pool, ExpectedRelease]
 
 
 def pool_of(receipt: Receipt) -> Pool:
@@ -337,7 +344,7 @@ class Flusher:
         if self._keep is not None:
             await self._keep(receipt)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush and return when all is finished. Raises NoSuchTarget, FlushInProgress or CooldownActive if nothing
         can start.
 
@@ -376,7 +383,7 @@ class Flusher:
             replace(each, requested_for=request.requested_for)
             for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engines))
         )
-        answer = FlushOutcome(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
+        answer = FlushResponse(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
         if request.dry_run:  # whatever its outcome, it is a plan and no flush
             self._plans.keep(requested_by, answer.id, receipts)
             return answer
@@ -434,7 +441,7 @@ class Flusher:
     ) -> list[Receipt]:
         if report.suspended:
             self._finish(report, request)
-            return [empty_receipt(report, "deferred", SUSPENDED, requested_by, time.time())]
+            return [empty_receipt(report, "deferred", SUSPENDED_REASON, requested_by, time.time())]
         receipts: list[Receipt] = []
         functions = ("",) if "hooks" in request.steps else ()  # the program's own, if it has no pool
         for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or functions:
@@ -453,7 +460,7 @@ class Flusher:
         identity = identity_of(report)
         started_at, began = time.time(), self._clock()
 
-        def receipt(outcome: Outcome, reason: str) -> Receipt:
+        def receipt(outcome: FlushOutcome, reason: str) -> Receipt:
             bare = empty_receipt(report, outcome, reason, requested_by, started_at)
             return replace(bare, allocator=allocator or None, duration_seconds=self._clock() - began)
 
@@ -477,7 +484,7 @@ class Flusher:
         if result is None:
             now = self._agents.report(identity)
             if now is not None and now.suspended:
-                return [receipt("deferred", SUSPENDED)]
+                return [receipt("deferred", SUSPENDED_REASON)]
             return [
                 receipt("timeout", f"the agent didn't respond within {request.timeout_seconds:g} s, or disconnected")
             ]
@@ -539,7 +546,7 @@ class Flusher:
 
 def _cooldown_message(report: AgentReport, ago: float, wait: float) -> str:
     who = report.workload or f"pid {report.process.pid}"
-    return f"{who} was flushed {int(ago)} s ago; try again in {math.ceil(wait)} s, or now {FORCED}"
+    return f"{who} was flushed {int(ago)} s ago; try again in {math.ceil(wait)} s, or now {API_FORCE_HINT}"
 
 
 log = logging.getLogger(__name__)
@@ -587,7 +594,7 @@ class FlushPart(Part, FlushService):
     def receipts(self) -> Sequence[Receipt]:
         return tuple(self.flusher.receipts)
 
-    async def flush(self, request: FlushRequest, requested_by: str) -> FlushOutcome:
+    async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush, with an audit entry before and after. Raises FlushError, StoreUnavailable."""
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
@@ -640,7 +647,7 @@ def _request_details(request: FlushRequest) -> dict[str, str]:
     return {name: text for name, text in stated.items() if text}
 
 
-def _proof(outcome: FlushOutcome) -> dict[str, Any]:
+def _proof(outcome: FlushResponse) -> dict[str, Any]:
     """Return the audit's detail of a flush: totals, and the SHA-256 of the receipts as the store keeps them, one a
     line."""
     text = "".join(f"{to_text(receipt)}\n" for receipt in outcome.receipts)

@@ -9,11 +9,11 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.core import FlushService
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushOutcome, FlushRequest, Operation, Target
-from gpumond.facts.frame import Frame, device_named
+from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushRequest, FlushResponse, Operation, Target
+from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
@@ -31,11 +31,11 @@ MANY_SECONDS = 60.0
 
 router = Router("flush")
 facts = Router("facts")
-ANSWER = TypeAdapter(FlushOutcome)
-EXAMPLE = FlushOutcome("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+ANSWER = TypeAdapter(FlushResponse)
+EXAMPLE = FlushResponse("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
-class TargetBody(Encodable):
+class TargetBody(EncodableModel):
     """Exactly one of pid, device (an index, a UUID or a prefix of one, or a PCI address), workload, user (a name or
     uid), all.
 
@@ -62,7 +62,7 @@ class TargetBody(Encodable):
         return self
 
 
-class OperationBody(Encodable):
+class OperationBody(EncodableModel):
     """The operation on several machines to which this request belongs. The audit log records it unverified."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -72,7 +72,7 @@ class OperationBody(Encodable):
     by: str = Field(default="", max_length=MAX_REASON, description="Who requests it.")
 
 
-class FlushBody(Encodable):
+class FlushBody(EncodableModel):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"target": {"pid": 4242}, "steps": ["ipc", "cache"], "dry_run": True}]},
@@ -106,7 +106,7 @@ class FlushBody(Encodable):
 
 _OK: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": FlushOutcome,
+        "model": FlushResponse,
         "description": "The flush is complete, and every receipt is final.",
         "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
     }
@@ -131,7 +131,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     if not body.dry_run:
         count_flush(request.app.state.tokens, caller)
     core, device = core_of(request), body.target.device
-    uuid = None if device is None else device_named(device, core.frame, caller.uid)
+    uuid = None if device is None else find_device_uuid_in_frame(device, core.frame, caller.uid)
     uid = caller.uid if body.target.user is None else uid_named(body.target.user, core.frame, caller.uid)
     chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
     target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
@@ -144,7 +144,7 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     if unanswered:
         detail = f"no response in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
         return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
-    return json_response(FlushOutcome, answer)
+    return json_response(FlushResponse, answer)
 
 
 def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
@@ -218,7 +218,7 @@ def _time(text: str) -> str:
     return text
 
 
-class AlertBody(Encodable):
+class AlertBody(EncodableModel):
     """One alert. Further keys are ignored."""
 
     model_config = ConfigDict(strict=True)
@@ -237,7 +237,7 @@ class AlertBody(Encodable):
         )
 
 
-class NotificationBody(Encodable):
+class NotificationBody(EncodableModel):
     """A notification of Alertmanager's webhook, version 4. Further keys are ignored."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})

@@ -188,7 +188,7 @@ class SimBackend(LoadBackend):
             self._lower_limit()
 
     def busy(self, ratio: float) -> None:
-        self._attached().busy(ratio)
+        self._attached().set_utilization(ratio)
 
     def flush(self) -> int:
         return self._pool().empty_cache()

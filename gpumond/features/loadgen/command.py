@@ -18,9 +18,9 @@ from typing import Any
 
 from gpumond import agent
 from gpumond.agent.settings import workload_name
-from gpumond.cli.arguments import DONE, FAILED, duration, option, option_type, positive
+from gpumond.cli.arguments import DONE, FAILED, add_option, option_type, parse_duration, positive_type
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.facts.units import parse_threshold, plural, size_argument
+from gpumond.facts.units import parse_size_argument, parse_threshold, plural
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
 from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find_scenario, plan
 from gpumond.features.loadgen.runner import (
@@ -46,31 +46,35 @@ FILL = 0.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="scenario: a name or alias from --list")
-    option(parser, "--list", "list all scenarios with their patterns and options")
-    option(
+    add_option(parser, "--list", "list all scenarios with their patterns and options")
+    add_option(
         parser,
         "--backend",
         "what allocates the memory (default: sim, a simulated GPU)",
         choices=tuple(BACKENDS),
         default="sim",
     )
-    option(parser, "--device N", "GPU index (default: 0)", type=int, default=0)
-    option(parser, "--sim-device DIR", "with --backend sim: use the simulated GPU in this directory", type=Path)
-    option(parser, "--duration DURATION", "how long to run, such as 10m (default: the scenario's)", type=duration)
-    option(parser, "--seed N", "seed for random values (default: 0)", type=int, default=0)
-    option(parser, "--speed N", "run N times as fast (default: 1)", type=float, default=1.0)
-    option(
+    add_option(parser, "--device N", "GPU index (default: 0)", type=int, default=0)
+    add_option(parser, "--sim-device DIR", "with --backend sim: use the simulated GPU in this directory", type=Path)
+    add_option(
+        parser, "--duration DURATION", "how long to run, such as 10m (default: the scenario's)", type=parse_duration
+    )
+    add_option(parser, "--seed N", "seed for random values (default: 0)", type=int, default=0)
+    add_option(parser, "--speed N", "run N times as fast (default: 1)", type=float, default=1.0)
+    add_option(
         parser,
         "--fill FRACTION",
         "use at most this fraction of the GPU (default: 90%% for stress; for other scenarios, 80%%, or 100%% "
         "of a simulated GPU that this command creates)",
         type=option_type(_share),
     )
-    option(parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive(size_argument))
-    option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
-    option(parser, "--no-agent", "run without the agent")
-    option(parser, "--json", "print the result and the expected verdict as JSON")
-    option(
+    add_option(
+        parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive_type(parse_size_argument)
+    )
+    add_option(parser, "--workload NAME", "workload name to report (default: the scenario's name)")
+    add_option(parser, "--no-agent", "run without the agent")
+    add_option(parser, "--json", "print the result and the expected verdict as JSON")
+    add_option(
         parser,
         "--report FILE",
         "append the result to this file and exit with 1 if it is worse than the previous result",
@@ -88,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             meaning if len(names) == len(TABLE) else f"{', '.join(names)}: {meaning}"
             for meaning, names in meanings.items()
         )
-        option(group, f"--{listed.name} {listed.unit.upper()}", text.replace("%", "%%"))
+        add_option(group, f"--{listed.name} {listed.unit.upper()}", text.replace("%", "%%"))
 
 
 def run(arguments: argparse.Namespace) -> int:

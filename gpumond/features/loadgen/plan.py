@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from gpumond.facts.errors import ConfigError
-from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS, listed
+from gpumond.facts.units import GIB, HOUR_SECONDS, MINUTE_SECONDS, list_text
 from gpumond.features.loadgen import scenarios
 from gpumond.features.loadgen.scenario_builder import (
     CONTEXT_BYTES,
@@ -250,7 +250,7 @@ def find_scenario(name: str) -> Scenario:
 def checked_options(scenario: Scenario, given: Mapping[str, float | str]) -> dict[str, float | str]:
     """Return the options in base units. Raises ConfigError for an unknown option or an invalid value."""
     known = {option.name: option for option in (*scenario.options, *COMMON)}
-    own = listed([f"--{option.name}" for option in scenario.options] or ["none"])
+    own = list_text([f"--{option.name}" for option in scenario.options] or ["none"])
     for name in given:
         if name not in known:
             raise ConfigError(f"--{name}: the scenario {scenario.name} doesn't have this option; its options: {own}")

@@ -21,8 +21,8 @@ from gpumond.facts.units import (
     MINUTE_SECONDS,
     duration_text,
     parse_seconds,
+    parse_size_argument,
     parse_threshold,
-    size_argument,
     size_text,
 )
 
@@ -209,7 +209,7 @@ class Option:
                 raise ValueError(f"expected one of {', '.join(self.words)}")
             return given
         if self.unit == "size" and isinstance(given, str):
-            value: float = size_argument(given)
+            value: float = parse_size_argument(given)
         else:
             value = parse_seconds(given) if self.unit == "duration" else parse_threshold(given)
         if not self.least <= value <= self.most:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpumond.events import MAX_CALL, call_text, program_calls
-from gpumond.facts.frame import Line
-from gpumond.facts.program import CLASSES, Call, HasProcessKey, LiveClasses, Oom
+from gpumond.events import MAX_CALL_CHARACTERS, call_text, program_calls
+from gpumond.facts.frame import LedgerLine
+from gpumond.facts.program import CLASS_NAMES, Call, HasProcessKey, LiveClasses, Oom
 from gpumond.facts.units import size_text
 from gpumond.view import html_report as html, text
 from gpumond.view.text import size_or_dash, time_text
@@ -89,7 +89,7 @@ class OomCase(HasProcessKey):
     job: str = ""
     rank: int | None = None
     oom: Oom | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LedgerLine, ...] = ()
     lines_at: float | None = None
     overcount_bytes: int = 0
     reported_at: float | None = None
@@ -331,7 +331,7 @@ def snapshot_hint(case: OomCase) -> str:
 
 
 def _classes(classes: LiveClasses) -> Iterator[list[str]]:
-    for name, shown in CLASSES.items():
+    for name, shown in CLASS_NAMES.items():
         value = getattr(classes, f"{name}_bytes")
         if value is not None:
             yield [shown, size_text(value)]
@@ -340,7 +340,7 @@ def _classes(classes: LiveClasses) -> Iterator[list[str]]:
 
 
 def _calls(calls: Sequence[Call]) -> str:
-    return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL]
+    return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL_CHARACTERS]
 
 
 def _label(pid: int | None, workload: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpumond.core import Core, Part, Tick
-from gpumond.facts.frame import Alert, Frame, Line
+from gpumond.facts.frame import Alert, Frame, LedgerLine
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
@@ -268,7 +268,7 @@ def case_of(e: Evidence, history: History) -> OomCase:
     )
 
 
-def _timeline(e: Evidence, history: History, lines: Sequence[Line]) -> Timeline:
+def _timeline(e: Evidence, history: History, lines: Sequence[LedgerLine]) -> Timeline:
     """Return the timeline of the device, or of what counts against the program's own limit if this is the cause."""
     if e.uuid is None or not e.is_limited:
         return Timeline() if e.uuid is None else timeline(history, lines, e.uuid, e.oom.at)
@@ -282,7 +282,7 @@ def _timeline(e: Evidence, history: History, lines: Sequence[Line]) -> Timeline:
     return Timeline(tuple(round(time, 1) for time in times), (curve,))
 
 
-def _ledger(e: Evidence) -> Iterator[Line]:
+def _ledger(e: Evidence) -> Iterator[LedgerLine]:
     """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools.
 
     The last lines are the bytes in use at the error that are in neither.
@@ -293,7 +293,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
     freed = f"probably {own.workload or 'the program'}, freed since the error"
     unaccounted = ((freed, e.freed_since_bytes), ("", e.unaccounted_bytes - e.freed_since_bytes))
     rest = [
-        Line(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
+        LedgerLine(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
         for name, size in unaccounted
         if size
     ]
@@ -308,7 +308,7 @@ def _ledger(e: Evidence) -> Iterator[Line]:
         "overhead": e.overhead_bytes,
     }
     for share, size in shares.items():
-        yield Line(
+        yield LedgerLine(
             device_uuid=e.uuid,
             share=share,
             used_bytes=size,
@@ -377,7 +377,7 @@ def _cache_remedies(before: Frame, device: DeviceReading, own: ProcessKey) -> tu
     )
 
 
-def timeline(history: History, lines: Sequence[Line], uuid: str, at: float) -> Timeline:
+def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float) -> Timeline:
     """Return the use of each program on a device in the ten minutes before ``at``, the largest first, and of the rest.
 
     The rest is what the driver counted besides them: also of programs that are suspended or have ended since. The last

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, count, option, option_type, print_error, print_result
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, option_type, parse_count, print_error, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, html_document, terminal_text
 from gpumond.view import html_report
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list (default): all recorded errors (cases); show: one case with its remedies",
     )
     parser.add_argument("id", nargs="?", default="last", metavar="ID", help="the case's ID, or `last` (default)")
-    option(parser, "--pid PID", "only this process's cases", type=count)
-    option(parser, "--html FILE", "write the case to an HTML file, and print nothing", type=Path)
+    add_option(parser, "--pid PID", "only this process's cases", type=parse_count)
+    add_option(parser, "--html FILE", "write the case to an HTML file, and print nothing", type=Path)
     client.add_arguments(parser)
 
 

@@ -14,12 +14,12 @@ from functools import cached_property
 
 from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
 from gpumond.diagnosis.failed_allocation import FailedAllocation
-from gpumond.diagnosis.sentences import program
+from gpumond.diagnosis.sentences import program_text
 from gpumond.events import program_line_clause
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.frame import Line, Verdict
+from gpumond.facts.frame import LedgerLine, Verdict
 from gpumond.facts.pools import PoolUsage
-from gpumond.facts.program import CLASSES, LiveClasses, place_of
+from gpumond.facts.program import CLASS_NAMES, LiveClasses, location_text
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, distinct_size_texts, duration_text, size_text
@@ -195,12 +195,12 @@ class Evidence(FailedAllocation):
         return self.unaccounted_bytes if has_held else 0
 
     @cached_property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LedgerLine]:
         """The ledger of the device."""
         return [line for line in self.before.ledger.lines if line.device_uuid == self.uuid]
 
     @property
-    def own_lines(self) -> Iterator[Line]:
+    def own_lines(self) -> Iterator[LedgerLine]:
         return (line for line in self.lines if line.process == self.report.key)
 
     @cached_property
@@ -447,7 +447,7 @@ def _leak(e: Evidence) -> Iterator[Remedy]:
     retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live_bytes]
     if e.report.program.retainers:
         retainer = e.report.program.retainers[0]
-        text += f"; {retainer.name} at {place_of(retainer)} retains tensors"
+        text += f"; {retainer.name} at {location_text(retainer)} retains tensors"
     elif retaining:
         text += f"; {retaining[0].name} retains {size_text(retaining[0].retained_bytes)}"
     yield _remedy(e, "leak", text, min(grown, e.live_bytes) or None, "measured", "growth of live memory")
@@ -629,7 +629,7 @@ def _batch(e: Evidence) -> Iterator[Remedy]:
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
     also = ", with gradient accumulation" if e.is_training else ""
     exact = e.classes is not None and e.classes.activations_bytes is not None and not e.is_inference
-    kind = "activations" if exact else f"{CLASSES['tensors']} and activations"
+    kind = "activations" if exact else f"{CLASS_NAMES['tensors']} and activations"
     what, source = f"{size_text(e.batch_dependent_bytes)} of {kind}", "live bytes"
     if request:
         what, source = f"{what}, and this request of {size_text(request)},", "live bytes and request"
@@ -791,10 +791,10 @@ def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
         if line.process != e.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = UNKNOWN if line.process is None else program(name, line.pid, "")
+            owner = UNKNOWN if line.process is None else program_text(name, line.pid, "")
             totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
     return [(*owner, size) for owner, size in totals.items()]
 
 
 def _name(report: AgentReport) -> str:
-    return program(report.workload, report.pid, "")
+    return program_text(report.workload, report.pid, "")

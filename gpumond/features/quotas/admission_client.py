@@ -16,7 +16,7 @@ from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
-from gpumond.facts.units import listed, size_text
+from gpumond.facts.units import list_text, size_text
 from gpumond.view.rows import claimed_bytes, requests_ahead
 from gpumond.view.text import cut, printable
 
@@ -35,7 +35,7 @@ AUTO = "auto"
 def parse_size(text: str) -> int:
     """Return the bytes of a text such as 40GiB. Raises ConfigError."""
     try:
-        value = units.size_argument(text)
+        value = units.parse_size_argument(text)
     except ValueError as error:
         raise ConfigError(f"--need {text!r:.80}: {error}") from None
     if value <= 0:
@@ -63,7 +63,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
 def parse_wait(text: str | None) -> float:
     """Return the seconds of a text such as 10m; 0 without one. Raises ConfigError."""
     try:
-        return units.seconds_argument(text) if text else 0.0
+        return units.parse_seconds_argument(text) if text else 0.0
     except ValueError as error:
         raise ConfigError(f"--wait {text!r:.80}: {error}") from None
 
@@ -186,4 +186,4 @@ def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
         pid, size = each["pid"], size_text(each["reclaimable_bytes"])
         named = f"{printable(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
         programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
-    return " and ".join(f"{verb} {listed(named)}" for verb, named in programs.items())
+    return " and ".join(f"{verb} {list_text(named)}" for verb, named in programs.items())

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Literal
 
 from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooManyAdmissions
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import (
     NO_QUOTA,
@@ -424,7 +424,7 @@ class _Pause:
 
 def admission_table(store: Transactions) -> Table[StoredAdmission]:
     """Return the store's table of requests."""
-    return Table(store, "admissions", StoredAdmission, key="id", valid=_is_request)
+    return Table(store, "admissions", StoredAdmission, key="id", is_valid=_is_request)
 
 
 def _is_request(kept: StoredAdmission) -> bool:
@@ -441,7 +441,7 @@ class Admissions:
 
     def __init__(
         self,
-        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         reclaim: Callable[[], ReclaimPolicy],
         find: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],

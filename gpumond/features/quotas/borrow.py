@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from gpumond.facts.errors import FlushError, StoreUnavailable
-from gpumond.facts.flush import FlushOutcome, FlushRequest, Target
-from gpumond.facts.messages import Borrow, Borrowed
+from gpumond.facts.flush import FlushRequest, FlushResponse, Target
+from gpumond.facts.messages import BorrowRequest, BorrowResponse
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import ReclaimPolicy
@@ -108,7 +108,7 @@ class Borrows:
 
     def __init__(
         self,
-        flush: Callable[[FlushRequest, str], Awaitable[FlushOutcome]],
+        flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         snapshot: Callable[[], Snapshot | None],
         room: RoomOf,
         read: Callable[[], Awaitable[Reading | None]],
@@ -121,7 +121,7 @@ class Borrows:
         self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
         self._tasks = Tasks()
 
-    async def borrow(self, borrower: PeerIdentity, request: Borrow) -> Borrowed:
+    async def borrow(self, borrower: PeerIdentity, request: BorrowRequest) -> BorrowResponse:
         """Make room for a request, and answer within ``RESPONSE_SECONDS``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RESPONSE_SECONDS
@@ -129,35 +129,35 @@ class Borrows:
         uuid = request.device_uuid or (_only_device(snapshot, borrower) if snapshot else "")
         device = await self._device(snapshot, uuid)
         if snapshot is None or device is None:
-            return Borrowed(request.id, False, reason="the device is unknown to the daemon")
+            return BorrowResponse(request.id, False, reason="the device is unknown to the daemon")
         room, available = self._room(snapshot, device, borrower.process)
         now, reclaim = self._clock(), self._reclaim()
         found = borrow_plan(room, available, borrower, request.size_bytes, reclaim, self._flushed, now)
         if found.fits:
-            return Borrowed(request.id, True)
+            return BorrowResponse(request.id, True)
         engines = idle_engines(snapshot, device.uuid, borrower, reclaim, found.missing_bytes)
         if found.missing_bytes and not engines:
-            return Borrowed(
+            return BorrowResponse(
                 request.id, False, reason=f"{size_text(found.missing_bytes)} is missing even after the allowed flushes"
             )
         user = str(person_uid(borrower.uid))
         if not (found.flushes or engines) or self._rate.wait(user, now) > 0:
             reason = "too many requests in an hour" if found.flushes or engines else "the free memory is unknown"
-            return Borrowed(request.id, False, reason=reason)
+            return BorrowResponse(request.id, False, reason=reason)
         self._rate.count(user, now)
         tasks = self._start(found, engines, f"uid:{borrower.uid}", now)
         done, pending = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
         released = sum(task.result().released_bytes for task in done if task.exception() is None)
         short = request.size_bytes - (available or 0)
         reason = "a flush is still in progress" if pending else "" if released >= short else "less was released"
-        return Borrowed(request.id, released >= short, max(0, released), reason)
+        return BorrowResponse(request.id, released >= short, max(0, released), reason)
 
     async def close(self) -> None:
         await self._tasks.cancel()
 
     def _start(
         self, found: AdmissionPlan, engines: list[str], actor: str, now: float
-    ) -> list[asyncio.Task[FlushOutcome]]:
+    ) -> list[asyncio.Task[FlushResponse]]:
         """Start the flushes. They continue if the answer does not wait for them."""
         self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_SECONDS}
         for each in found.flushes:
@@ -181,12 +181,12 @@ class Borrows:
         return fresh or (snapshot.device(uuid) if snapshot else None)
 
 
-async def _quiet(flush: Awaitable[FlushOutcome]) -> FlushOutcome:
+async def _quiet(flush: Awaitable[FlushResponse]) -> FlushResponse:
     """Return the outcome, an empty one if the flush could not start."""
     try:
         return await flush
     except (FlushError, StoreUnavailable):
-        return FlushOutcome("", (), 0)
+        return FlushResponse("", (), 0)
 
 
 def _only_device(snapshot: Snapshot, borrower: PeerIdentity) -> str:

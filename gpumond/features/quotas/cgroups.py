@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, DeviceReading, Snapshot
-from gpumond.facts.units import backoff
+from gpumond.facts.units import backoff_seconds
 from gpumond.store.table import Table, Transactions
 
 RETRY_SECONDS = 10.0
@@ -75,7 +75,7 @@ def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str
                 limit_bytes=limit,
                 before_bytes=present.limit_bytes,
                 quota=quota or (mine.quota if mine else ""),
-                again_at=snapshot.elapsed_seconds + backoff(RETRY_SECONDS, failures, MAX_RETRY_SECONDS),
+                again_at=snapshot.elapsed_seconds + backoff_seconds(RETRY_SECONDS, failures, MAX_RETRY_SECONDS),
                 failures=failures,
             )
             change = CgroupLimitChange(

@@ -17,7 +17,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit, PoolLimit, ProcessKey
 from gpumond.facts.quota import NO_QUOTA, EffectiveQuota, Quota, QuotaAttributes, QuotaTable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, ProcessUsage, Snapshot
-from gpumond.facts.units import HOUR_SECONDS, backoff
+from gpumond.facts.units import HOUR_SECONDS, backoff_seconds
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
 from gpumond.features.quotas.cgroups import CgroupQuotas
@@ -26,7 +26,7 @@ from gpumond.host.machine import find_process
 from gpumond.host.peer import person_uid
 from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import TokenBucket
-from gpumond.store.table import AuditActions, Registered, Registry, Table, Transactions, etag_of
+from gpumond.store.table import AuditActions, Registry, RegistryItem, Table, Transactions, etag_of
 
 QuotaOrigin = Literal["file", "api"]
 
@@ -40,7 +40,7 @@ def quota_table(store: Transactions) -> Table[dict[str, Any]]:
         "quotas",
         dict[str, Any],
         etag=True,
-        valid=lambda quota: "name" in quota,
+        is_valid=lambda quota: "name" in quota,
         actions=AuditActions("quota.create", "quota.replace", "quota.delete"),
     )
 
@@ -66,10 +66,10 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     def configure(self, file: Iterable[Quota]) -> None:
         """Set the configuration's quotas. They take precedence over API quotas of the same name."""
-        fixed: dict[str, Registered[Quota, QuotaEntry]] = {}
+        fixed: dict[str, RegistryItem[Quota, QuotaEntry]] = {}
         for quota in file:
             body = self._body(quota)
-            fixed[quota.name] = Registered(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
+            fixed[quota.name] = RegistryItem(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
         self._fixed = fixed
         self._rebuild()
 
@@ -91,7 +91,7 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     def _rebuild(self) -> None:
         super()._rebuild()
-        self.table = QuotaTable([registered.value for registered in self._registered.values()])
+        self.table = QuotaTable([registered.value for registered in self._items.values()])
 
 
 def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
         if before is not None and snapshot.elapsed_seconds < before.again_at:
             continue
         failures = before.failures + 1 if before else 0
-        again_at = snapshot.elapsed_seconds + backoff(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
+        again_at = snapshot.elapsed_seconds + backoff_seconds(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
         set_by = next((limit.quota for limit in report.limits if limit.quota), "")
         due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
         known[report.key] = replace(before or required, again_at=again_at, failures=failures)

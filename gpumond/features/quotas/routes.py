@@ -8,8 +8,8 @@ from fastapi import Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 
-from gpumond.config.models import Encodable
-from gpumond.facts.frame import Frame, device_named
+from gpumond.config.models import EncodableModel
+from gpumond.facts.frame import Frame, find_device_uuid_in_frame
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
@@ -38,7 +38,7 @@ EXAMPLE = Admission(
 Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The `id` of the request.")]
 
 
-class AdmissionBody(Encodable):
+class AdmissionBody(EncodableModel):
     """`device`: an index, a UUID or a prefix of one, or a PCI address; required if there are several devices.
 
     `pid`: the process that becomes the program, in the daemon's PID namespace. `workload`: its name, for the queue.
@@ -127,7 +127,7 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
                 422, f"this machine has {count} GPUs; choose one with --need-device, such as --need-device 0"
             )
         return frame.snapshot.devices[0]
-    uuid = device_named(name, frame, uid)
+    uuid = find_device_uuid_in_frame(name, frame, uid)
     device = frame.snapshot.device(uuid)
     if device is None:
         raise HTTPException(404, f"the driver doesn't list the device {uuid}")

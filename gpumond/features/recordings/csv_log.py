@@ -21,23 +21,23 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import plural
 from gpumond.features.recordings.reader import (
-    UNITS,
-    UNKNOWN,
-    Lines,
+    UNIT_BYTES,
+    UNKNOWN_TEXTS,
+    LogLines,
     LogRow,
     Remarks,
-    label,
     parse_amount,
     parse_pid,
     parse_ratio,
     parse_rows,
     parse_time,
+    sanitize_name,
 )
-from gpumond.features.recordings.snapshots import Format, from_rows
+from gpumond.features.recordings.snapshots import Format, snapshot_reader
 from gpumond.tick.claims import outermost_pools
 
 COLUMNS = ("time", "uuid", "pid", "used_bytes", "live_bytes", "held_bytes", "size_bytes", "utilization")
-ALSO = {
+COLUMN_ALIASES = {
     "timestamp": "time",
     "gpu_uuid": "uuid",
     "device_uuid": "uuid",
@@ -48,49 +48,52 @@ ALSO = {
     "utilization_ratio": "utilization",
     "gpu_utilization_ratio": "utilization",
 }
-AMOUNTS = {"used": "used_bytes", "total": "size_bytes", "allocated": "live_bytes", "reserved": "held_bytes"}
-_AMOUNT = re.compile(rf"(?:gpu_|vram_|cuda_)?(?:memory|mem|vram)_({'|'.join(AMOUNTS)})_({'|'.join(UNITS)})")
-_OTHER = re.compile(r", |\.|used_(?:gpu_)?memory")
-"""What is in a line of nvidia-smi, and not in one of these logs."""
-_LOAD = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utilization)_(?:pct|percent)")
-REQUIRED = ("time", "used_bytes")
+COLUMN_OF_AMOUNT = {"used": "used_bytes", "total": "size_bytes", "allocated": "live_bytes", "reserved": "held_bytes"}
+_AMOUNT = re.compile(
+    rf"(?:gpu_|vram_|cuda_)?(?:memory|mem|vram)_({'|'.join(COLUMN_OF_AMOUNT)})_({'|'.join(UNIT_BYTES)})"
+)
+_NVIDIA_SMI = re.compile(r", |\.|used_(?:gpu_)?memory")
+"""What only a line of nvidia-smi contains."""
+_UTILIZATION_PERCENT = re.compile(r"(?:utilization_gpu|util_gpu|gpu_utilization|gpu_util|utilization)_(?:pct|percent)")
+REQUIRED_COLUMNS = ("time", "used_bytes")
 AMOUNT_COLUMNS = ("used_bytes", "size_bytes", "live_bytes", "held_bytes")
 REMEDY = f"expected {','.join(COLUMNS[:4])}[,{','.join(COLUMNS[4:])}]"
 PEEKED_LINES = 1000
 
-Cells = tuple[int, list[str]]
+NumberedCells = tuple[int, list[str]]
 
 
 def column_positions(line: str) -> dict[str, int] | None:
     """Return the position of each column; None if this line does not name columns."""
-    found = {_column(name): at for at, name in reversed(list(enumerate(_cells_of(line))))}
-    return found if found.keys() & {"time", "used_bytes", "live_bytes"} else None
+    positions = {_column_name(name): index for index, name in reversed(list(enumerate(_names(line))))}
+    return positions if positions.keys() & {"time", "used_bytes", "live_bytes"} else None
 
 
-def _cells_of(line: str) -> list[str]:
+def _names(line: str) -> list[str]:
     return [cell.strip().strip('"').lower() for cell in line.split(delimiter(line))]
 
 
-def _column(name: str) -> str:
-    amount = _AMOUNT.fullmatch(name)
-    return AMOUNTS[amount[1]] if amount else "utilization" if _LOAD.fullmatch(name) else ALSO.get(name, name)
+def _column_name(name: str) -> str:
+    if match := _AMOUNT.fullmatch(name):
+        return COLUMN_OF_AMOUNT[match[1]]
+    return "utilization" if _UTILIZATION_PERCENT.fullmatch(name) else COLUMN_ALIASES.get(name, name)
 
 
-def _factors(line: str) -> dict[str, int]:
+def _unit_bytes(line: str) -> dict[str, int]:
     """Return the bytes in one unit of each column whose name contains a unit."""
-    amounts = [match for name in _cells_of(line) if (match := _AMOUNT.fullmatch(name))]
-    return {AMOUNTS[amount[1]]: UNITS[amount[2]] for amount in reversed(amounts)}
+    matches = [match for name in _names(line) if (match := _AMOUNT.fullmatch(name))]
+    return {COLUMN_OF_AMOUNT[match[1]]: UNIT_BYTES[match[2]] for match in reversed(matches)}
 
 
 def delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def detect(first: str) -> bool:
-    named = column_positions(first)
-    if named is None:
-        return ", " not in first and _begins_with_a_time(first)
-    return bool(named.keys() & {"used_bytes", "live_bytes"}) or not _OTHER.search(first)
+def detect(first_line: str) -> bool:
+    positions = column_positions(first_line)
+    if positions is None:
+        return ", " not in first_line and _begins_with_a_time(first_line)
+    return bool(positions.keys() & {"used_bytes", "live_bytes"}) or not _NVIDIA_SMI.search(first_line)
 
 
 def _begins_with_a_time(line: str) -> bool:
@@ -101,57 +104,59 @@ def _begins_with_a_time(line: str) -> bool:
     return True
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
+def rows(lines: LogLines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
-    first = lines.first()
-    named = column_positions(first)
-    columns = named or _ordered(lines.name, first)
-    if "time" not in columns or not columns.keys() & {"used_bytes", "live_bytes"}:
-        missing = "time" if "time" not in columns else "used_bytes"
+    first_line = lines.first()
+    named_positions = column_positions(first_line)
+    positions = named_positions or _default_positions(lines.name, first_line)
+    if "time" not in positions or not positions.keys() & {"used_bytes", "live_bytes"}:
+        missing = "time" if "time" not in positions else "used_bytes"
         raise ConfigError(f"{lines.name}, line 1: no column {missing}; {REMEDY}")
-    read = _cells(lines, delimiter(first), columns if named else None)
-    peeked = list(islice(read, PEEKED_LINES))
-    load = columns.get("utilization")
-    percent = load is not None and (
-        any(_LOAD.fullmatch(name) for name in _cells_of(first))
-        or any(len(cells) > load and _is_percent(cells[load].strip()) for _, cells in peeked)
+    numbered_cells = _numbered_cells(lines, delimiter(first_line), positions if named_positions else None)
+    peeked = list(islice(numbered_cells, PEEKED_LINES))
+    utilization_index = positions.get("utilization")
+    is_percent = utilization_index is not None and (
+        any(_UTILIZATION_PERCENT.fullmatch(name) for name in _names(first_line))
+        or any(len(cells) > utilization_index and _is_percent(cells[utilization_index].strip()) for _, cells in peeked)
     )
-    factors = _factors(first) if named else {}
+    unit_bytes = _unit_bytes(first_line) if named_positions else {}
 
     def row(number: int, cells: Sequence[str]) -> LogRow:
         def cell(column: str) -> str:
-            at = columns.get(column)
-            return "" if at is None or (at >= len(cells) and column not in REQUIRED) else cells[at].strip()
+            index = positions.get(column)
+            if index is None or (index >= len(cells) and column not in REQUIRED_COLUMNS):
+                return ""
+            return cells[index].strip()
 
         pid = cell("pid")
-        used, size, live, held = (parse_amount(cell(column), factors.get(column, 1)) for column in AMOUNT_COLUMNS)
+        used, size, live, held = (parse_amount(cell(column), unit_bytes.get(column, 1)) for column in AMOUNT_COLUMNS)
         return LogRow(
             number,
             parse_time(cell("time")),
-            label(cell("uuid") or "gpu"),
-            None if pid.lower() in UNKNOWN else parse_pid(pid),
+            sanitize_name(cell("uuid") or "gpu"),
+            None if pid.lower() in UNKNOWN_TEXTS else parse_pid(pid),
             used,
             size,
             live,
             held,
-            parse_ratio(cell("utilization"), percent),
+            parse_ratio(cell("utilization"), is_percent),
         )
 
-    return parse_rows(chain(peeked, read), row, remarks)
+    return parse_rows(chain(peeked, numbered_cells), row, remarks)
 
 
-def _ordered(name: str, first: str) -> dict[str, int]:
-    cells = first.split(delimiter(first))
-    if not _begins_with_a_time(first):
+def _default_positions(name: str, first_line: str) -> dict[str, int]:
+    cells = first_line.split(delimiter(first_line))
+    if not _begins_with_a_time(first_line):
         raise ConfigError(f"{name}, line 1: no column time, and no time in the first cell; {REMEDY}")
     if not 4 <= len(cells) <= len(COLUMNS):
         raise ConfigError(f"{name}, line 1: {plural(len(cells), 'column')} without names; {REMEDY}")
-    return {column: at for at, column in enumerate(COLUMNS[: len(cells)])}
+    return {column: index for index, column in enumerate(COLUMNS[: len(cells)])}
 
 
-def _cells(lines: Lines, separator: str, columns: Mapping[str, int] | None) -> Iterator[Cells]:
+def _numbered_cells(lines: LogLines, separator: str, positions: Mapping[str, int] | None) -> Iterator[NumberedCells]:
     for number, line in lines.numbered():
-        if columns is not None and not line[:1].isdigit() and column_positions(line) == columns:
+        if positions is not None and not line[:1].isdigit() and column_positions(line) == positions:
             continue
         yield number, line.split(separator) if '"' not in line else next(csv.reader([line], delimiter=separator))
 
@@ -163,10 +168,10 @@ def _is_percent(text: str) -> bool:
         return False
 
 
-FORMAT = Format("csv", detect, from_rows(rows))
-HEADER = ",".join(COLUMNS) + "\n"
+FORMAT = Format("csv", detect, snapshot_reader(rows))
+CSV_HEADER = ",".join(COLUMNS) + "\n"
 
-Amounts = tuple[int | None, int | None]
+LiveAndHeldBytes = tuple[int | None, int | None]
 """Live bytes of one program on one device, and its held bytes; None if an allocator does not know them."""
 
 
@@ -176,14 +181,14 @@ def csv_lines(snapshot: Snapshot) -> str:
     writer = csv.writer(text, lineterminator="\n")
     for device in snapshot.devices:
         if not device.missed_readings:
-            for cells in _rows(device, amounts_of(snapshot, device.uuid)):
+            for cells in _device_rows(device, live_and_held_bytes(snapshot, device.uuid)):
                 writer.writerow((f"{snapshot.taken_at:.3f}", device.uuid, *cells))
     return text.getvalue()
 
 
-def _rows(device: DeviceReading, amounts: Mapping[ProcessKey, Amounts]) -> Iterator[tuple[object, ...]]:
-    load = device.sensors.gpu_utilization_ratio
-    yield None, device.used_bytes, None, None, device.size_bytes, None if load is None else f"{load:.4f}"
+def _device_rows(device: DeviceReading, amounts: Mapping[ProcessKey, LiveAndHeldBytes]) -> Iterator[tuple[object, ...]]:
+    utilization = device.sensors.gpu_utilization_ratio
+    yield None, device.used_bytes, None, None, device.size_bytes, None if utilization is None else f"{utilization:.4f}"
     listed = device.processes_by_key
     for key in dict.fromkeys((*listed, *amounts)):
         used = listed[key].used_bytes if key in listed else None
@@ -192,13 +197,13 @@ def _rows(device: DeviceReading, amounts: Mapping[ProcessKey, Amounts]) -> Itera
             yield key.pid, used, live, held, None, None
 
 
-def amounts_of(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, Amounts]:
+def live_and_held_bytes(snapshot: Snapshot, uuid: str) -> dict[ProcessKey, LiveAndHeldBytes]:
     """Return live and held bytes of each program on a device whose agent reports them."""
-    found: dict[ProcessKey, Amounts] = {}
+    amounts: dict[ProcessKey, LiveAndHeldBytes] = {}
     for report in snapshot.reports:
-        own = [pool for pool in outermost_pools(report.pools) if pool.device_uuid == uuid]
-        if own:
-            held = sum(pool.held_bytes for pool in own) if all(pool.held_known for pool in own) else None
-            live = [pool.live_bytes for pool in own if pool.live_bytes is not None]
-            found[report.key] = sum(live) if len(live) == len(own) else None, held
-    return found
+        pools = [pool for pool in outermost_pools(report.pools) if pool.device_uuid == uuid]
+        if pools:
+            held = sum(pool.held_bytes for pool in pools) if all(pool.held_known for pool in pools) else None
+            live = [pool.live_bytes for pool in pools if pool.live_bytes is not None]
+            amounts[report.key] = sum(live) if len(live) == len(pools) else None, held
+    return amounts

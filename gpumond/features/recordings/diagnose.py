@@ -11,60 +11,60 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumond.cli.arguments import DONE, option, positive, print_error
+from gpumond.cli.arguments import DONE, add_option, positive_type, print_error
 from gpumond.cli.progress import with_progress
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import Snapshot
-from gpumond.facts.units import duration_text, plural, seconds_argument, size_argument, size_text
-from gpumond.facts.verdicts import PATTERNS
-from gpumond.features.recordings.csv_log import amounts_of
+from gpumond.facts.units import duration_text, parse_seconds_argument, parse_size_argument, plural, size_text
+from gpumond.facts.verdicts import PATTERN_NAMES
+from gpumond.features.recordings.csv_log import live_and_held_bytes
 from gpumond.features.recordings.formats import FORMATS, snapshots
-from gpumond.features.recordings.reader import Remarks, day_and_time, open_lines
-from gpumond.features.recordings.snapshots import NAMELESS
+from gpumond.features.recordings.reader import Remarks, open_lines, time_text
+from gpumond.features.recordings.snapshots import UNKNOWN_PID
 from gpumond.view import html_report
 from gpumond.view.text import ChartCurve, draw_chart, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="log file, optionally compressed with gzip; - is standard input")
-    option(
+    add_option(
         parser,
         "--format",
         "your log's format (auto: detected from its first line)",
         choices=("auto", *sorted(each.name for each in FORMATS)),
         default="auto",
     )
-    option(
+    add_option(
         parser,
         "--size SIZE",
         "size of each GPU, if your log doesn't contain it, such as 80GiB",
-        type=positive(size_argument),
+        type=positive_type(parse_size_argument),
     )
-    option(
+    add_option(
         parser,
         "--interval DURATION",
         "time between readings, if your log has no timestamps",
-        type=positive(seconds_argument),
+        type=positive_type(parse_seconds_argument),
     )
-    option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
-    option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
+    add_option(parser, "--json", "print one JSON object per line, for each verdict that begins or ends")
+    add_option(parser, "--html FILE", "write a report with charts to this HTML file", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
     html_report.check_report_path(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
-    read = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
+    log_snapshots = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
     findings = Findings() if arguments.html is not None or not arguments.json else None
     try:
-        sized = _diagnose(read, findings, arguments.json)
+        all_sizes_known = _diagnose_snapshots(log_snapshots, findings, arguments.json)
     finally:
         lines.close()
         for remark in remarks:
             print_error(f"gpumond: {lines.name}: {remark}")
-    if not sized:
+    if not all_sizes_known:
         print(
             f"gpumond: {lines.name}: the log doesn't contain the GPU's size, so time to full and memory pressure are"
             " unknown; pass it with --size SIZE",
@@ -77,24 +77,24 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _diagnose(read: Iterable[Snapshot], findings: Findings | None, as_json: bool) -> bool:
+def _diagnose_snapshots(log_snapshots: Iterable[Snapshot], findings: Findings | None, as_json: bool) -> bool:
     """Diagnose the snapshots and report changes. Returns True if the capacity of every device is known."""
     diagnosis, changes = Diagnosis(), VerdictChanges()
-    unsized: set[str] = set()
-    for snapshot in with_progress(read, "snapshots read"):
+    without_size: set[str] = set()
+    for snapshot in with_progress(log_snapshots, "snapshots read"):
         diagnosis = diagnose(diagnosis, snapshot)
-        unsized.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
+        without_size.update(device.uuid for device in snapshot.devices if device.size_bytes is None and device.up)
         for change in changes.update(diagnosis.verdicts, snapshot.taken_at):
             if as_json:
-                print(_line(change), flush=True)
+                print(_json_line(change), flush=True)
             if findings is not None:
                 findings.add(change, snapshot.elapsed_seconds)
         if findings is not None:
             findings.add_snapshot(snapshot)
-    return not unsized
+    return not without_size
 
 
-def _line(change: VerdictChange) -> str:
+def _json_line(change: VerdictChange) -> str:
     verdict = change.verdict
     evidence = dict(verdict.evidence)
     return json.dumps(
@@ -132,8 +132,8 @@ class VerdictChanges:
         """Return the changes since the previous snapshot, ends first."""
         now: dict[VerdictKey, Verdict] = {}
         for verdict in verdicts:
-            if verdict.pid == NAMELESS:
-                summary = verdict.summary.replace(f" (pid {NAMELESS})", "")
+            if verdict.pid == UNKNOWN_PID:
+                summary = verdict.summary.replace(f" (pid {UNKNOWN_PID})", "")
                 verdict = replace(verdict, pid=None, start_ticks=None, summary=summary)
             now.setdefault((verdict.device_uuid, verdict.process, verdict.kind), verdict)
         before, self._active = self._active, now
@@ -149,18 +149,18 @@ MAX_SERIES = 1000
 MAX_CHANGES = 40
 MAX_CHARTS = 24
 
-Key = tuple[str, ProcessKey | None]
+SeriesKey = tuple[str, ProcessKey | None]
 
 
 @dataclass(slots=True)
-class _Series:
+class _ChartSeries:
     name: str
     curve: ChartCurve = field(default_factory=ChartCurve)
-    top: float | None = None
+    size_bytes: float | None = None
     peaks: dict[str, int] = field(default_factory=dict)
     """The highest value of each measure, the one of the curve first."""
     changes: list[tuple[VerdictChange, float]] = field(default_factory=list)
-    left_out: int = 0
+    omitted_changes: int = 0
 
     def add(self, elapsed: float, live: int | None, used: int | None) -> None:
         """Add a point. The curve shows the live bytes, as the verdicts do; the used bytes until these are known."""
@@ -174,8 +174,8 @@ class _Series:
                 self.peaks[measure] = max(value, self.peaks.get(measure, 0))
 
     @property
-    def found(self) -> bool:
-        return any(change.verdict.kind not in PATTERNS for change, _ in self.changes)
+    def has_finding(self) -> bool:
+        return any(change.verdict.kind not in PATTERN_NAMES for change, _ in self.changes)
 
 
 class Findings:
@@ -185,121 +185,125 @@ class Findings:
     """
 
     def __init__(self) -> None:
-        self._series: dict[Key, _Series] = {}
-        self._unseen: set[Key] = set()
-        self._kinds: Counter[str] = Counter()
+        self._series: dict[SeriesKey, _ChartSeries] = {}
+        self._uncharted_keys: set[SeriesKey] = set()
+        self._verdict_counts: Counter[str] = Counter()
         self._first: Snapshot | None = None
         self._last: Snapshot | None = None
-        self._count = 0
+        self._snapshot_count = 0
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         self._first = self._first or snapshot
         self._last = snapshot
-        self._count += 1
+        self._snapshot_count += 1
         elapsed = snapshot.elapsed_seconds
         for device in snapshot.devices:
             if device.missed_readings:
                 continue
-            live = {key: own for key, (own, _) in amounts_of(snapshot, device.uuid).items() if own is not None}
-            nameless = next((own for key, own in live.items() if key.pid == NAMELESS), None)
-            known = nameless if device.used_bytes is None else None
+            amounts = live_and_held_bytes(snapshot, device.uuid)
+            live = {key: live_bytes for key, (live_bytes, _) in amounts.items() if live_bytes is not None}
+            without_pid = next((live_bytes for key, live_bytes in live.items() if key.pid == UNKNOWN_PID), None)
+            device_live = without_pid if device.used_bytes is None else None
             name = f"GPU {device.index} {device.name}".rstrip()
-            self._point((device.uuid, None), "", name, elapsed, known, device.used_bytes, device.size_bytes)
+            self._add_point((device.uuid, None), "", name, elapsed, device_live, device.used_bytes, device.size_bytes)
             for key, process in device.processes_by_key.items():
                 report = snapshot.reports_by_process.get(key)
                 workload = report.workload if report else ""
-                self._point(
+                self._add_point(
                     (device.uuid, key), workload, process.comm or "", elapsed, live.get(key), process.used_bytes
                 )
 
     def add(self, change: VerdictChange, elapsed: float) -> None:
-        series = self._get((change.verdict.device_uuid, change.verdict.process), "")
+        series = self._series_of((change.verdict.device_uuid, change.verdict.process), "")
         if change.onset:
-            self._kinds[change.verdict.kind] += 1
+            self._verdict_counts[change.verdict.kind] += 1
         elif change.verdict.kind == "growing":
-            self._kinds["growing"] -= 1  # a suspicion that has ended is not a finding
+            self._verdict_counts["growing"] -= 1  # a suspicion that has ended is not a finding
         if series is not None and len(series.changes) < MAX_CHANGES:
             series.changes.append((change, elapsed))
         elif series is not None:
-            series.left_out += 1
+            series.omitted_changes += 1
 
     def report(self) -> Iterator[str]:
         """Yield the lines of the text report."""
         for key, series in self._charted_series():
             yield from self._section(key, series)
             yield ""
-        yield from self._others()
+        yield from self._others_text()
         yield from self._summary()
 
     def html(self, name: str, remarks: Sequence[str]) -> str:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
-        parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others(), *remarks)]
+        parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others_text(), *remarks)]
         for key, series in self._charted_series():
             marks = [(elapsed, change.verdict.kind) for change, elapsed in series.changes if _is_finding(change)]
             parts.append(html_report.heading(", ".join(_title(key, series))))
-            parts.append(html_report.curve(series.curve.points(), series.top, marks))
-            if rows := list(_rows(series)):
+            parts.append(html_report.curve(series.curve.points(), series.size_bytes, marks))
+            if rows := list(_change_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
         return html_report.html_page(f"Memory in {name}", parts)
 
-    def _charted_series(self) -> Iterator[tuple[Key, _Series]]:
+    def _charted_series(self) -> Iterator[tuple[SeriesKey, _ChartSeries]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
-        chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].found, entry[0][1] is not None))
+        chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].has_finding, entry[0][1] is not None))
         shown = {key for key, _ in chosen[:MAX_CHARTS]}
         for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or ())):
             if key in shown:
                 yield key, series
 
-    def _others(self) -> Iterator[str]:
-        others = len(self._series) - min(MAX_CHARTS, len(self._series)) + len(self._unseen)
+    def _others_text(self) -> Iterator[str]:
+        others = len(self._series) - min(MAX_CHARTS, len(self._series)) + len(self._uncharted_keys)
         if others:
-            yield f"{others} more series without a finding" if not self._unseen else f"{others} more series"
+            yield f"{others} more series" if self._uncharted_keys else f"{others} more series without a finding"
 
-    def _section(self, key: Key, series: _Series) -> Iterator[str]:
+    def _section(self, key: SeriesKey, series: _ChartSeries) -> Iterator[str]:
         yield printable("  ".join(_title(key, series)))
-        yield from draw_chart(series.curve, series.top, [at for change, at in series.changes if _is_finding(change)])
-        for at, kind, outcome in _rows(series):
+        yield from draw_chart(
+            series.curve, series.size_bytes, [at for change, at in series.changes if _is_finding(change)]
+        )
+        for at, kind, outcome in _change_rows(series):
             yield printable(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:
             return
-        passed = self._last.elapsed_seconds - self._first.elapsed_seconds
+        elapsed = self._last.elapsed_seconds - self._first.elapsed_seconds
         devices = sum(process is None for _, process in self._series)
         yield (
-            f"{plural(self._count, 'reading')} over {duration_text(passed)}: {plural(devices, 'device')}, "
-            f"{plural(len(self._series) - devices + len(self._unseen), 'process')}"
+            f"{plural(self._snapshot_count, 'reading')} over {duration_text(elapsed)}: {plural(devices, 'device')}, "
+            f"{plural(len(self._series) - devices + len(self._uncharted_keys), 'process')}"
         )
-        findings = [f"{count} {kind}" for kind, count in sorted(self._kinds.items()) if count and kind not in PATTERNS]
+        counts = sorted(self._verdict_counts.items())
+        findings = [f"{count} {kind}" for kind, count in counts if count and kind not in PATTERN_NAMES]
         yield f"found: {', '.join(findings)}" if findings else "found: nothing that requires action"
 
-    def _point(
+    def _add_point(
         self,
-        key: Key,
+        key: SeriesKey,
         workload: str,
         name: str,
         elapsed: float,
         live: int | None,
         used: int | None,
-        top: int | None = None,
+        size_bytes: int | None = None,
     ) -> None:
         """Add a point of a series, which is named after its workload once that is known."""
-        series = None if live is None and used is None else self._get(key, name)
+        series = None if live is None and used is None else self._series_of(key, name)
         if series is not None:
-            series.name, series.top = workload or series.name or name, top
+            series.name, series.size_bytes = workload or series.name or name, size_bytes
             series.add(elapsed, live, used)
 
-    def _get(self, key: Key, name: str) -> _Series | None:
+    def _series_of(self, key: SeriesKey, name: str) -> _ChartSeries | None:
         series = self._series.get(key)
         if series is None:
             if len(self._series) >= MAX_SERIES:
-                self._unseen.add(key)
+                self._uncharted_keys.add(key)
                 return None
-            series = self._series[key] = _Series(name)
+            series = self._series[key] = _ChartSeries(name)
         return series
 
 
-def _title(key: Key, series: _Series) -> list[str]:
+def _title(key: SeriesKey, series: _ChartSeries) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
     peaks = ", ".join(f"{size_text(peak)} {measure}" for measure, peak in series.peaks.items())
@@ -308,12 +312,12 @@ def _title(key: Key, series: _Series) -> list[str]:
 
 
 def _is_finding(change: VerdictChange) -> bool:
-    return change.onset and change.verdict.kind not in PATTERNS
+    return change.onset and change.verdict.kind not in PATTERN_NAMES
 
 
-def _rows(series: _Series) -> Iterator[tuple[str, str, str]]:
+def _change_rows(series: _ChartSeries) -> Iterator[tuple[str, str, str]]:
     """Yield time, kind and result of each change."""
     for change, _ in series.changes:
-        yield day_and_time(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
-    if series.left_out:
-        yield "", "", f"and {series.left_out} more"
+        yield time_text(change.at), change.verdict.kind, change.verdict.summary if change.onset else "ended"
+    if series.omitted_changes:
+        yield "", "", f"and {series.omitted_changes} more"

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.snapshot import Snapshot
-from gpumond.features.recordings.reader import Lines, Remarks
+from gpumond.features.recordings.reader import LogLines, Remarks
 from gpumond.features.recordings.snapshots import Format
 
 IMPORTERS = (
@@ -27,17 +27,21 @@ FORMATS: tuple[Format, ...] = tuple(import_module(f"{__package__}.{name}").FORMA
 
 
 def snapshots(
-    lines: Lines, format_name: str, remarks: Remarks, size: float | None = None, interval: float | None = None
+    lines: LogLines,
+    format_name: str,
+    remarks: Remarks,
+    size_bytes: float | None = None,
+    interval_seconds: float | None = None,
 ) -> Iterator[Snapshot]:
-    """Yield the snapshots of a log. ``size``: capacity in bytes of devices without one. Raises ConfigError."""
-    chosen = detect(lines) if format_name == "auto" else next(each for each in FORMATS if each.name == format_name)
-    yield from chosen.read(lines, remarks, None if size is None else int(size), interval)
-    if lines.cut_short:
+    """Yield the snapshots of a log. ``size_bytes``: capacity of devices without one. Raises ConfigError."""
+    log_format = detect(lines) if format_name == "auto" else next(each for each in FORMATS if each.name == format_name)
+    yield from log_format.read(lines, remarks, None if size_bytes is None else int(size_bytes), interval_seconds)
+    if lines.is_truncated:
         remarks.note("cut", "the compressed file is truncated; it was read as far as possible")
     remarks.check()
 
 
-def detect(lines: Lines) -> Format:
+def detect(lines: LogLines) -> Format:
     """Detect the format of a log from its first line. Raises ConfigError."""
     first = lines.first().strip()
     if not first:

@@ -9,12 +9,20 @@ from collections.abc import Iterator
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines, LogRow, Remarks, parse_amount, parse_ratio, parse_rows, parse_time
-from gpumond.features.recordings.snapshots import Format, from_rows
+from gpumond.features.recordings.reader import (
+    LogLines,
+    LogRow,
+    Remarks,
+    parse_amount,
+    parse_ratio,
+    parse_rows,
+    parse_time,
+)
+from gpumond.features.recordings.snapshots import Format, snapshot_reader
 
-USED = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
+USED_COLUMNS = ("memory used (dedicated) [mb]", "memory used [mb]", "memory usage [mb]")
 """Names of the column in newer and older versions. Dynamic memory is the host's."""
-LOAD = "gpu load [%]"
+UTILIZATION_COLUMN = "gpu load [%]"
 
 
 def detect(line: str) -> bool:
@@ -23,28 +31,34 @@ def detect(line: str) -> bool:
     return first == "date" and any(name.endswith("]") for name in others)
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
+def rows(lines: LogLines, remarks: Remarks, interval_seconds: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
-    used: int | None = None
-    load: int | None = None
+    used_index: int | None = None
+    utilization_index: int | None = None
 
     def row(number: int, line: str) -> LogRow | None:
-        nonlocal used, load
+        nonlocal used_index, utilization_index
         if detect(line):  # GPU-Z appends to an existing log
             names = _names(line)
-            used = next((names.index(name) for name in USED if name in names), None)
-            load = names.index(LOAD) if LOAD in names else None
-            if used is None:
+            used_index = next((names.index(name) for name in USED_COLUMNS if name in names), None)
+            utilization_index = names.index(UTILIZATION_COLUMN) if UTILIZATION_COLUMN in names else None
+            if used_index is None:
                 raise ConfigError(
                     f"{lines.name}, line {number}: no column Memory Used [MB]; enable this sensor in GPU-Z"
                 )
             return None
-        if used is None:
+        if used_index is None:
             raise ValueError("a reading before any header")
         cells = [cell.strip() for cell in line.split(",")]
-        percent = None if load is None else parse_ratio(cells[load])
+        utilization = None if utilization_index is None else parse_ratio(cells[utilization_index])
         return LogRow(
-            number, parse_time(cells[0]), "gpu", None, parse_amount(cells[used], MIB), utilization_ratio=percent, gpu=0
+            number,
+            parse_time(cells[0]),
+            "gpu",
+            None,
+            parse_amount(cells[used_index], MIB),
+            utilization_ratio=utilization,
+            gpu=0,
         )
 
     return parse_rows(lines.numbered(), row, remarks)
@@ -54,4 +68,4 @@ def _names(line: str) -> list[str]:
     return [cell.strip().lower() for cell in line.split(",")]
 
 
-FORMAT = Format("gpu-z", detect, from_rows(rows))
+FORMAT = Format("gpu-z", detect, snapshot_reader(rows))

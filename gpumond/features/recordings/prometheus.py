@@ -13,8 +13,8 @@ from typing import Any
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import MIB
-from gpumond.features.recordings.reader import Lines, LogRow, Remarks, label
-from gpumond.features.recordings.snapshots import Format, from_rows
+from gpumond.features.recordings.reader import LogLines, LogRow, Remarks, sanitize_name
+from gpumond.features.recordings.snapshots import Format, snapshot_reader
 
 MAX_CHARACTERS = 256 * 1024**2
 METRICS: Mapping[str, tuple[str, float]] = {
@@ -69,16 +69,16 @@ REMEDY = (
     "expected the JSON of /api/v1/query_range, such as: curl -G PROMETHEUS/api/v1/query_range --data-urlencode"
     " 'query=DCGM_FI_DEV_FB_USED' -d start=… -d end=… -d step=15"
 )
-INSTANCES = ("instance", "Hostname", "hostname", "host_name", "host.name")
-UUIDS = ("uuid", "UUID", "gpu_uuid", "hw_id", "hw.id")
-NAMES = ("modelName", "devicename", "hw_name", "hw.name")
-TASKS = ("hw_gpu_task", "hw.gpu.task")
+INSTANCE_LABELS = ("instance", "Hostname", "hostname", "host_name", "host.name")
+UUID_LABELS = ("uuid", "UUID", "gpu_uuid", "hw_id", "hw.id")
+NAME_LABELS = ("modelName", "devicename", "hw_name", "hw.name")
+TASK_LABELS = ("hw_gpu_task", "hw.gpu.task")
 """Labels of the engine that a utilization describes; ``general`` is the whole device."""
-INDICES = ("gpu", "index", "minor_number", "device")
-SUMMED = ("live", "held")
+INDEX_LABELS = ("gpu", "index", "minor_number", "device")
+SUMMED_FIELDS = ("live", "held")
 """Fields that are summed, because a process may have several allocators."""
 
-Key = tuple[str, str, int | None]
+SeriesKey = tuple[str, str, int | None]
 
 
 @dataclass(slots=True)
@@ -88,39 +88,41 @@ class _Series:
     points: dict[float, dict[str, float]] = field(default_factory=dict)
 
 
-def rows(lines: Lines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
+def rows(lines: LogLines, remarks: Remarks, interval_seconds: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a response. Raises ConfigError."""
-    table: dict[Key, _Series] = {}
-    sources: dict[tuple[Key, str], str] = {}
-    for entry in _matrix(lines):
+    series_by_key: dict[SeriesKey, _Series] = {}
+    metrics: dict[tuple[SeriesKey, str], str] = {}
+    for entry in _parse_matrix(lines):
         labels = entry["metric"]
         metric = str(labels.get("__name__", ""))
         if metric not in METRICS:
             remarks.note(metric, f"the series {metric[:80]} don't describe device memory; they are ignored")
             continue
-        kind, factor = METRICS[metric]
-        if _label(labels, TASKS) not in ("", "general"):
+        field_name, factor = METRICS[metric]
+        if _first_label(labels, TASK_LABELS) not in ("", "general"):
             continue
         pid = labels.get("pid", "")
         if pid and not (pid.isdecimal() and len(pid) <= 10):
             remarks.note("other", "series that aggregate processes (pid other) are ignored")
             continue
-        key = (_label(labels, INSTANCES), _device(labels), int(pid) if pid else None)
-        index = _label(labels, INDICES)
-        name = "" if pid else _label(labels, NAMES)
-        series = table.setdefault(key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, name))
-        if sources.setdefault((key, kind), metric) == metric:
-            _add(lines.name, series, kind, factor, entry["values"], _series_name(key))
-    _fill_sizes(table)
-    yield from _in_order(table, remarks)
+        key = (_first_label(labels, INSTANCE_LABELS), _device(labels), int(pid) if pid else None)
+        index = _first_label(labels, INDEX_LABELS)
+        name = "" if pid else _first_label(labels, NAME_LABELS)
+        series = series_by_key.setdefault(
+            key, _Series(int(index) if index.isdecimal() and len(index) < 5 else None, name)
+        )
+        if metrics.setdefault((key, field_name), metric) == metric:
+            _add_points(lines.name, series, field_name, factor, entry["values"], _series_name(key))
+    _fill_sizes(series_by_key)
+    yield from _sorted_rows(series_by_key, remarks)
     if not remarks.rows:
-        known = ", ".join(name for name, (kind, _) in METRICS.items() if kind == "used" and name)
+        known = ", ".join(name for name, (field_name, _) in METRICS.items() if field_name == "used" and name)
         raise ConfigError(
             f"{lines.name}: no memory-usage series found; query one of {known}, or an expression based on one"
         )
 
 
-def _matrix(lines: Lines) -> list[dict[str, Any]]:
+def _parse_matrix(lines: LogLines) -> list[dict[str, Any]]:
     text = lines.remaining_text(MAX_CHARACTERS)
     try:
         answer = json.loads(text)
@@ -134,38 +136,41 @@ def _matrix(lines: Lines) -> list[dict[str, Any]]:
     if kind != "matrix":
         raise ConfigError(f"{lines.name}, line 1: the result is an instant query's {kind!s:.20}; {REMEDY}")
     result = data.get("result")
-    if not isinstance(result, list) or not all(map(_well_formed, result)):
+    if not isinstance(result, list) or not all(map(_is_series, result)):
         raise ConfigError(f"{lines.name}, line 1: not a matrix of series; {REMEDY}")
     return result
 
 
-def _well_formed(entry: Any) -> bool:
+def _is_series(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("values"), list):
         return False
     labels = entry.get("metric")
     return isinstance(labels, dict) and all(isinstance(value, str) for value in labels.values())
 
 
-def _add(name: str, series: _Series, kind: str, factor: float, values: list[Any], shown: str) -> None:
+def _add_points(
+    log_name: str, series: _Series, field_name: str, factor: float, values: list[Any], series_name: str
+) -> None:
     for entry in values:
         try:
             at, value = float(entry[0]), float(entry[1]) * factor
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-            raise ConfigError(f"{name}: {shown}: {str(entry)[:60]} isn't [time, value]; {REMEDY}") from None
+            raise ConfigError(f"{log_name}: {series_name}: {str(entry)[:60]} isn't [time, value]; {REMEDY}") from None
         if not (0 <= value < 2**53 and 0 <= at < 2**53):
             continue
         point = series.points.setdefault(at, {})
-        if kind in SUMMED:
-            point[kind] = point.get(kind, 0.0) + value
-        elif point.setdefault(kind, value) != value:
+        if field_name in SUMMED_FIELDS:
+            point[field_name] = point.get(field_name, 0.0) + value
+        elif point.setdefault(field_name, value) != value:
             raise ConfigError(
-                f"{name}: two different series of {shown}; combine them with: max by (instance, uuid, pid) (…)"
+                f"{log_name}: there are two different series of {series_name}; combine them with: max by "
+                "(instance, uuid, pid) (…)"
             )
 
 
-def _fill_sizes(table: Mapping[Key, _Series]) -> None:
+def _fill_sizes(series_by_key: Mapping[SeriesKey, _Series]) -> None:
     """Compute used from size and free, or size from used and free, if only two of them are in the response."""
-    for series in table.values():
+    for series in series_by_key.values():
         for point in series.points.values():
             if "free" in point:
                 rest = point["free"] + point.get("reserved", 0.0)
@@ -175,45 +180,47 @@ def _fill_sizes(table: Mapping[Key, _Series]) -> None:
                     point["size"] = point["used"] + rest
 
 
-def _in_order(table: Mapping[Key, _Series], remarks: Remarks) -> Iterator[LogRow]:
+def _sorted_rows(series_by_key: Mapping[SeriesKey, _Series], remarks: Remarks) -> Iterator[LogRow]:
     instances: dict[str, set[str]] = {}
-    for instance, device, _ in table:
+    for instance, device, _ in series_by_key:
         instances.setdefault(device, set()).add(instance)
-    everything = sorted(
+    keys = sorted(
         (
             at,
-            device if len(instances[device]) == 1 or not instance else label(f"{instance} {device}"),
+            device if len(instances[device]) == 1 or not instance else sanitize_name(f"{instance} {device}"),
             -1 if pid is None else pid,
             key,
         )
-        for key in table
+        for key in series_by_key
         for instance, device, pid in (key,)
-        for at in table[key].points
+        for at in series_by_key[key].points
     )
-    for at, device, _, key in everything:
-        series, pid = table[key], key[2]
+    for at, device, _, key in keys:
+        series, pid = series_by_key[key], key[2]
         point = series.points[at]
         if "used" in point or "live" in point:
             remarks.rows += 1
             used, size, live, held = (
-                int(point[kind]) if kind in point else None for kind in ("used", "size", "live", "held")
+                int(point[field_name]) if field_name in point else None
+                for field_name in ("used", "size", "live", "held")
             )
-            load = point.get("utilization")
-            load = load if load is None or load <= 1 else None
-            yield LogRow(0, at, device, pid, used, size, live, held, load, series.index, series.name)
+            utilization = point.get("utilization")
+            utilization = utilization if utilization is None or utilization <= 1 else None
+            yield LogRow(0, at, device, pid, used, size, live, held, utilization, series.index, series.name)
 
 
-def _label(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((label(labels[name]) for name in names if labels.get(name)), "")
+def _first_label(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((sanitize_name(labels[name]) for name in names if labels.get(name)), "")
 
 
 def _device(labels: Mapping[str, str]) -> str:
-    uuid, index = _label(labels, UUIDS), _label(labels, INDICES)
-    part = _label(labels, ("GPU_I_ID",))
-    return (uuid or (f"gpu{index}" if index.isdigit() else index) or "gpu") + (f"/{part}" if part else "")
+    uuid, index = _first_label(labels, UUID_LABELS), _first_label(labels, INDEX_LABELS)
+    mig_instance = _first_label(labels, ("GPU_I_ID",))
+    device = uuid or (f"gpu{index}" if index.isdigit() else index) or "gpu"
+    return f"{device}/{mig_instance}" if mig_instance else device
 
 
-def _series_name(key: Key) -> str:
+def _series_name(key: SeriesKey) -> str:
     instance, device, pid = key
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
 
@@ -222,4 +229,4 @@ def _is_json(first: str) -> bool:
     return re.match(r"\{|\[\s*([\[{\"\d]|$)", first) is not None
 
 
-FORMAT = Format("prometheus", _is_json, from_rows(rows, complete=True))
+FORMAT = Format("prometheus", _is_json, snapshot_reader(rows, lists_all_processes=True))

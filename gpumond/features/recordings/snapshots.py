@@ -10,14 +10,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
-from gpumond.features.recordings.reader import Lines, LogRow, Remarks
+from gpumond.features.recordings.reader import LogLines, LogRow, Remarks
 
-Reader = Callable[[Lines, Remarks, int | None, float | None], Iterator[Snapshot]]
+SnapshotReader = Callable[[LogLines, Remarks, int | None, float | None], Iterator[Snapshot]]
 """From lines, remarks, the capacity of devices without one, and the seconds between readings without times."""
 
 
@@ -27,57 +26,64 @@ class Format:
 
     name: str
     detect: Callable[[str], bool]
-    read: Reader
+    read: SnapshotReader
 
 
-def from_rows(rows: Callable[[Lines, Remarks, float | None], Iterator[LogRow]], complete: bool = False) -> Reader:
+RowReader = Callable[[LogLines, Remarks, float | None], Iterator[LogRow]]
+
+
+def snapshot_reader(read_rows: RowReader, lists_all_processes: bool = False) -> SnapshotReader:
     """Return the reader of a format with a row for each device and process, in any order.
 
-    ``complete``: every reading of a device lists all of its processes.
+    ``lists_all_processes``: every reading of a device lists all of its processes.
     """
 
-    def read(lines: Lines, remarks: Remarks, size: int | None, interval: float | None) -> Iterator[Snapshot]:
-        return SnapshotBuilder(remarks, size, complete).snapshots(rows(lines, remarks, interval))
+    def read(
+        lines: LogLines, remarks: Remarks, size_bytes: int | None, interval_seconds: float | None
+    ) -> Iterator[Snapshot]:
+        builder = SnapshotBuilder(remarks, size_bytes, lists_all_processes)
+        return builder.snapshots(read_rows(lines, remarks, interval_seconds))
 
     return read
 
 
-SOURCE = SourceState(name="log", up=True, responsive=True)
-NAMELESS = 2**31 - 1
+LOG_SOURCE = SourceState(name="log", up=True, responsive=True)
+UNKNOWN_PID = 2**31 - 1
 """The pid of a program whose pool is in the log without a pid. No system has a pid this large."""
-KEPT_INTERVALS = 2.5
+FRESH_INTERVALS = 2.5
 """Number of its own intervals for which a series is assumed to exist after its last row."""
-IN_STEP = 3
+MIN_IN_STEP = 3
 """Snapshots with both a process and its device, after which a process that is absent from one has ended."""
 GAP_INTERVALS = 5.0
-MAX_MISSED = 2
+MAX_MISSED_READINGS = 2
 
-Key = tuple[str, int | None]
+SeriesKey = tuple[str, int | None]
 
 
 @dataclass(slots=True)
 class _Series:
     row: LogRow
     updated_at: float
-    every: float | None = None
-    run: int = 0
+    interval_seconds: float | None = None
+    pid_reuses: int = 0
     in_step: int = 0
     """Number of consecutive snapshots that contained it, at exactly their time."""
     ended: bool = False
 
     def update(self, row: LogRow, updated_at: float) -> None:
-        self.every = _usual(self.every, updated_at - self.updated_at)
+        self.interval_seconds = _smoothed_interval(self.interval_seconds, updated_at - self.updated_at)
         self.row, self.updated_at = row, updated_at
-        self.run += self.ended
+        self.pid_reuses += self.ended
         self.ended = False
 
-    def is_fresh(self, now: float, usual: float | None) -> bool:
-        return not self.ended and now - self.updated_at <= KEPT_INTERVALS * (self.every or usual or 1.0)
+    def is_fresh(self, now: float, log_interval: float | None) -> bool:
+        interval = self.interval_seconds or log_interval or 1.0
+        return not self.ended and now - self.updated_at <= FRESH_INTERVALS * interval
 
 
-def _usual(every: float | None, passed: float) -> float:
-    """Return the usual interval after one more, of which a long one counts as three."""
-    return passed if every is None else every + 0.2 * (min(passed, 3 * every) - every)
+def _smoothed_interval(interval: float | None, latest: float) -> float:
+    """Return the usual interval after the latest one, of which a long one counts as three."""
+    return latest if interval is None else interval + 0.2 * (min(latest, 3 * interval) - interval)
 
 
 @dataclass(slots=True)
@@ -91,65 +97,65 @@ class _Device:
 
 
 class SnapshotBuilder:
-    """Builder of snapshots. ``complete``: every reading of a device lists all of its processes."""
+    """Builder of snapshots. ``lists_all_processes``: every reading of a device lists all of its processes."""
 
-    def __init__(self, remarks: Remarks, size_bytes: int | None = None, complete: bool = False) -> None:
-        self._remarks, self._size, self._complete = remarks, size_bytes, complete
+    def __init__(self, remarks: Remarks, size_bytes: int | None = None, lists_all_processes: bool = False) -> None:
+        self._remarks, self._size_bytes, self._lists_all_processes = remarks, size_bytes, lists_all_processes
         self._devices: dict[str, _Device] = {}
-        self._series: dict[Key, _Series] = {}
+        self._series: dict[SeriesKey, _Series] = {}
         self._seq = 0
-        self._started = 0.0
-        self._every: float | None = None
+        self._elapsed_seconds = 0.0
+        self._interval_seconds: float | None = None
         self._gap_seconds = 0.0
 
     def snapshots(self, rows: Iterable[LogRow]) -> Iterator[Snapshot]:
-        together: dict[Key, LogRow] = {}
-        started = spread = 0.0
+        snapshot_rows: dict[SeriesKey, LogRow] = {}
+        started = max_distance = 0.0
         for elapsed, row in RowSorter(self._remarks).in_order(rows):
             key = (row.device, row.pid)
-            before = together.get(key)
-            if before is not None and before.at == row.at:
+            previous = snapshot_rows.get(key)
+            if previous is not None and previous.at == row.at:
                 self._remarks.duplicates += 1
                 continue
-            if together and (before is not None or elapsed - started > spread):
-                yield self._snapshot(started, together)
-                together = {}
-            if not together:
-                started, spread = elapsed, 0.5 * self._interval(key)
-            together[key] = row
-        if together:
-            yield self._snapshot(started, together)
+            if snapshot_rows and (previous is not None or elapsed - started > max_distance):
+                yield self._snapshot(started, snapshot_rows)
+                snapshot_rows = {}
+            if not snapshot_rows:
+                started, max_distance = elapsed, 0.5 * self._interval(key)
+            snapshot_rows[key] = row
+        if snapshot_rows:
+            yield self._snapshot(started, snapshot_rows)
 
-    def _snapshot(self, elapsed: float, together: dict[Key, LogRow]) -> Snapshot:
-        now = self._clock(elapsed)
-        at = next(iter(together.values())).at
+    def _snapshot(self, elapsed: float, rows: dict[SeriesKey, LogRow]) -> Snapshot:
+        now = self._advance_clock(elapsed)
+        at = next(iter(rows.values())).at
         # the rows of this snapshot
-        for key, row in together.items():
+        for key, row in rows.items():
             series = self._series.get(key)
             if series is None:
                 series = self._series[key] = _Series(row, now)
             else:
                 series.update(row, now)
             series.in_step = series.in_step + 1 if row.at == at else 0
-            self._describe(row)
+            self._update_device(row)
         # the devices in them, and others that may still be there
-        listed = {device for device, _ in together}
+        listed = {device for device, _ in rows}
         readings: list[DeviceReading] = []
         reports: list[AgentReport] = []
         for uuid, device in list(self._devices.items()):
             if uuid in listed:
                 device.missed = 0
-                self._forget(uuid, device, together, now)
+                self._end_absent_processes(uuid, device, rows, now)
                 device.reading = self._reading(uuid, device, reports)
             else:
                 device.missed += 1
-                if not self._still_there(uuid, device, now):
-                    self._end(uuid, device, None, *(device.pids or ()))
+                if not self._is_present(uuid, device, now):
+                    self._end_series(uuid, device, None, *(device.pids or ()))
                     device.reading = None
                     continue
                 if device.reading is not None:
-                    device.reading = replace(device.reading, missed_readings=min(device.missed, MAX_MISSED))
-                    self._reports(uuid, device, reports)
+                    device.reading = replace(device.reading, missed_readings=min(device.missed, MAX_MISSED_READINGS))
+                    self._add_reports(uuid, device, reports)
             if device.reading is not None:
                 readings.append(device.reading)
         self._seq += 1
@@ -157,32 +163,32 @@ class SnapshotBuilder:
             seq=self._seq,
             taken_at=at,
             elapsed_seconds=elapsed,
-            source=SOURCE,
+            source=LOG_SOURCE,
             devices=tuple(readings),
             reports=tuple(reports),
         )
 
-    def _interval(self, key: Key) -> float:
+    def _interval(self, key: SeriesKey) -> float:
         series = self._series.get(key)
-        return (series.every if series and not series.ended else None) or 1.0
+        return (series.interval_seconds if series and not series.ended else None) or 1.0
 
-    def _clock(self, elapsed: float) -> float:
+    def _advance_clock(self, elapsed: float) -> float:
         """Return the seconds during which the log was written. A gap in the log does not end a process."""
-        passed = elapsed - self._started
+        passed = elapsed - self._elapsed_seconds
         if self._seq == 1:
-            self._every = passed
-        elif self._every is not None:
-            if passed > GAP_INTERVALS * self._every:
-                self._gap_seconds += passed - self._every
-            self._every = _usual(self._every, passed)
-        self._started = elapsed
+            self._interval_seconds = passed
+        elif self._interval_seconds is not None:
+            if passed > GAP_INTERVALS * self._interval_seconds:
+                self._gap_seconds += passed - self._interval_seconds
+            self._interval_seconds = _smoothed_interval(self._interval_seconds, passed)
+        self._elapsed_seconds = elapsed
         return elapsed - self._gap_seconds
 
-    def _describe(self, row: LogRow) -> None:
+    def _update_device(self, row: LogRow) -> None:
         device = self._devices.get(row.device)
         if device is None:
             index = len(self._devices) if row.gpu is None else row.gpu
-            device = self._devices[row.device] = _Device(index, size_bytes=self._size)
+            device = self._devices[row.device] = _Device(index, size_bytes=self._size_bytes)
         if row.size_bytes is not None:
             device.size_bytes = row.size_bytes
         if row.pid is None:
@@ -190,48 +196,47 @@ class SnapshotBuilder:
         elif device.pids is None or row.pid not in device.pids:
             device.pids = (device.pids or frozenset()) | {row.pid}
 
-    def _forget(self, uuid: str, device: _Device, together: dict[Key, LogRow], now: float) -> None:
-        """Remove the processes that have ended."""
+    def _end_absent_processes(self, uuid: str, device: _Device, rows: dict[SeriesKey, LogRow], now: float) -> None:
         for pid in device.pids or ():
             series = self._series[uuid, pid]
-            if (uuid, pid) not in together:
-                listed = self._complete or series.in_step >= IN_STEP
-                if listed or not series.is_fresh(now, self._every):
-                    self._end(uuid, device, pid)
+            if (uuid, pid) not in rows:
+                has_ended = self._lists_all_processes or series.in_step >= MIN_IN_STEP
+                if has_ended or not series.is_fresh(now, self._interval_seconds):
+                    self._end_series(uuid, device, pid)
                 series.in_step = 0
 
-    def _end(self, uuid: str, device: _Device, *pids: int | None) -> None:
+    def _end_series(self, uuid: str, device: _Device, *pids: int | None) -> None:
         for pid in pids:
             if (uuid, pid) in self._series:
                 self._series[uuid, pid].ended = True
         if device.pids is not None:
             device.pids -= set(pids)
 
-    def _still_there(self, uuid: str, device: _Device, now: float) -> bool:
-        keys: list[Key] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
-        return any(key in self._series and self._series[key].is_fresh(now, self._every) for key in keys)
+    def _is_present(self, uuid: str, device: _Device, now: float) -> bool:
+        keys: list[SeriesKey] = [(uuid, None), *((uuid, pid) for pid in device.pids or ())]
+        return any(key in self._series and self._series[key].is_fresh(now, self._interval_seconds) for key in keys)
 
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
         whole = self._series.get((uuid, None))
-        if whole is not None and not whole.is_fresh(self._started - self._gap_seconds, self._every):
+        if whole is not None and not whole.is_fresh(self._elapsed_seconds - self._gap_seconds, self._interval_seconds):
             whole = None
         processes = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
-        loads = [series.row.utilization_ratio for _, series in processes]
         utilization = whole.row.utilization_ratio if whole else None
         if utilization is None:
-            utilization = max((load for load in loads if load is not None), default=None)
-        self._reports(uuid, device, reports)
+            ratios = (series.row.utilization_ratio for _, series in processes)
+            utilization = max((ratio for ratio in ratios if ratio is not None), default=None)
+        self._add_reports(uuid, device, reports)
         return DeviceReading(
             uuid=uuid,
             index=device.index,
             name=device.name,
             size_bytes=device.size_bytes,
-            used_bytes=self._used(whole, processes),
+            used_bytes=self._used_bytes(whole, processes),
             processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in processes),
-            sensors=_sensors(utilization),
+            sensors=Sensors(gpu_utilization_ratio=utilization),
         )
 
-    def _used(self, whole: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
+    def _used_bytes(self, whole: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
         if whole is not None and whole.row.used_bytes is not None:
             return whole.row.used_bytes
         known = [
@@ -248,18 +253,18 @@ class SnapshotBuilder:
             )
         return sum(known) if known else None
 
-    def _reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
+    def _add_reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
         for pid in (None, *sorted(device.pids or ())):
             series = self._series.get((uuid, pid))
             if series is not None and not series.ended and series.row.live_bytes is not None:
-                reports.append(_report(uuid, NAMELESS if pid is None else pid, series))
+                reports.append(_report(uuid, UNKNOWN_PID if pid is None else pid, series))
 
 
 def _process(pid: int, series: _Series) -> ProcessUsage:
     """Return the usage of a process. A log has no start_ticks, so reuses of its pid are counted instead."""
     return ProcessUsage(
         pid=pid,
-        start_ticks=series.run,
+        start_ticks=series.pid_reuses,
         used_bytes=series.row.used_bytes,
         kinds=("compute",),
         comm=series.row.name or None,
@@ -281,7 +286,7 @@ def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
     )
     return AgentReport(
         pid=pid,
-        start_ticks=series.run,
+        start_ticks=series.pid_reuses,
         uid=0,
         workload=series.row.name,
         age_seconds=0.0,
@@ -291,14 +296,10 @@ def _report(uuid: str, pid: int, series: _Series) -> AgentReport:
     )
 
 
-@lru_cache(maxsize=1024)
-def _sensors(utilization: float | None) -> Sensors:
-    return Sensors(gpu_utilization_ratio=utilization)
-
-
-WINDOW_SECONDS = 5.0
+REORDER_SECONDS = 5.0
+"""Distance up to which rows may be out of order."""
 JUMP_SECONDS = 3600.0
-MAX_BACKWARDS = 50
+MAX_BACKWARD_STEPS = 50
 
 
 class RowSorter:
@@ -309,7 +310,7 @@ class RowSorter:
         self._waiting: list[tuple[float, int, LogRow]] = []
         self._pending: list[LogRow] = []
         self._first_pending: dict[tuple[str, int | None], LogRow] = {}
-        self._backwards = 0
+        self._backward_steps = 0
         self._newest: float | None = None
         self._count = 0
         self._elapsed = 0.0
@@ -319,12 +320,12 @@ class RowSorter:
     def in_order(self, rows: Iterable[LogRow]) -> Iterator[tuple[float, LogRow]]:
         for row in rows:
             newest = self._newest
-            if newest is None or newest - WINDOW_SECONDS <= row.at <= newest + JUMP_SECONDS:
+            if newest is None or newest - REORDER_SECONDS <= row.at <= newest + JUMP_SECONDS:
                 if self._pending:
                     self._remarks.strays += len(self._pending)
-                    self._forget_pending()
-                self._wait(row)
-                yield from self._rows_until(max(row.at, newest or row.at) - WINDOW_SECONDS)
+                    self._drop_pending()
+                self._enqueue(row)
+                yield from self._rows_until(max(row.at, newest or row.at) - REORDER_SECONDS)
             else:
                 yield from self._jump(row)
         yield from self._rows_until(float("inf"))
@@ -332,7 +333,7 @@ class RowSorter:
             self._check_direction(3)
             yield from self._restart(self._pending)
 
-    def _wait(self, row: LogRow) -> None:
+    def _enqueue(self, row: LogRow) -> None:
         self._count += 1
         self._newest = row.at if self._newest is None else max(self._newest, row.at)
         heapq.heappush(self._waiting, (row.at, self._count, row))
@@ -353,20 +354,21 @@ class RowSorter:
         first = self._first_pending.setdefault((row.device, row.pid), row)
         if first.at < row.at:
             yield from self._rows_until(float("inf"))
-            yield from self._restart([r for r in self._pending if first.at - WINDOW_SECONDS <= r.at <= row.at])
+            earliest = first.at - REORDER_SECONDS
+            yield from self._restart([each for each in self._pending if earliest <= each.at <= row.at])
         elif first.at > row.at:
-            self._backwards += 1
-            self._check_direction(MAX_BACKWARDS)
+            self._backward_steps += 1
+            self._check_direction(MAX_BACKWARD_STEPS)
 
-    def _check_direction(self, limit: int) -> None:
-        if self._backwards > limit:
+    def _check_direction(self, max_backward_steps: int) -> None:
+        if self._backward_steps > max_backward_steps:
             raise ConfigError(
                 f"{self._remarks.name}, line {self._pending[0].line}: time decreases from this line on;"
                 " sort the log by time first"
             )
 
-    def _forget_pending(self) -> None:
-        self._pending, self._first_pending, self._backwards = [], {}, 0
+    def _drop_pending(self) -> None:
+        self._pending, self._first_pending, self._backward_steps = [], {}, 0
 
     def _restart(self, rows: list[LogRow]) -> Iterator[tuple[float, LogRow]]:
         self._remarks.strays += len(self._pending) - len(rows)
@@ -376,8 +378,8 @@ class RowSorter:
                 "back", f"line {rows[0].line}: the log's clock was set back; time continues from the last reading"
             )
             self._elapsed, self._offset = self._elapsed + self._step, None
-        self._forget_pending()
+        self._drop_pending()
         self._newest = None
         for row in rows:
-            self._wait(row)
-        yield from self._rows_until((self._newest or 0.0) - WINDOW_SECONDS)
+            self._enqueue(row)
+        yield from self._rows_until((self._newest or 0.0) - REORDER_SECONDS)

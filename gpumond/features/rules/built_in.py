@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpumond.facts.alerts import Rule, Scope
-from gpumond.facts.verdicts import REMEDIES
+from gpumond.facts.alerts import Rule, RuleScope
+from gpumond.facts.verdicts import VERDICT_REMEDIES
 
 GPU = "GPU {gpu}[ ({name})| on {instance}]"
 ON = "on GPU {gpu}[| on {instance}]"
@@ -36,7 +36,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "leak": (
         f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
-        f"[{REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains the memory]",
+        f"[{VERDICT_REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains the memory]",
     ),
     "out-of-memory": (
         f"{PROGRAM} [{{oom}}|ran out of memory or reached its limit][ (errors in 10 minutes: {{value}})]",
@@ -54,7 +54,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "idle-holder": (
         f"[{{verdicts}}|pid {{pid}} {ON} has used memory for half an hour without GPU activity]",
-        f"[{{idle_remedy}}|on that machine, {REMEDIES['idle-holder']}]",
+        f"[{{idle_remedy}}|on that machine, {VERDICT_REMEDIES['idle-holder']}]",
     ),
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
@@ -163,7 +163,7 @@ def daemon_texts(rule: str) -> tuple[str, str]:
     return summary, description
 
 
-def _rule(name: str, scope: Scope, value: str, severity: str, **fields: Any) -> Rule:
+def _rule(name: str, scope: RuleScope, value: str, severity: str, **fields: Any) -> Rule:
     return Rule(
         name=name,
         scope=scope,

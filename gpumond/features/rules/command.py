@@ -22,19 +22,19 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, FAILED, duration, option, print_result
-from gpumond.config.loading import key_at, load, read_yaml
+from gpumond.cli.arguments import DONE, FAILED, add_option, parse_duration, print_result
+from gpumond.config.loading import key_text, load_settings, read_yaml
 from gpumond.config.models import MISSING, Seconds, StrictModel, expectation
 from gpumond.config.settings import Settings
 from gpumond.facts import units
-from gpumond.facts.alerts import AlertStates, Labels, Rule, Scope
+from gpumond.facts.alerts import AlertStates, Labels, Rule, RuleScope
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import size_text
 from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, VALUES, as_config, check_range
-from gpumond.quantities.quantity import Unit, readable
-from gpumond.quantities.scope import Subjects, Unreadable
+from gpumond.quantities.quantity import Unit, value_text
+from gpumond.quantities.scope import Subjects, UnreadableSubjects
 from gpumond.view.text import MIN_LAST_WIDTH, table
 
 COMMANDS = {
@@ -55,22 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = {name: what.add_parser(name, help=summary) for name, summary in COMMANDS.items()}
     check, test, _, override, restore, receiver = commands.values()
     check.add_argument("file", type=Path, metavar="FILE", help="configuration file, or file with rules")
-    option(check, "--json", "print the active rules as JSON")
+    add_option(check, "--json", "print the active rules as JSON")
     test.add_argument("file", type=Path, metavar="FILE", nargs="+", help="file with tests")
-    option(test, "--json", "print the number of expectations and the failures as JSON")
+    add_option(test, "--json", "print the number of expectations and the failures as JSON")
     for each in (override, restore):
         each.add_argument("name", metavar="NAME", help="a built-in rule's name")
-    option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
-    option(
+    add_option(override, "--threshold THRESHOLD", "new threshold, such as 0.9, 90%% or 1GiB")
+    add_option(
         override,
         "--for DURATION",
         "how long the value must be beyond the threshold before the alert fires, such as 5m",
-        type=duration,
+        type=parse_duration,
     )
-    option(override, "--severity WORD", "new severity, such as info, warning or critical")
+    add_option(override, "--severity WORD", "new severity, such as info, warning or critical")
     state = override.add_mutually_exclusive_group()
-    option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
-    option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
+    add_option(state, "--enable", "evaluate the rule", dest="enabled", default=None)
+    add_option(state, "--disable", "don't evaluate the rule", dest="enabled", action="store_false", default=None)
     receiver.add_argument("name", metavar="NAME", help="a receiver's name in the daemon's configuration")
     for name in ("list", "override", "restore", "test-receiver"):
         client.add_arguments(commands[name])
@@ -140,7 +140,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
     unit = UNITS.get(scope, {}).get(value, "count")
     lasting = f" for {units.duration_text(rule['for'])}" if rule.get("for") else ""
-    when = f"{scope} {value} {side} {readable(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
+    when = f"{scope} {value} {side} {value_text(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
     overrides = ", ".join(_overrides(entry["overrides"], unit))
     return (
         entry["name"],
@@ -158,12 +158,12 @@ def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[
 
 def _text(name: str, unit: Unit, value: Any) -> str:
     if name == "threshold":
-        return readable(unit, value)
+        return value_text(unit, value)
     return units.duration_text(value) if name == "for" else str(value).lower()
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    settings = load(arguments.file, environ={})
+    settings = load_settings(arguments.file, environ={})
     rules = settings.active_rules()
     print_result(
         arguments,
@@ -195,7 +195,7 @@ def _sentence(rule: Rule) -> str:
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     held = f" for {units.duration_text(rule.for_seconds)}" if rule.for_seconds else ""
     whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
-    return f"{rule.scope} {rule.value} {side} {readable(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
+    return f"{rule.scope} {rule.value} {side} {value_text(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
 
 
 def _test(arguments: argparse.Namespace) -> int:
@@ -272,7 +272,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class InputValues:
-    scope: Scope
+    scope: RuleScope
     value: str
     labels: Labels
     samples: tuple[Sample, ...]
@@ -296,7 +296,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
         message = expectation(wrong)
         if wrong["loc"] == ("tests",) and message == MISSING:
             message = "missing; this isn't a file of rule tests (see docs/reference/rules.md#test-a-rule)"
-        raise ConfigError(f"{file}: {key_at(wrong['loc'])}: {message}") from None
+        raise ConfigError(f"{file}: {key_text(wrong['loc'])}: {message}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     return sum(len(test.alert_rule_test) for test in content.tests), failures
@@ -305,7 +305,7 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
 def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
     """Return the active rules of each configuration file; without a file, the built-in rules."""
     for file in files or (None,):
-        yield from load(directory / file if file else None, environ={}).active_rules()
+        yield from load_settings(directory / file if file else None, environ={}).active_rules()
 
 
 def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
@@ -324,7 +324,7 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
             for rule_name, before in activities.items():
                 rule = rules[rule_name]
                 activities[rule_name] = evaluate_rule(
-                    rule, _subjects(rule.scope, series, index), before, Unreadable(), at, at
+                    rule, _subjects(rule.scope, series, index), before, UnreadableSubjects(), at, at
                 )
             evaluations += 1
             at = evaluations * every
@@ -339,7 +339,7 @@ _Row = tuple[Labels, dict[str, float | None]]
 """The values at one time of the subject with these labels."""
 
 
-def _subjects(scope: Scope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
     rows: dict[Labels, dict[str, float | None]] = {}
     for entry in series:
         sample = entry.samples[index] if index < len(entry.samples) else GONE

@@ -17,29 +17,37 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.alerts import (
-    AGAIN,
-    OVER,
+    AGAIN_SINCE,
+    ENDED_PREFIX,
     AlertState,
     AlertStates,
     Labels,
     Rule,
-    Scope,
+    RuleScope,
     as_past,
     as_resolved,
     same_process,
 )
 from gpumond.facts.errors import AmbiguousDevice, NoSuchDevice
-from gpumond.facts.frame import Alert, Frame, Phase, Verdict, device_uuid
+from gpumond.facts.frame import Alert, Frame, Phase, Verdict, find_device_uuid
 from gpumond.facts.messages import to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import STARTING, DeviceReading, Snapshot
 from gpumond.facts.units import clock_text
-from gpumond.quantities import ending_sentence, subjects, unreadable
-from gpumond.quantities.quantity import readable
-from gpumond.quantities.scope import NO_VERDICT, OWNER_LABELS, Row, RuleContext, Subjects, Unreadable, active_verdicts
+from gpumond.quantities import ending_sentence, subjects, unreadable_subjects
+from gpumond.quantities.quantity import value_text
+from gpumond.quantities.scope import (
+    OWNER_LABELS,
+    VALUES_WITHOUT_VERDICT,
+    Row,
+    RuleContext,
+    Subjects,
+    UnreadableSubjects,
+    active_verdicts,
+)
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.table import type_adapter
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 
 GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0
@@ -91,7 +99,7 @@ def keep_awaited_alerts(
 
 
 def evaluate_rule(
-    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: Unreadable, now: float, elapsed: float
+    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: UnreadableSubjects, now: float, elapsed: float
 ) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, AlertState] = {}
@@ -148,9 +156,9 @@ class Evaluated(NamedTuple):
 
 def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
     snapshot = frame.snapshot
-    unseen = unreadable(snapshot, window)
+    unseen = unreadable_subjects(snapshot, window)
     facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
-    scopes: dict[Scope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
+    scopes: dict[RuleScope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, AlertStates] = {
         rule.name: evaluate_rule(
@@ -168,7 +176,7 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     if awaited:
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
-        on_verdicts = frozenset(rule.name for rule in rules if rule.value in NO_VERDICT)
+        on_verdicts = frozenset(rule.name for rule in rules if rule.value in VALUES_WITHOUT_VERDICT)
         activities, awaited = keep_awaited_alerts(
             awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed
         )
@@ -197,7 +205,7 @@ def _newly_firing(before: Mapping[str, AlertStates], after: Mapping[str, AlertSt
 
 def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
     """Yield the alerts as resolved. Their texts say why: the rule, the subject or the breach has ended."""
-    scopes: dict[str, Scope] = {rule.name: rule.scope for rule in rules}
+    scopes: dict[str, RuleScope] = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
         scope = scopes.get(alert.rule)
         removed = f"the rule {alert.rule} was deleted or disabled"
@@ -207,8 +215,8 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
 
 def _with_ended_breach(alert: Alert, now: float) -> Alert:
     """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
-    known = dict(alert.annotations).get("summary", "").startswith(OVER)
-    return alert if known or not alert.annotations else as_past(alert, f"{OVER}{clock_text(now)}")
+    known = dict(alert.annotations).get("summary", "").startswith(ENDED_PREFIX)
+    return alert if known or not alert.annotations else as_past(alert, f"{ENDED_PREFIX}{clock_text(now)}")
 
 
 def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -217,7 +225,7 @@ def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
     if name is None:
         return rule
     try:
-        uuid = device_uuid(name, devices)
+        uuid = find_device_uuid(name, devices)
     except (NoSuchDevice, AmbiguousDevice):
         uuid = ""
     others = (each for each in rule.match if each[0] != "device")
@@ -305,13 +313,13 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
     shown = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
-    words = {"value": readable(unit, shown), "threshold": readable(unit, threshold or 0.0)}
+    words = {"value": value_text(unit, shown), "threshold": value_text(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         text_of = subjects.texts.get(match[1])
         return words.get(match[1]) or (text_of(row) if text_of else match[0])
 
-    again = "" if returned_at is None else f"{AGAIN}{clock_text(returned_at)}"
+    again = "" if returned_at is None else f"{AGAIN_SINCE}{clock_text(returned_at)}"
     return tuple(
         (name, PLACEHOLDER.sub(text, template) + (again if name == "summary" else ""))
         for name, template in rule.annotations
@@ -386,7 +394,7 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     for moment in moments:
         snapshot, verdicts = unpack(moment)
         window = next_window(window, snapshot)
-        frame = Frame(snapshot, attribute(snapshot, frame), verdicts)
+        frame = Frame(snapshot, make_ledger(snapshot, frame), verdicts)
         state, evaluated = evaluate(state, (rule,), frame, window)
         for alert in evaluated.resolved:
             firing.pop(alert.labels, None)

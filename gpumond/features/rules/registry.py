@@ -15,12 +15,12 @@ from typing import Any
 
 from gpumond.config.settings import Settings
 from gpumond.core import Core, Part, RuleService, Tick
-from gpumond.facts.alerts import Rule, from_stored, own_fields, with_overrides
+from gpumond.facts.alerts import Rule, from_stored, overridable_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
 from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
 from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
 from gpumond.host.machine import has_ended
-from gpumond.store.table import AuditActions, Origin, Registered, Registry, Table, Transactions, etag_of
+from gpumond.store.table import AuditActions, Origin, Registry, RegistryItem, Table, Transactions, etag_of
 
 MAX_RULES = 500
 
@@ -99,13 +99,13 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
         self._stored_overrides = overrides
         return invalid + await super().load()
 
-    async def put(self, rule: Rule, actor: str, if_match: str | None = None, new: bool = False) -> RuleEntry:
+    async def put(self, rule: Rule, actor: str, if_match: str | None = None, must_be_new: bool = False) -> RuleEntry:
         """Create or replace a rule. Raises ConfigError, and what `Registry.put` raises."""
         for receiver in rule.receivers:
             if receiver not in self._receivers:
                 known = ", ".join(self._receivers) or "none"
                 raise ConfigError(f"unknown receiver {receiver!r}; the configured receivers are {known}")
-        return await super().put(rule, actor, if_match, new)
+        return await super().put(rule, actor, if_match, must_be_new)
 
     async def override(self, name: str, fields: dict[str, Any], actor: str, if_match: str | None = None) -> RuleEntry:
         """Replace fields of a built-in rule, instead of those that were replaced before.
@@ -125,7 +125,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             await self._overrides.put(name, fields, actor)
             self._stored_overrides = {**self._stored_overrides, name: fields}
             self._rebuild()
-            return self._registered[name].entry
+            return self._items[name].entry
 
     async def restore(self, name: str, actor: str, if_match: str | None = None) -> None:
         """Delete the override of a rule through the API. Raises NoSuchEntry, EntryChanged."""
@@ -133,7 +133,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             if name not in self._stored_overrides:
                 self.get(name)  # raises if no rule has this name
                 raise NoSuchEntry(f"{name} isn't overridden through the API")
-            if name in self._registered:
+            if name in self._items:
                 _require(self.get(name), if_match)
             await self._overrides.delete(name, actor)
             self._stored_overrides = {
@@ -162,11 +162,11 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
     def _rebuild(self) -> None:
         self._fixed = {name: self._overridden(rule) for name, rule in self._built_in.items()} | self._file
         super()._rebuild()
-        self._rules = tuple(each.value for each in self._registered.values() if each.entry.enabled)
+        self._rules = tuple(each.value for each in self._items.values() if each.entry.enabled)
 
-    def _overridden(self, rule: Rule) -> Registered[Rule, RuleEntry]:
+    def _overridden(self, rule: Rule) -> RegistryItem[Rule, RuleEntry]:
         """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
-        own = own_fields(rule)
+        own = overridable_fields(rule)
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
             ("api", self._stored_overrides.get(rule.name, {})),
             ("file", self._file_overrides.get(rule.name, {})),
@@ -190,10 +190,10 @@ def _registered(
     origin: Origin,
     enabled: bool = True,
     overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
-) -> Registered[Rule, RuleEntry]:
+) -> RegistryItem[Rule, RuleEntry]:
     body = as_config(rule)
     described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
-    return Registered(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
+    return RegistryItem(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
 
 
 class RulesPart(Part):
@@ -214,7 +214,7 @@ class RulesPart(Part):
         if not self._resumed:
             self._resumed = True
             try:
-                activities = from_stored(*await self._store.kept_alerts(), time())
+                activities = from_stored(*await self._store.stored_alerts(), time())
                 self._state = RuleState(activities, awaited_alerts(activities, has_ended))
             except StoreUnavailable:
                 pass  # the store has logged it

@@ -66,7 +66,7 @@ async def rule(request: Request, name: str) -> Response:
 
 @router.change("POST /rules", "Create a rule", RuleEntry, ENTRY, (409, 422, 503, 507), status=201)
 async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
-    return entry_response(await _registry(request).put(body.rule(), by, new=True), 201)
+    return entry_response(await _registry(request).put(body.rule(), by, must_be_new=True), 201)
 
 
 @router.change("PUT /rules/{name}", "Create or replace a rule", RuleEntry, ENTRY, (409, 412, 422, 503, 507))
@@ -96,7 +96,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     """
     previews, who, this = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(who):
-        own = previews.of(who)
+        own = previews.used_by(who)
         status, active = (429, "a preview by this user is") if own else (503, f"{MAX_PREVIEWS} previews are")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(who, this)

@@ -19,7 +19,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from gpumond.config.models import Seconds, StrictModel
 from gpumond.facts import units
-from gpumond.facts.alerts import Action, Rule, Scope
+from gpumond.facts.alerts import Action, Rule, RuleScope
 from gpumond.facts.errors import did_you_mean
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, ordered_steps
 from gpumond.facts.units import has_control_characters
@@ -27,26 +27,26 @@ from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
 from gpumond.quantities.quantity import Quantity, Unit
 
-VALUES: Mapping[Scope, Mapping[str, str]] = {
+VALUES: Mapping[RuleScope, Mapping[str, str]] = {
     scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
 }
-UNITS: Mapping[Scope, Mapping[str, Unit]] = {
+UNITS: Mapping[RuleScope, Mapping[str, Unit]] = {
     scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
 }
-QUANTITIES: Mapping[Scope, Mapping[str, Quantity[Any]]] = {
+QUANTITIES: Mapping[RuleScope, Mapping[str, Quantity[Any]]] = {
     scope: {value.name: value for value in spec.values} for scope, spec in SCOPES.items()
 }
-LABELS: Mapping[Scope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
+LABELS: Mapping[RuleScope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
 
 _ALWAYS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}
-PLACEHOLDERS: Mapping[Scope, Mapping[str, str]] = {
+PLACEHOLDERS: Mapping[RuleScope, Mapping[str, str]] = {
     scope: {**_ALWAYS, **{name: meaning for name, (meaning, _) in spec.placeholders.items()}}
     for scope, spec in SCOPES.items()
 }
 
 
-def match_keys(scope: Scope) -> Mapping[str, str]:
+def match_keys(scope: RuleScope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
     named = {"device": "index, UUID, UUID prefix or PCI address of the device; not a glob"}
     return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
@@ -116,7 +116,7 @@ NAMES_BY_SCOPE: dict[str, Any] = {
 
 class RuleConfig(StrictModel):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
-    scope: Scope
+    scope: RuleScope
     value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
     above: Threshold | None = None
     below: Threshold | None = None
@@ -218,7 +218,7 @@ def check_range(threshold: float | None, quantity: Quantity[Any], above: bool) -
     if threshold is None or not quantity.range_text or (threshold < 1 if above else threshold > 0):
         return
     valid = "less than 1" if above else "more than 0"
-    example = "" if quantity.boolean else ", such as 90%"
+    example = "" if quantity.is_boolean else ", such as 90%"
     never = f"{quantity.name} is {quantity.range_text}, so the alert could never fire"
     raise ValueError(f"threshold: {threshold:g} is out of range: {never}; set a threshold of {valid}{example}")
 

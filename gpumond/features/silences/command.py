@@ -12,12 +12,12 @@ from gpumond.cli import client
 from gpumond.cli.arguments import (
     DONE,
     NOTHING_TO_DO,
-    duration,
-    option,
+    add_option,
     option_type,
+    parse_duration,
+    parse_time_argument,
     print_error,
     print_result,
-    time_argument,
 )
 from gpumond.facts.errors import ConfigError, DaemonError, did_you_mean
 from gpumond.facts.frame import OPERATORS
@@ -42,17 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHER",
         help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
-    option(add, "--for DURATION", "length of the silence, such as 1h", dest="duration", type=duration, required=True)
-    option(add, "--reason TEXT", "why you silence these alerts", required=True)
-    option(
+    add_option(
+        add, "--for DURATION", "length of the silence, such as 1h", dest="duration", type=parse_duration, required=True
+    )
+    add_option(add, "--reason TEXT", "why you silence these alerts", required=True)
+    add_option(
         add,
         "--start TIME",
         "start of the silence: HH:MM or ISO 8601 (UTC unless it has an offset), or a delay such as 30m (default: now)",
-        type=option_type(partial(time_argument, ahead=True)),
+        type=option_type(partial(parse_time_argument, in_future=True)),
     )
-    option(add, "--author NAME", "who is responsible for the silence (default: you)", default="")
+    add_option(add, "--author NAME", "who is responsible for the silence (default: you)", default="")
     entries = what.add_parser("list", help="list pending and active silences")
-    option(entries, "--all", "also list silences that ended in the last five days")
+    add_option(entries, "--all", "also list silences that ended in the last five days")
     delete = what.add_parser("delete", help="end silences now")
     delete.add_argument("ids", nargs="+", metavar="ID", help="a silence's ID, as `gpumond silence list` shows it")
     for each in (add, entries, delete):

@@ -9,7 +9,7 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.facts.frame import Matcher, Operator, Silence, SilenceState
 from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
@@ -57,7 +57,7 @@ def _printable(text: str) -> str:
     return text
 
 
-class MatcherBody(Encodable):
+class MatcherBody(EncodableModel):
     """A condition on one label of an alert, or on `rule`, the name of its rule."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -69,7 +69,7 @@ class MatcherBody(Encodable):
     _check_value = field_validator("value")(_printable)
 
 
-class SilenceBody(Encodable):
+class SilenceBody(EncodableModel):
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})
 
     matchers: list[MatcherBody] = Field(

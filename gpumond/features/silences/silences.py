@@ -48,7 +48,7 @@ class CompiledMatchers(NamedTuple):
 def silence_table(store: Transactions) -> Table[Silence]:
     """Return the store's table of silences. The only change of a silence is its end."""
     actions = AuditActions(create="silence.create", replace="silence.expire")
-    return Table(store, "silences", Silence, key="id", valid=_has_times, actions=actions)
+    return Table(store, "silences", Silence, key="id", is_valid=_has_times, actions=actions)
 
 
 def _has_times(silence: Silence) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from gpumond.facts.messages import from_json, to_json
-from gpumond.host.machine import read_or_empty, start_ticks
+from gpumond.host.machine import read_or_empty, read_start_ticks
 
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 STATES = ("running", "locked", "checkpointed", "failed")
@@ -173,7 +173,7 @@ class _Run:
         return not self.error
 
     def is_gone(self) -> bool:
-        return start_ticks(self.request.pid) != self.request.start_ticks
+        return read_start_ticks(self.request.pid) != self.request.start_ticks
 
     def answer(self, state: str) -> CheckpointResponse:
         state = "gone" if self.is_gone() else state

@@ -11,12 +11,12 @@ from gpumond.cli.arguments import (
     DONE,
     FAILED,
     NOTHING_TO_DO,
+    add_option,
     add_target,
-    duration,
-    option,
+    parse_duration,
     print_error,
     print_result,
-    with_given_option,
+    with_typed_option,
 )
 from gpumond.cli.progress import announce_if_slow
 from gpumond.facts.errors import ConfigError, DaemonError
@@ -30,13 +30,13 @@ LONG_SECONDS = 4.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "suspend", device=False)
-    option(
+    add_option(
         parser,
         "--idle-for DURATION",
         "only programs idle for at least this long, such as 1h; if you select no program, all that allow suspension",
-        type=duration,
+        type=parse_duration,
     )
-    option(parser, "--dry-run", "show what would be suspended or refused, and suspend nothing")
+    add_option(parser, "--dry-run", "show what would be suspended or refused, and suspend nothing")
     client.add_arguments(parser)
 
 
@@ -74,7 +74,7 @@ def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, An
             answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout=SECONDS)
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
-        print_error(f"gpumond: {with_given_option(error, arguments)}")
+        print_error(f"gpumond: {with_typed_option(error, arguments)}")
         return client.exit_code_of(arguments, error)
     receipts = answer["receipts"]
     print_result(arguments, answer, lambda: receipt_table(receipts, arguments.url))
@@ -108,12 +108,12 @@ class ResumeCommand:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        option(add_target(parser, "resume", device=False), "--all", "resume every suspended program")
-        option(
+        add_option(add_target(parser, "resume", device=False), "--all", "resume every suspended program")
+        add_option(
             parser,
             "--wait DURATION",
             "how long to wait for the memory, such as 10m (default: don't wait)",
-            type=duration,
+            type=parse_duration,
             default=0.0,
         )
         client.add_arguments(parser)

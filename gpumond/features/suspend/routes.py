@@ -10,7 +10,7 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, model_validator
 
-from gpumond.config.models import Encodable
+from gpumond.config.models import EncodableModel
 from gpumond.facts.errors import NoSuchTarget, did_you_mean
 from gpumond.facts.flush import Target, no_agent_error
 from gpumond.facts.messages import MAX_WORKLOAD
@@ -74,7 +74,7 @@ EXAMPLE_PROGRAM = SuspendedProgram(
 )
 
 
-class ProgramTarget(Encodable):
+class ProgramTarget(EncodableModel):
     """Exactly one of pid, workload and all."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -93,7 +93,7 @@ class ProgramTarget(Encodable):
         return self.all or pid == self.pid or (self.workload is not None and workload == self.workload)
 
 
-class SuspendBody(Encodable):
+class SuspendBody(EncodableModel):
     """`idle_for_seconds`: only programs that have done no work on their devices for this long."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"workload": "notebook"}}]})
@@ -103,7 +103,7 @@ class SuspendBody(Encodable):
     dry_run: bool = Field(default=False, strict=True)
 
 
-class ResumeBody(Encodable):
+class ResumeBody(EncodableModel):
     """`wait_seconds`: the longest wait for the program's memory."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"target": {"pid": 4242}}]})

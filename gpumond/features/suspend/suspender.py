@@ -162,7 +162,7 @@ async def _content(descriptor: int, seconds: float) -> bytes | None:
 
 def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
     """Return the store's table of programs that are suspended."""
-    return Table(store, "suspensions", SuspendedProgram, key="id", valid=lambda each: bool(each.memory))
+    return Table(store, "suspensions", SuspendedProgram, key="id", is_valid=lambda each: bool(each.memory))
 
 
 class Suspender:

@@ -13,7 +13,7 @@ import pytest
 
 from gpumond.devices.child.supervisor import Supervisor, sum_xid_errors
 from gpumond.facts.snapshot import Reading, XidErrors
-from gpumond.facts.units import backoff
+from gpumond.facts.units import backoff_seconds
 from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.running import RunningDaemon, until
@@ -106,7 +106,14 @@ def test_process_that_cannot_be_started_is_started_later(driver: FakeDriver):
 
 
 def test_delay_doubles_up_to_the_longest_for_any_number_of_failures():
-    assert [backoff(1.0, failures, 30.0) for failures in (-2, 0, 1, 4, 5, 10_000)] == [1.0, 1.0, 2.0, 16.0, 30.0, 30.0]
+    assert [backoff_seconds(1.0, failures, 30.0) for failures in (-2, 0, 1, 4, 5, 10_000)] == [
+        1.0,
+        1.0,
+        2.0,
+        16.0,
+        30.0,
+        30.0,
+    ]
 
 
 def readings() -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.devices.process.metadata import limitable_cgroup
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, Reading, Snapshot
-from gpumond.tick.ledger import attribute
+from gpumond.tick.ledger import make_ledger
 from gpumond.tick.reading_conditions import conditions
 from tests.devices.nvml.child import NvmlChild, kinds
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
@@ -167,7 +167,7 @@ def test_daemon_in_a_partition_says_so_and_its_ledger_adds_up(
     assert (device.used_bytes, device.reserved_bytes) == (whole.used_bytes + whole.reserved_bytes, None)
     snapshot = snapshot_of(reading)
     assert [each.kind for each in conditions(snapshot)] == ["memory_partition"]
-    ledger = attribute(snapshot)
+    ledger = make_ledger(snapshot)
     assert sum(line.used_bytes for line in ledger.lines) == device.used_bytes
     assert [each.overcount_bytes for each in ledger.overcounts] == [0]
     whole.partition_total = whole.partition_used = None

@@ -9,7 +9,7 @@ import pytest
 from gpumond.devices.impossible_values import FaultCounter
 from gpumond.devices.nvml import sensors as activity
 from gpumond.devices.nvml.library import Device as RosterDevice
-from gpumond.devices.nvml.sensors import METRICS, SLOW_SECONDS, SensorReader
+from gpumond.devices.nvml.sensors import GPM_METRICS, SLOW_SECONDS, SensorReader
 from gpumond.facts.snapshot import ADDRESSING_MODES, THROTTLE_REASONS, VIRTUALIZATION_MODES, Reading, Sensors
 from tests.devices.nvml.child import NvmlChild, by_uuid, kinds
 from tests.devices.nvml.functions import CODES, DRIVER_GONE, LOST, ONCE_FUNCTIONS, SLOW_FUNCTIONS, UNSUPPORTED
@@ -74,7 +74,7 @@ def expected(configured: Device) -> dict[str, Any]:
         "virtualization_mode": VIRTUALIZATION_MODES[configured.virtualization or 0],
         "addressing_mode": ADDRESSING_MODES[configured.addressing or 0],
         "numa_node": configured.numa_node,
-        **dict.fromkeys((*(metric.field for metric in METRICS), "file_cache_bytes")),
+        **dict.fromkeys((*(metric.field for metric in GPM_METRICS), "file_cache_bytes")),
     }
 
 
@@ -157,7 +157,7 @@ def test_returned_device_is_read_completely(driver: FakeDriver) -> None:
 def test_sensors_each_have_one_clock(field_: str) -> None:
     from gpumond.devices.nvml.sensors import FAST, ONCE, SLOW
 
-    profile = [metric.field for metric in METRICS]
+    profile = [metric.field for metric in GPM_METRICS]
     assert Counter([*profile, *(name for question in (*FAST, *SLOW, *ONCE) for name in question.fields)])[field_] == 1
 
 
@@ -174,7 +174,7 @@ class SlowLibrary:
     def query(self, functions: Any, handle: str, *arguments: Any) -> Any:
         self.now += 0.01
         self.asked[handle] += 1
-        return [] if functions[0] is activity._samples else 0  # GPM: not supported
+        return [] if functions[0] is activity._utilization_samples else 0  # GPM: not supported
 
 
 def test_slow_sensors_of_many_devices_are_spread_over_readings() -> None:
@@ -242,7 +242,7 @@ def test_impossible_values_are_unknown_and_a_fault(driver: FakeDriver, device: D
     assert kinds(reading) == {("GPU-0", "impossible_value")}
 
 
-NAMES = [metric.field for metric in METRICS]
+NAMES = [metric.field for metric in GPM_METRICS]
 MIB = 1 << 20
 NO_PERMISSION = 4
 
@@ -266,7 +266,7 @@ def test_values_cover_the_time_between_two_slow_readings(driver: FakeDriver, pro
         driver.write()
         assert profile(child.read(5)) == {}
         reading = child.read(10)
-        expected = {metric.field: (60 + metric.number) * metric.factor for metric in METRICS}
+        expected = {metric.field: (60 + metric.number) * metric.factor for metric in GPM_METRICS}
         expected.pop("sm_occupancy_ratio")  # this driver does not have it
         assert profile(reading) == pytest.approx(expected)
         assert expected["nvlink_receive_bytes_per_second"] == 120 * MIB

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.devices.drm import drm_devices
-from gpumond.devices.nvml.source import LISTS_SECONDS
+from gpumond.devices.nvml.source import EMPTY_LISTS_SECONDS
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
 from tests.fakenvml import GIB, NOT_AVAILABLE, Device, FakeDriver, Process, machine
 
@@ -131,7 +131,7 @@ def test_new_graphics_process_is_listed_at_once_or_if_used_memory_is_the_same_wi
         assert pids(1, [compute, graphics], 3 * GIB) == {10, 11}
         assert pids(2, [compute], 3 * GIB) == {10}
         pids(3, [compute, graphics], 3 * GIB)
-        assert pids(2 + LISTS_SECONDS, [compute, graphics], 3 * GIB) == {10, 11}
+        assert pids(2 + EMPTY_LISTS_SECONDS, [compute, graphics], 3 * GIB) == {10, 11}
 
 
 def test_older_process_lists_are_used_if_newer_ones_are_missing(driver: FakeDriver) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.process.metadata import ContainerNames, Containers, ProcessPlacement, parse_placement
+from gpumond.devices.process.metadata import ContainerNameLookup, ContainerNames, ProcessPlacement, parse_placement
 
 ID = "a1" * 32
 POD = "2c48913c-b29f-11e7-9350-020968147796"
@@ -20,7 +20,7 @@ def write(root: Path, name: str, content: Any) -> None:
 
 
 def names(root: Path, place: ProcessPlacement = ProcessPlacement(ID)) -> ContainerNames:
-    return Containers(str(root)).names(place)
+    return ContainerNameLookup(str(root)).names(place)
 
 
 def test_docker_container_has_its_name(tmp_path: Path):

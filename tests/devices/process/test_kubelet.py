@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gpumond.devices.process.metadata import LIST, Kubelet, Pod, ProcessMetadata
+from gpumond.devices.process.metadata import LIST_METHOD, Kubelet, Pod, ProcessMetadata
 from gpumond.facts.snapshot import DeviceReading, Reading
 from tests.helpers.agents import GIB
 from tests.helpers.running import until
@@ -55,7 +55,7 @@ class Server:
         self.server: Any = None
 
     def start(self) -> None:
-        service, _, method = LIST[1:].partition("/")
+        service, _, method = LIST_METHOD[1:].partition("/")
         handlers = {method: grpc.unary_unary_rpc_method_handler(self._list)}
         self.server = grpc.server(ThreadPoolExecutor(4))
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

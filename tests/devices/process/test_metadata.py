@@ -191,8 +191,8 @@ def test_private_pid_namespace_is_noticed(tmp_path: Path, around: list[str], sho
     program = (
         "import os, sys; from gpumond.facts.snapshot import *\n"
         "from gpumond.devices.process.metadata import ProcessMetadata\n"
-        "from gpumond.host.machine import process_start\n"
-        "started = process_start('/proc', os.getpid()).start_ticks\n"
+        "from gpumond.host.machine import read_process_stat\n"
+        "started = read_process_stat('/proc', os.getpid()).start_ticks\n"
         "listed = ProcessUsage(pid=os.getpid(), start_ticks=started, used_bytes=1, comm='itself')\n"
         "device = DeviceReading(uuid='GPU-a', index=0, processes=(listed,))\n"
         "owners = ProcessMetadata(dev=sys.argv[1])\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.devices.process.procfs import UNKNOWN, ProcessOwner, ProcessTable, command_of, user_name
-from gpumond.host.machine import process_start
+from gpumond.devices.process.procfs import UNKNOWN_IDENTITY, ProcessIdentity, ProcessTable, command_of, user_name
+from gpumond.host.machine import read_process_stat
 from tests.helpers.running import until
 
 
@@ -20,7 +20,7 @@ def write(root: Path, pid: int, comm: bytes = b"python", start_ticks: int = 500,
     (directory / "status").write_text(f"Name:\tx\nUmask:\t0022\nUid:\t1\t{uid}\t3\t4\nGid:\t5\t6\t7\t8\n")
 
 
-def look_up(root: Path, pid: int) -> ProcessOwner:
+def look_up(root: Path, pid: int) -> ProcessIdentity:
     return ProcessTable(str(root)).read([pid])[pid]
 
 
@@ -44,7 +44,7 @@ def test_real_process_is_identified() -> None:
 )
 def test_arbitrary_command_names_are_read(tmp_path: Path, comm: bytes, shown: str) -> None:
     write(tmp_path, 7, comm)
-    assert look_up(tmp_path, 7) == ProcessOwner(500, shown, 1000, user_name(1000))
+    assert look_up(tmp_path, 7) == ProcessIdentity(500, shown, 1000, user_name(1000))
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,21 @@ def test_process_without_a_readable_command_line_is_identified(tmp_path: Path) -
     write(tmp_path, 7)
     assert look_up(tmp_path, 7).command is None
     (tmp_path / "7/cmdline").write_bytes(b"python\0train.py\0")
-    assert look_up(tmp_path, 7) == ProcessOwner(500, "python", 1000, user_name(1000), "python train.py")
+    assert look_up(tmp_path, 7) == ProcessIdentity(500, "python", 1000, user_name(1000), "python train.py")
 
 
 def test_ended_process_is_unknown(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert look_up(Path("/proc"), ended.pid) == UNKNOWN
-    assert look_up(tmp_path, 7) == UNKNOWN
+    assert look_up(Path("/proc"), ended.pid) == UNKNOWN_IDENTITY
+    assert look_up(tmp_path, 7) == UNKNOWN_IDENTITY
 
 
 @pytest.mark.parametrize("stat", [b"", b"7", b"7 (x) S 1", b"\xff\x00"])
 def test_broken_stat_is_unknown(tmp_path: Path, stat: bytes) -> None:
     write(tmp_path, 7)
     (tmp_path / "7/stat").write_bytes(stat)
-    assert look_up(tmp_path, 7) == UNKNOWN
+    assert look_up(tmp_path, 7) == UNKNOWN_IDENTITY
 
 
 def test_reused_pid_is_another_process(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_reused_pid_is_another_process(tmp_path: Path) -> None:
     first = table.read([7])[7]
     write(tmp_path, 7, start_ticks=900, uid=1001)
     assert (first, table.read([7])[7]) == (
-        ProcessOwner(500, "python", 1000, user_name(1000)),
-        ProcessOwner(900, "python", 1001, user_name(1001)),
+        ProcessIdentity(500, "python", 1000, user_name(1000)),
+        ProcessIdentity(900, "python", 1001, user_name(1001)),
     )
 
 
@@ -121,7 +121,7 @@ def test_exec_may_change_name_and_owner(tmp_path: Path) -> None:
     write(tmp_path, 7, b"slurmstepd", uid=0)
     table.read([7])
     write(tmp_path, 7, b"python", uid=1000)
-    assert table.read([7])[7] == ProcessOwner(500, "python", 1000, user_name(1000))
+    assert table.read([7])[7] == ProcessIdentity(500, "python", 1000, user_name(1000))
 
 
 def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
@@ -129,11 +129,11 @@ def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
     program = subprocess.Popen(["sleep", "3600"])
     assert table.read([program.pid])[program.pid].comm == "sleep"
     program.kill()
-    until(lambda: process_start("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
+    until(lambda: read_process_stat("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
     table.read([program.pid])
     assert table.process_starts[program.pid].state == "Z"
     program.wait()
-    assert table.read([program.pid])[program.pid] == UNKNOWN
+    assert table.read([program.pid])[program.pid] == UNKNOWN_IDENTITY
     assert table.process_starts == {}
 
 
@@ -142,11 +142,11 @@ def test_state_of_a_process_is_read_at_each_reading() -> None:
     program = subprocess.Popen(["sleep", "3600"])
     try:
         program.send_signal(signal.SIGSTOP)
-        until(lambda: process_start("/proc", program.pid).state == "T")  # type: ignore[union-attr]
+        until(lambda: read_process_stat("/proc", program.pid).state == "T")  # type: ignore[union-attr]
         table.read([program.pid])
         assert table.process_starts[program.pid].state == "T"
         program.send_signal(signal.SIGCONT)
-        until(lambda: process_start("/proc", program.pid).state == "S")  # type: ignore[union-attr]
+        until(lambda: read_process_stat("/proc", program.pid).state == "S")  # type: ignore[union-attr]
         table.read([program.pid])
         assert table.process_starts[program.pid].state == "S"
     finally:
@@ -168,7 +168,7 @@ def test_unrequested_processes_are_dropped(tmp_path: Path) -> None:
     table.read([7])
     table.read([])
     (tmp_path / "7/status").unlink()
-    assert table.read([7])[7] == UNKNOWN
+    assert table.read([7])[7] == UNKNOWN_IDENTITY
 
 
 def test_largest_pid_equals_that_of_the_kernel(tmp_path: Path) -> None:
