@@ -37,6 +37,7 @@ from gpumond.cli.arguments import (
     with_typed_option,
 )
 from gpumond.facts.errors import (
+    LIST_PROGRAMS_HINT,
     AmbiguousDevice,
     ConfigError,
     DaemonError,
@@ -66,11 +67,11 @@ from gpumond.view.text import output_width, wrap_text
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
-COMMANDS = (
+COMMANDS_IN_TEXTS = (
     "alerts audit baseline doctor events flush limit oom queue quota receipts resume rules run silence "
     "snapshot status suspend top verdicts why"
 )
-COMMAND_IN_TEXT = re.compile(rf"\bgpumond (?=(?:{COMMANDS.replace(' ', '|')})\b)")
+COMMAND_START = re.compile(rf"\bgpumond (?=(?:{COMMANDS_IN_TEXTS.replace(' ', '|')})\b)")
 """The start of a command that texts of the daemon contain."""
 DOWNLOAD_SECONDS = 60.0
 """Longest wait for the next bytes of a download."""
@@ -78,23 +79,23 @@ CHUNK_BYTES = 1 << 20
 STARTING_SECONDS, RETRY_SECONDS = 3.0, 0.2
 """Time during which a read is repeated while the daemon starts, and between two requests."""
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, UNPROCESSABLE, UNAVAILABLE = 401, 403, 404, 422, 503
-MAX_AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 """Number of programs that are asked at the same time."""
 
 
-NO_TOKEN = (
+NO_TOKEN_TEXT = (
     "the daemon requires a token: set GPUMOND_TOKEN to one or, if you may read the daemon's own token, "
     "GPUMOND_RUNTIME_DIR to its directory"
 )
 
-LISTS_PROGRAMS = "`gpumond status` lists the programs"
-
-responded = False
+has_responded = False
 """Whether a daemon, or another server, has sent content to this process."""
 
 
-class AuthorizedConnection(NamedTuple):
-    """A connection to the daemon, and the token that the request carries, with its source; both may be empty."""
+class Endpoint(NamedTuple):
+    """A connection to the daemon, the path before those of the API, and the token that the request carries, with its
+    source; all three may be empty.
+    """
 
     connection: Connection
     prefix: str
@@ -104,10 +105,10 @@ class AuthorizedConnection(NamedTuple):
     def request(
         self, method: str, path: str, headers: Mapping[str, str] = {}, body: bytes | None = None
     ) -> HttpRequest:
-        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        own_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         if operation := os.environ.get("GPUMOND_OPERATION"):
-            own["Gpumond-Operation"] = operation
-        return HttpRequest(method, self.prefix + path, {**headers, **own}, body)
+            own_headers["Gpumond-Operation"] = operation
+        return HttpRequest(method, self.prefix + path, {**headers, **own_headers}, body)
 
 
 class TargetProgram(NamedTuple):
@@ -147,23 +148,24 @@ def command_line(words: str, url: str) -> str:
 
     ``words``: the command with its arguments.
     """
-    other = nonstandard_directory(next(runtime_directories()))
-    if other is None:
-        return f"{_with_address(url, DEFAULT_URL)}{program_command()} {words}"
-    named = _with_address(url, DEFAULT_URL) if os.environ.get("GPUMOND_URL") else ""  # else over the directory's socket
-    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(other))} {named}{program_command()} {words}"
+    directory = nonstandard_directory(next(runtime_directories()))
+    if directory is None:
+        return f"{_url_variable(url, DEFAULT_URL)}{program_command()} {words}"
+    # without the variable, the request goes over the directory's socket
+    url_variable = _url_variable(url, DEFAULT_URL) if os.environ.get("GPUMOND_URL") else ""
+    return f"GPUMOND_RUNTIME_DIR={shlex.quote(str(directory))} {url_variable}{program_command()} {words}"
 
 
 def with_commands(text: str, url: str) -> str:
     """Return a daemon's text with its commands as they reach the daemon from the shell that started this process."""
-    given = f"{_with_address(url, parse_address(default_url()))}{program_command()} "
-    return COMMAND_IN_TEXT.sub(lambda found: given, text)
+    command = f"{_url_variable(url, parse_address(default_url()))}{program_command()} "
+    return COMMAND_START.sub(lambda match: command, text)
 
 
-def _with_address(url: str, known: str) -> str:
-    """Return the variable that names a daemon's address; empty if the shell's commands reach it at ``known``."""
-    own = url.rstrip("/")
-    return "" if own == known.rstrip("/") else f"GPUMOND_URL={shlex.quote(own)} "
+def _url_variable(url: str, default: str) -> str:
+    """Return the variable that names a daemon's address; empty if the shell's commands reach it at ``default``."""
+    address = url.rstrip("/")
+    return "" if address == default.rstrip("/") else f"GPUMOND_URL={shlex.quote(address)} "
 
 
 def paragraph(text: str, url: str) -> str:
@@ -173,26 +175,26 @@ def paragraph(text: str, url: str) -> str:
 
 def program_command() -> str:
     """Return what starts this program in another terminal: `gpumond`, if the shell finds the same one."""
-    own, found = Path(sys.argv[0]), shutil.which("gpumond")
-    is_module = own.parts[-2:] == ("gpumond", "__main__.py")
-    if not is_module and own.name not in ("gpumond", "gpumond-python"):
+    program, installed = Path(sys.argv[0]), shutil.which("gpumond")
+    is_module = program.parts[-2:] == ("gpumond", "__main__.py")
+    if not is_module and program.name not in ("gpumond", "gpumond-python"):
         return "gpumond"
-    script = Path(sys.executable if is_module else own).with_name("gpumond").absolute()
-    if found and os.path.realpath(found) == os.path.realpath(script):
+    script = Path(sys.executable if is_module else program).with_name("gpumond").absolute()
+    if installed and os.path.realpath(installed) == os.path.realpath(script):
         return "gpumond"
     return f"{shlex.quote(sys.executable)} -m gpumond" if is_module else shlex.quote(str(script))
 
 
 def is_over_socket(url: str) -> bool:
     """Return whether requests to ``url`` may go over a daemon's Unix socket, so that its address is unknown."""
-    other = nonstandard_directory(next(runtime_directories()))
-    return url.startswith("unix:") or (other is not None and url.rstrip("/") == DEFAULT_URL)
+    directory = nonstandard_directory(next(runtime_directories()))
+    return url.startswith("unix:") or (directory is not None and url.rstrip("/") == DEFAULT_URL)
 
 
 def request_address(url: str) -> str:
     """Return the address that requests to ``url`` go to: that of a Unix socket, if they go over one."""
     try:
-        connection = _route(url, READ_SECONDS, False).connection
+        connection = _endpoint(url, READ_SECONDS, False).connection
     except (OSError, GpumondError):
         return url
     connection.close()
@@ -215,9 +217,9 @@ def is_trusted_daemon(url: str) -> bool:
 
     Raises DaemonError if nothing can be reached there.
     """
-    with _reachable(url, READ_SECONDS):
+    with _explained_errors(url, READ_SECONDS):
         try:
-            http.verify_server(url, READ_SECONDS, _trusted())
+            http.verify_server(url, READ_SECONDS, _token_recipient_uids())
         except HttpError as error:
             if error.reason != "untrusted":
                 raise
@@ -227,9 +229,9 @@ def is_trusted_daemon(url: str) -> bool:
 
 def resolve_device_uuid(url: str, name: str) -> str:
     """Return the UUID of the device that a name matches. Raises DaemonError, NoSuchDevice, AmbiguousDevice."""
-    known = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
+    devices = checked_as(tuple[DeviceReading, ...], get(url, "/api/v1/devices"), "devices")
     fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
-    return find_device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in known])
+    return find_device_uuid(name, [DeviceReading(**{field: each[field] for field in fields}) for each in devices])
 
 
 def gpu_names(url: str) -> Mapping[str, str]:
@@ -244,35 +246,38 @@ def ask_programs(
     programs: Sequence[TargetProgram],
     request: str,
     body: Mapping[str, object],
-    timeout: float,
-    one_for: str | None = None,
+    timeout_seconds: float,
+    single_program_option: str | None = None,
 ) -> tuple[list[tuple[TargetProgram, Any]], int]:
     """Send a request to the programs that the arguments select, at the same time, and print the errors.
 
-    ``one_for``: the option that only one program can have. Returns the answers, and the exit code. Raises GpumondError.
+    ``single_program_option``: the option that only one program can have. Returns the answers, and the exit code. Raises
+    GpumondError.
     """
-    if one_for is not None and len(programs) > 1:
+    if single_program_option is not None and len(programs) > 1:
         names = ", ".join(map(str, programs))
-        raise ConfigError(f"{one_for} needs one process, but {len(programs)} match: {names}; select one with --pid")
+        raise ConfigError(
+            f"{single_program_option} needs one process, but {len(programs)} match: {names}; select one with --pid"
+        )
 
     def ask(program: TargetProgram) -> Any:
         try:
-            return post(arguments.url, f"/api/v1/agents/{program.pid}/{request}", body, timeout)
+            return post(arguments.url, f"/api/v1/agents/{program.pid}/{request}", body, timeout_seconds)
         except DaemonError as error:
             return error
 
-    at_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C would wait for the threads
+    previous_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Ctrl-C would wait for the threads
     try:
-        with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
             answers = list(zip(programs, pool.map(ask, programs), strict=True))
     finally:
-        signal.signal(signal.SIGINT, at_interrupt)
-    refused = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
-    for program, error in refused:
+        signal.signal(signal.SIGINT, previous_handler)
+    errors = [(program, answer) for program, answer in answers if isinstance(answer, DaemonError)]
+    for program, error in errors:
         text = with_typed_option(error, arguments)
         print_error(f"gpumond: {text}" if len(programs) == 1 else f"gpumond: {program}: {text}")
-    codes = {exit_code_of(arguments, error) for _, error in refused if error.status != NOT_FOUND}
-    status = max(codes, default=no_match_exit_code(arguments) if len(refused) == len(programs) else DONE)
+    codes = {exit_code_of(arguments, error) for _, error in errors if error.status != NOT_FOUND}
+    status = max(codes, default=no_match_exit_code(arguments) if len(errors) == len(programs) else DONE)
     return [(program, answer) for program, answer in answers if not isinstance(answer, DaemonError)], status
 
 
@@ -293,7 +298,7 @@ def no_match_exit_code(arguments: argparse.Namespace) -> int:
     return NOTHING_TO_DO
 
 
-def as_json(
+def answers_json(
     arguments: argparse.Namespace, answers: Sequence[tuple[TargetProgram, Any]], name: str | None = None
 ) -> str:
     """Return the answer of the program that ``--pid`` selects, else a list with each program and its answer.
@@ -302,7 +307,7 @@ def as_json(
     """
     if arguments.pid is not None:
         return json.dumps(answers[0][1] if answers else None)
-    return json.dumps([{**program._asdict(), **({name: found} if name else found)} for program, found in answers])
+    return json.dumps([{**program._asdict(), **({name: answer} if name else answer)} for program, answer in answers])
 
 
 def select_programs(arguments: argparse.Namespace) -> list[TargetProgram]:
@@ -314,45 +319,49 @@ def select_programs(arguments: argparse.Namespace) -> list[TargetProgram]:
         return [TargetProgram(arguments.pid, "")]
     uuid = None if arguments.device is None else resolve_device_uuid(arguments.url, arguments.device)
     agents = get(arguments.url, "/api/v1/agents")
-    found = [
+    programs = [
         TargetProgram(agent["pid"], agent["workload"])
         for agent in agents
         if arguments.workload in (None, agent["workload"])
         and (uuid is None or uuid in {pool["device_uuid"] for pool in agent["pools"]})
     ]
-    if not found:
+    if not programs:
         names = (("workload", arguments.workload), ("device", arguments.device))
         target = " and ".join(f"{name} {value}" for name, value in names if value is not None)
         hint = did_you_mean(arguments.workload or "", (agent["workload"] for agent in agents))
-        print_error(f"gpumond: no program with an agent matches {target}{hint or f'; {LISTS_PROGRAMS}'}")
-    return sorted(found)
+        print_error(f"gpumond: no program with an agent matches {target}{hint or LIST_PROGRAMS_HINT}")
+    return sorted(programs)
 
 
 def get(
-    url: str, path: str, headers: Mapping[str, str] = {}, seconds: float = READ_SECONDS, for_change: bool = False
+    url: str,
+    path: str,
+    headers: Mapping[str, str] = {},
+    timeout_seconds: float = READ_SECONDS,
+    for_change: bool = False,
 ) -> Any:
-    """Return the decoded response to GET. ``seconds``: longest wait. Raises DaemonError.
+    """Return the decoded response to GET. Raises DaemonError.
 
     Without TLS, a token is sent only if the daemon refuses the request without one. ``for_change``: a change follows,
     so the daemon is verified first, as for that.
     """
-    proven = for_change or url.startswith("https://")
+    is_verified = for_change or url.startswith("https://")
     try:
-        return _exchange("GET", url, path, seconds, proven, headers=headers)
+        return _send_request("GET", url, path, timeout_seconds, is_verified, headers=headers)
     except DaemonError as error:
-        if proven or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token(url)[0]:
+        if is_verified or error.status not in (UNAUTHORIZED, FORBIDDEN) or not _token_and_source(url)[0]:
             raise
         if not is_local(url):
             note = "the token wasn't sent, because the connection doesn't use TLS; use an https:// address"
             raise DaemonError(f"the daemon requires a token; {note}", error.status, error.problem) from None
-    return _exchange("GET", url, path, seconds, True, headers=headers)
+    return _send_request("GET", url, path, timeout_seconds, True, headers=headers)
 
 
 def events(url: str, last_id: int = 0) -> list[dict[str, Any]]:
     """Return the events after one of them, oldest first. Raises DaemonError."""
     headers = {"Accept": "application/json", "Last-Event-ID": str(last_id)}
-    found: list[dict[str, Any]] = get(url, "/api/v1/events", headers)
-    return found
+    events: list[dict[str, Any]] = get(url, "/api/v1/events", headers)
+    return events
 
 
 def frame(url: str) -> CheckedFrame:
@@ -360,26 +369,26 @@ def frame(url: str) -> CheckedFrame:
     return frame_of(get(url, FRAME))
 
 
-def post(url: str, path: str, body: object, timeout: float) -> Any:
+def post(url: str, path: str, body: object, timeout_seconds: float) -> Any:
     """Return the decoded response to POST, which is sent with a token. Raises DaemonError."""
-    return _exchange("POST", url, path, timeout, True, body)
+    return _send_request("POST", url, path, timeout_seconds, True, body)
 
 
 def put(url: str, path: str, body: object) -> Any:
-    return _exchange("PUT", url, path, CHANGE_SECONDS, True, body)
+    return _send_request("PUT", url, path, CHANGE_SECONDS, True, body)
 
 
 def delete(url: str, path: str) -> None:
-    _exchange("DELETE", url, path, CHANGE_SECONDS, True)
+    _send_request("DELETE", url, path, CHANGE_SECONDS, True)
 
 
 def download(url: str, path: str, file: BinaryIO) -> int:
     """Write the response to GET, which is sent as a change is, to a file. Return its size. Raises GpumondError."""
-    with _reachable(url, DOWNLOAD_SECONDS):
-        route = _route(url, DOWNLOAD_SECONDS, secret=True)
-        with response_to(route.connection, route.request("GET", path)) as response:
+    with _explained_errors(url, DOWNLOAD_SECONDS):
+        endpoint = _endpoint(url, DOWNLOAD_SECONDS, with_token=True)
+        with response_to(endpoint.connection, endpoint.request("GET", path)) as response:
             if not 200 <= response.status < 300:
-                _content(response.status, response.read(CHUNK_BYTES), route, url)  # raises
+                _decode_content(response.status, response.read(CHUNK_BYTES), endpoint, url)  # raises
             size = int(response.headers.get("Content-Length", -1))
             received = 0
             while chunk := response.read(CHUNK_BYTES):
@@ -393,42 +402,44 @@ def download(url: str, path: str, file: BinaryIO) -> int:
     return received
 
 
-def _exchange(
+def _send_request(
     method: str,
     url: str,
     path: str,
-    seconds: float,
-    secret: bool,
+    timeout_seconds: float,
+    with_token: bool,
     body: object = None,
     headers: Mapping[str, str] = {},
 ) -> Any:
-    """Return the decoded response. Raises DaemonError. ``secret``: it carries a token, or goes over the socket.
+    """Return the decoded response. Raises DaemonError. ``with_token``: it carries a token, or goes over the socket.
 
     A read is repeated for some seconds if the daemon asks for it: it has not read its devices yet.
     """
     encoded = None if body is None else json.dumps(body).encode()
-    fields = headers if method == "GET" else {"Content-Type": "application/json"}
-    latest = time.monotonic() + STARTING_SECONDS
+    request_headers = headers if method == "GET" else {"Content-Type": "application/json"}
+    deadline = time.monotonic() + STARTING_SECONDS
     while True:
-        with _reachable(url, seconds):
-            route = _route(url, seconds, secret)
-            answer = exchange(route.connection, route.request(method, path, fields, encoded), seconds)
-        later = method == "GET" and answer.status == UNAVAILABLE and "Retry-After" in answer.headers
-        if not later or time.monotonic() > latest:
+        with _explained_errors(url, timeout_seconds):
+            endpoint = _endpoint(url, timeout_seconds, with_token)
+            response = exchange(
+                endpoint.connection, endpoint.request(method, path, request_headers, encoded), timeout_seconds
+            )
+        is_starting = method == "GET" and response.status == UNAVAILABLE and "Retry-After" in response.headers
+        if not is_starting or time.monotonic() > deadline:
             break
         time.sleep(RETRY_SECONDS)
-    global responded
-    responded = True
-    if 200 <= answer.status < 300 and answer.headers.get("Content-Type", "").startswith("text/plain"):
+    global has_responded
+    has_responded = True
+    if 200 <= response.status < 300 and response.headers.get("Content-Type", "").startswith("text/plain"):
         return None
-    return _content(answer.status, answer.body, route, "" if method == "GET" else url)
+    return _decode_content(response.status, response.body, endpoint, "" if method == "GET" else url)
 
 
 @contextmanager
-def _reachable(url: str, seconds: float) -> Iterator[None]:
+def _explained_errors(url: str, timeout_seconds: float) -> Iterator[None]:
     """Raise DaemonError, with what to do, for a daemon that is not reached."""
     try:
-        with http.http_errors(seconds):
+        with http.http_errors(timeout_seconds):
             yield
     except HttpError as error:
         if error.reason in ("address", "untrusted", "too_large", "tls"):
@@ -436,17 +447,18 @@ def _reachable(url: str, seconds: float) -> Iterator[None]:
             raise DaemonError(f"{url}: {error}{remedy}") from None
         if isinstance(error.__context__, PermissionError):
             raise DaemonError(f"{url}: {error}; connect as the daemon's user or root, or over http://") from None
-        own = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
-        tried = f", and none listens at {own}/api.sock (in $GPUMOND_RUNTIME_DIR)" if own else ""
-        variable = os.environ.get("GPUMOND_URL")
-        where, remedy = url, "correct --url" if error.reason == "dns" else "pass your daemon's address with --url"
-        if variable and url.endswith(variable):  # --url may have been given
-            where, remedy = f"{url}, which is from $GPUMOND_URL", "correct the variable"
+        runtime_directory = os.environ.get("GPUMOND_RUNTIME_DIR") if url.rstrip("/") == DEFAULT_URL else None
+        tried = f", and none listens at {runtime_directory}/api.sock (in $GPUMOND_RUNTIME_DIR)"
+        tried = tried if runtime_directory else ""
+        environ_url = os.environ.get("GPUMOND_URL")
+        address, remedy = url, "correct --url" if error.reason == "dns" else "pass your daemon's address with --url"
+        if environ_url and url.endswith(environ_url):  # --url may have been given
+            address, remedy = f"{url}, which is from $GPUMOND_URL", "correct the variable"
         start = "" if error.reason == "dns" else "start one with `gpumond serve`, or "
-        raise DaemonError(f"no daemon is reachable at {where} ({error}){tried}; {start}{remedy}") from None
+        raise DaemonError(f"no daemon is reachable at {address} ({error}){tried}; {start}{remedy}") from None
 
 
-def _content(status: int, body: bytes, route: AuthorizedConnection, url: str) -> Any:
+def _decode_content(status: int, body: bytes, endpoint: Endpoint, url: str) -> Any:
     """Return the decoded body of a 2xx. Raises DaemonError for other statuses.
 
     ``url``: the address of a daemon that may be asked where its token is, or empty.
@@ -460,62 +472,65 @@ def _content(status: int, body: bytes, route: AuthorizedConnection, url: str) ->
             "GPUMOND_URL"
         )
         if status == UNAUTHORIZED:
-            sent = f"{reason} (it is from {route.token_source}); set GPUMOND_TOKEN to a valid one"
-            reason = _token_place(url, route.token_source) or (sent if route.token_source else NO_TOKEN)
+            source = endpoint.token_source
+            refused = f"{reason} (it is from {source}); set GPUMOND_TOKEN to a valid one"
+            reason = _token_directory_hint(url, source) or (refused if source else NO_TOKEN_TEXT)
         raise DaemonError(reason, status, error.problem) from None
 
 
-def _token_place(url: str, source: str) -> str:
+def _token_directory_hint(url: str, token_source: str) -> str:
     """Return where this user can read the token of the daemon at ``url``, or an empty text.
 
-    ``source``: where the refused token is from. The default directory may have that of another daemon.
+    ``token_source``: where the refused token is from. The default directory may have that of another daemon.
     """
-    if url and is_local(url) and source != "$GPUMOND_TOKEN":
+    if url and is_local(url) and token_source != "$GPUMOND_TOKEN":
         with suppress(GpumondError, OSError):
-            directory = _exchange("GET", url, "/api/v1/status", READ_SECONDS, False)["runtime_dir"]
+            directory = _send_request("GET", url, "/api/v1/status", READ_SECONDS, False)["runtime_dir"]
             file = Path(directory or "", TOKEN_FILE)
-            if directory is not None and str(file) != source and file.stat().st_uid in (0, os.geteuid()):
+            if directory is not None and str(file) != token_source and file.stat().st_uid in (0, os.geteuid()):
                 read_secret(file)
-                place = shlex.quote(directory)
-                return f"the daemon requires its own token, which is in {place}; set GPUMOND_RUNTIME_DIR={place}"
+                quoted = shlex.quote(directory)
+                return f"the daemon requires its own token, which is in {quoted}; set GPUMOND_RUNTIME_DIR={quoted}"
     return ""
 
 
-def _route(url: str, seconds: float, secret: bool) -> AuthorizedConnection:
+def _endpoint(url: str, timeout_seconds: float, with_token: bool) -> Endpoint:
     """Return the way to the daemon. Raises HttpError if it carries a token to somebody whom it must not reach."""
     if not url.startswith(("http://", "https://", "unix:///")):
         raise HttpError("address", "expected an http:// or https:// address, or unix:///DIRECTORY/api.sock")
-    token, source = _token(url) if secret else ("", "")
+    token, source = _token_and_source(url) if with_token else ("", "")
     if url.startswith("unix://"):
-        return AuthorizedConnection(_over_socket(Path(url.removeprefix("unix://")), seconds), "", token, source)
-    parts, named = http.split_address(url), os.environ.get("GPUMOND_TOKEN")
-    if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (secret and not token)):
+        return Endpoint(_socket_connection(Path(url.removeprefix("unix://")), timeout_seconds), "", token, source)
+    parts, environ_token = http.split_address(url), os.environ.get("GPUMOND_TOKEN")
+    if parts.scheme == "http" and is_local(url) and (url.rstrip("/") == DEFAULT_URL or (with_token and not token)):
         for directory in runtime_directories():
-            connection = _over_socket(directory / "api.sock", seconds)
+            connection = _socket_connection(directory / "api.sock", timeout_seconds)
             try:
                 connection.connect()
             except (OSError, HttpError):
                 connection.close()
                 continue
-            return AuthorizedConnection(connection, "", token if named else "", source if named else "")
+            return Endpoint(connection, "", token if environ_token else "", source if environ_token else "")
     connection = connection_to(
-        parts, lambda: tls_context(os.environ.get("GPUMOND_CA_FILE") or None), seconds, _trusted() if token else None
+        parts,
+        lambda: tls_context(os.environ.get("GPUMOND_CA_FILE") or None),
+        timeout_seconds,
+        _token_recipient_uids() if token else None,
     )
-    return AuthorizedConnection(connection, parts.path.rstrip("/"), token, source)
+    return Endpoint(connection, parts.path.rstrip("/"), token, source)
 
 
-def _over_socket(path: Path, seconds: float) -> Connection:
-    return Connection(
-        "localhost", socket_path=str(path), timeout_seconds=seconds, trusted_uids=trusted_uids(str(path.parent))
-    )
+def _socket_connection(path: Path, timeout_seconds: float) -> Connection:
+    trusted = trusted_uids(str(path.parent))
+    return Connection("localhost", socket_path=str(path), timeout_seconds=timeout_seconds, trusted_uids=trusted)
 
 
-def _trusted() -> frozenset[int]:
+def _token_recipient_uids() -> frozenset[int]:
     """Return the users whose listener may receive a token: those of the runtime directories, root, and this one."""
     return trusted_uids().union(*(trusted_uids(str(directory)) for directory in runtime_directories()))
 
 
-def _token(url: str) -> tuple[str, str]:
+def _token_and_source(url: str) -> tuple[str, str]:
     """Return $GPUMOND_TOKEN, else, for a daemon on this machine, the first readable token file's content, and its
     source.
 

@@ -22,7 +22,7 @@ class Progress:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._due = time.monotonic() + QUIET_SECONDS
-        self._open = False
+        self._line_is_open = False
 
     def show(self, text: str) -> None:
         """Show the current state, if it is time to."""
@@ -30,14 +30,14 @@ class Progress:
             return
         start, end = ("\r\x1b[K", "") if self._terminal else ("", "\n")
         print(f"{start}gpumond: {text}", end=end, file=sys.stderr, flush=True)
-        self._open = self._terminal
+        self._line_is_open = self._terminal
         self._due = now + (QUIET_SECONDS if self._terminal else LOG_SECONDS)
 
     def end(self) -> None:
         """End the line of a terminal."""
-        if self._open:
+        if self._line_is_open:
             print(file=sys.stderr)
-            self._open = False
+            self._line_is_open = False
 
 
 @contextmanager
@@ -52,12 +52,12 @@ def announce_if_slow(text: str, seconds: float = QUIET_SECONDS) -> Iterator[None
         timer.cancel()
 
 
-def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
-    """Yield the items and show their number. ``what``: such as ``snapshots read``."""
+def with_progress(items: Iterable[T], noun: str) -> Iterator[T]:
+    """Yield the items and show their number. ``noun``: such as ``snapshots read``."""
     progress = Progress()
     try:
         for number, item in enumerate(items, 1):
-            progress.show(f"{number:,} {what}")
+            progress.show(f"{number:,} {noun}")
             yield item
     finally:
         progress.end()

@@ -24,9 +24,9 @@ from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.messages import printable_text
 
 MAX_RESPONSE_BYTES = 4096
-OTHERWISE = "start the program with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
+ALTERNATIVE = "start the program with `gpumond run -- COMMAND`, or call gpumond.agent.start() in it"
 
-SCRIPT = """
+ATTACH_SCRIPT = """
 def _gpumond_attach(package, answer, arguments):
     import threading
 
@@ -58,7 +58,7 @@ _gpumond_attach(*PARAMETERS)
 RemoteExec = Callable[[int, str], None]
 
 
-class CannotAttach(GpumondError):
+class AttachError(GpumondError):
     """The agent cannot be started, and the program is unchanged. The message states the cause and the remedy."""
 
 
@@ -94,84 +94,86 @@ def run(arguments: argparse.Namespace) -> int:
     if not os.path.exists(f"/proc/{arguments.pid}"):
         print_error(f"gpumond: there is no process {arguments.pid}")
         return NOTHING_TO_DO
-    started = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
-    answer = attach(arguments.pid, started, arguments.timeout, getattr(sys, "remote_exec", None))
-    if why := answer.get("error"):
-        raise CannotAttach(f"the agent didn't start in process {arguments.pid}: {printable_text(why)}")
+    agent_arguments = {"workload": arguments.workload, "flush_policy": arguments.flush_policy}
+    answer = attach(arguments.pid, agent_arguments, arguments.timeout, getattr(sys, "remote_exec", None))
+    if problem := answer.get("error"):
+        raise AttachError(f"the agent didn't start in process {arguments.pid}: {printable_text(problem)}")
     version, python = printable_text(answer["version"]), printable_text(answer["python"])
     print(f"agent {version} started in process {arguments.pid} (Python {python})")
     return DONE
 
 
-def attach(pid: int, started: dict[str, str | None], seconds: float, remote_exec: RemoteExec | None) -> dict[str, str]:
-    """Return the program's answer. ``started``: arguments of `gpumond.agent.start`. Raises CannotAttach."""
+def attach(
+    pid: int, agent_arguments: dict[str, str | None], timeout_seconds: float, remote_exec: RemoteExec | None
+) -> dict[str, str]:
+    """Return the program's answer. ``agent_arguments``: those of `gpumond.agent.start`. Raises AttachError."""
     if remote_exec is None:
-        own = ".".join(map(str, sys.version_info[:2]))
-        raise CannotAttach(f"gpumond runs on Python {own}, but attach requires 3.14 or newer; {OTHERWISE}")
-    user = _user(pid)
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise AttachError(f"gpumond runs on Python {version}, but attach requires 3.14 or newer; {ALTERNATIVE}")
+    uid = _program_uid(pid)
     directory = Path(tempfile.mkdtemp(prefix="gpumond-attach-"))
     try:
-        _request_script(pid, directory, user, started, remote_exec)
-        answer = _answer(directory / "answer", user, time.monotonic() + seconds)
+        _request_start(pid, directory, uid, agent_arguments, remote_exec)
+        answer = _wait_for_answer(directory / "answer", uid, time.monotonic() + timeout_seconds)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     if answer is None:  # the program may still read the script
-        raise CannotAttach(
-            f"process {pid} didn't respond within {seconds:g} s. If its main thread is in a long call, the agent "
-            f"starts when that call returns. If remote debugging is disabled in it, {OTHERWISE}. "
+        raise AttachError(
+            f"process {pid} didn't respond within {timeout_seconds:g} s. If its main thread is in a long call, the "
+            f"agent starts when that call returns. If remote debugging is disabled in it, {ALTERNATIVE}. "
             f"Remove {directory} when the program has exited"
         )
     shutil.rmtree(directory, ignore_errors=True)
     return answer
 
 
-def _user(pid: int) -> int:
-    """Return the program's uid. Raises CannotAttach if the program cannot read our files."""
+def _program_uid(pid: int) -> int:
+    """Return the program's uid. Raises AttachError if the program cannot read our files."""
     try:
-        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        same_namespace = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
         uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError as error:
-        raise CannotAttach(
-            f"process {pid} belongs to another user ({error.strerror}): attach as that user or as root"
+    except OSError:
+        raise AttachError(
+            f"process {pid} belongs to another user; run gpumond attach as that user or as root"
         ) from None
-    if not same:
-        raise CannotAttach(f"process {pid} runs in a container: run gpumond attach in that container, or {OTHERWISE}")
+    if not same_namespace:
+        raise AttachError(f"process {pid} runs in a container; run gpumond attach in that container, or {ALTERNATIVE}")
     return uid
 
 
-def _request_script(
-    pid: int, directory: Path, user: int, started: dict[str, str | None], remote_exec: RemoteExec
+def _request_start(
+    pid: int, directory: Path, uid: int, agent_arguments: dict[str, str | None], remote_exec: RemoteExec
 ) -> None:
     package = os.fspath(Path(gpumond.__file__).resolve().parents[1])
-    known = {name: value for name, value in started.items() if value is not None}
+    arguments = {name: value for name, value in agent_arguments.items() if value is not None}
     script = directory / "attach.py"
-    script.write_text(SCRIPT.replace("PARAMETERS", repr((package, os.fspath(directory / "answer"), known))))
-    if user != os.geteuid():
+    script.write_text(ATTACH_SCRIPT.replace("PARAMETERS", repr((package, os.fspath(directory / "answer"), arguments))))
+    if uid != os.geteuid():
         for path in (script, directory):
-            os.chown(path, user, -1)
+            os.chown(path, uid, -1)
     try:
         remote_exec(pid, os.fspath(script))
-    except PermissionError as error:
-        raise CannotAttach(
-            f"access to process {pid} was denied ({error.strerror}): attach as root or with CAP_SYS_PTRACE"
+    except PermissionError:
+        raise AttachError(
+            f"gpumond has no access to process {pid}; run gpumond attach as root or with CAP_SYS_PTRACE"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise CannotAttach(f"can't attach to process {pid}: {printable_text(error)}; {OTHERWISE}") from None
+        raise AttachError(f"can't attach to process {pid}: {printable_text(error)}; {ALTERNATIVE}") from None
 
 
-def _answer(path: Path, user: int, until: float) -> dict[str, str] | None:
+def _wait_for_answer(path: Path, uid: int, deadline: float) -> dict[str, str] | None:
     """Return the program's answer once it is written. Only a small file owned by the program's user is accepted."""
     while not path.is_symlink() and not path.exists():
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return None
         time.sleep(0.02)
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
-            result = file.read(MAX_RESPONSE_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == user else b""
+            result = file.read(MAX_RESPONSE_BYTES) if stat.S_ISREG(status.st_mode) and status.st_uid == uid else b""
         answer = json.loads(result)
         names = ("error",) if "error" in answer else ("version", "python")
         return {name: str(answer[name]) for name in names}
     except (OSError, ValueError, TypeError, KeyError):
-        raise CannotAttach("the program's response is invalid") from None
+        raise AttachError("the program's response is invalid") from None

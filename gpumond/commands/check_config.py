@@ -10,7 +10,7 @@ from gpumond.cli.arguments import DONE, add_option
 from gpumond.config.loading import read_settings_config
 from gpumond.config.tokens import check_subjects, read_tokens
 
-FIRST_LISTENER = (
+FIRST_LISTENER_NOTE = (
     "gpumond sends the secret to whichever user listens first at the address; to prevent this, set user: to the "
     "server's user"
 )
@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.file}: valid; rules in the file: {len(settings.rules)}, active rules: {len(active)}")
         for engine in settings.engines:
             if engine.trusts_the_first_listener:
-                print(f"note: engines: {engine.name}: {FIRST_LISTENER}")
+                print(f"note: engines: {engine.name}: {FIRST_LISTENER_NOTE}")
     return DONE

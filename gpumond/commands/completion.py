@@ -9,10 +9,10 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, add_option, parse_address
-from gpumond.commands.main import commands, make_parser, options
+from gpumond.commands.main import commands, make_parser, option_words
 from gpumond.facts.errors import ConfigError, GpumondError
 
-BASH = """\
+BASH_TEMPLATE = """\
 _gpumond() {{
   local words="" kind="" label="" word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}} "
   if [ "$word" = "=" ]; then
@@ -39,7 +39,7 @@ _gpumond() {{
 }}
 complete -F _gpumond gpumond
 """
-ZSH = """\
+ZSH_TEMPLATE = """\
 _gpumond() {{
   local -a own
   local kind="" command="$words[2] "
@@ -60,13 +60,13 @@ _gpumond() {{
 }}
 compdef _gpumond gpumond
 """
-VALUES = {
+OPTION_KINDS = {
     "--workload": "workloads",
     "--pid": "pids",
     **dict.fromkeys(("--device", "--need-device"), "devices"),
 }
 """Kinds of the values of options that the daemon knows."""
-NAMED = {
+ARGUMENT_KINDS = {
     **dict.fromkeys(("flush", "why", "limit", "snapshot", "suspend", "resume", "history"), "workloads"),
     **dict.fromkeys(("rules override", "rules restore"), "rules"),
     **dict.fromkeys(("baseline compare", "baseline delete"), "baselines"),
@@ -76,54 +76,59 @@ NAMED = {
     "loadgen": "scenarios",
 }
 """Kinds of the first argument of commands."""
-MATCHED = {"rule": "rules", "workload": "workloads"}
+LABEL_KINDS = {"rule": "rules", "workload": "workloads"}
 """Labels of matchers, and the kinds of their values; the others are completed from active alerts."""
-SECONDS = 0.5
+TIMEOUT_SECONDS = 0.5
 """Longest wait for the daemon."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"%(prog)s [-h] {'|'.join(SCRIPTS)}"
     parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), help="your shell")
-    add_option(parser, "--values KIND", argparse.SUPPRESS, choices=sorted({*VALUES.values(), *NAMED.values()}))
+    add_option(
+        parser,
+        "--values KIND",
+        argparse.SUPPRESS,
+        choices=sorted({*OPTION_KINDS.values(), *ARGUMENT_KINDS.values()}),
+    )
     add_option(parser, "--url URL", argparse.SUPPRESS, type=parse_address)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.values:
-        print("\n".join(values(arguments.values, arguments.url or parse_address(client.default_url()))))
+        print("\n".join(known_values(arguments.values, arguments.url or parse_address(client.default_url()))))
         return DONE
     if arguments.shell is None:
         raise ConfigError(f"expected a shell: {', '.join(SCRIPTS)}")
-    print(SCRIPTS[arguments.shell](dict(words())))
+    print(SCRIPTS[arguments.shell](dict(words_by_command())))
     return DONE
 
 
-def words() -> Iterator[tuple[str, list[str]]]:
+def words_by_command() -> Iterator[tuple[str, list[str]]]:
     """Yield each command with its subcommands and options, after its subcommands, of which each has its own."""
     _, parsers = make_parser(commands())
     for command, parser in parsers.items():
-        nested = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-        inner = {name: own for action in nested for name, own in action.choices.items()}
-        for name, own in inner.items():
-            yield f"{command} {name}", sorted(set(options(own)))
-        of_nested = {option for own in inner.values() for option in options(own)}
+        subparsers = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        subcommands = {name: each for action in subparsers for name, each in action.choices.items()}
+        for name, each in subcommands.items():
+            yield f"{command} {name}", sorted(set(option_words(each)))
+        subcommand_options = {option for each in subcommands.values() for option in option_words(each)}
         own_options = {option for action in parser._actions for option in action.option_strings}
-        yield command, sorted((set(options(parser)) - of_nested) | own_options)
+        yield command, sorted((set(option_words(parser)) - subcommand_options) | own_options)
 
 
-def values(kind: str, url: str) -> list[str]:
+def known_values(kind: str, url: str) -> list[str]:
     """Return the values that the daemon knows; none if it does not answer at once."""
     if kind == "scenarios":
         from gpumond.features.loadgen.plan import TABLE
 
         return sorted(scenario.name for scenario in TABLE)
     if kind == "matchers":
-        named = (f"{label}={value}" for label, kind in MATCHED.items() for value in values(kind, url))
-        return sorted({*named, *values("labels", url)})
+        matchers = (f"{label}={value}" for label, kind in LABEL_KINDS.items() for value in known_values(kind, url))
+        return sorted({*matchers, *known_values("labels", url)})
     path, read = READERS[kind]
     try:
-        return sorted({str(value) for value in read(client.get(url, path, seconds=SECONDS)) if value})
+        return sorted({str(value) for value in read(client.get(url, path, timeout_seconds=TIMEOUT_SECONDS)) if value})
     except GpumondError:
         return []
 
@@ -155,20 +160,20 @@ def bash(words: Mapping[str, Sequence[str]]) -> str:
     cases = (
         f"      \"{command} \"*) words='{' '.join(own)}' kind={_kind(command)} ;;" for command, own in words.items()
     )
-    return _filled(BASH, cases, words)
+    return _fill_template(BASH_TEMPLATE, cases, words)
 
 
 def zsh(words: Mapping[str, Sequence[str]]) -> str:
     cases = (f'      "{command} "*) own=({" ".join(own)}) kind={_kind(command)} ;;' for command, own in words.items())
-    return _filled(ZSH, cases, words)
+    return _fill_template(ZSH_TEMPLATE, cases, words)
 
 
 def _kind(command: str) -> str:
-    return NAMED.get(command, "''")
+    return ARGUMENT_KINDS.get(command, "''")
 
 
-def _filled(script: str, cases: Iterable[str], words: Iterable[str]) -> str:
-    kinds = "\n".join(f"    {option}) kind={kind} ;;" for option, kind in VALUES.items())
+def _fill_template(script: str, cases: Iterable[str], words: Iterable[str]) -> str:
+    kinds = "\n".join(f"    {option}) kind={kind} ;;" for option, kind in OPTION_KINDS.items())
     names = " ".join(command for command in words if " " not in command)
     return script.format(values=kinds, commands=names, cases="\n".join(cases))
 
@@ -185,15 +190,15 @@ def fish(words: Mapping[str, Sequence[str]]) -> str:
         rest = f"; and not __fish_seen_subcommand_from {' '.join(inner)}" if inner and not nested else ""
         condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}{own_part}{rest}'"
         lines += [f"{condition} {_fish_word(word)}" for word in own]
-        if path in NAMED:
-            lines.append(f"{condition} -f -a '(gpumond completion --values {NAMED[path]} 2>/dev/null)'")
+        if path in ARGUMENT_KINDS:
+            lines.append(f"{condition} -f -a '(gpumond completion --values {ARGUMENT_KINDS[path]} 2>/dev/null)'")
     return "\n".join(lines)
 
 
 def _fish_word(word: str) -> str:
     name = word.lstrip("-")
-    if word in VALUES:
-        return f"-l {name} -x -a '(gpumond completion --values {VALUES[word]} 2>/dev/null)'"
+    if word in OPTION_KINDS:
+        return f"-l {name} -x -a '(gpumond completion --values {OPTION_KINDS[word]} 2>/dev/null)'"
     return f"-f -a {word}" if name == word else f"-l {name}" if word.startswith("--") else f"-s {name}"
 
 

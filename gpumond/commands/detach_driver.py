@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout=30)
+    answer = client.post(arguments.url, "/api/v1/release", {"for_seconds": arguments.duration}, timeout_seconds=30)
     until = clock_text(answer["released_until"], time.time())
     print_result(arguments, answer, lambda: f"detached from the driver until {until}; gpumond then reattaches")
     return DONE

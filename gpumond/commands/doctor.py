@@ -75,18 +75,18 @@ class Finding:
 def examine(get: Callable[[str], Any], proc: str = "/proc", dev: str = "/dev") -> Iterator[Finding]:
     """Yield all findings. ``get`` requests a path of the daemon's API."""
     yield Finding("gpumond", "good", f"{__version__} on Python {platform.python_version()}, {sys.prefix}")
-    yield from check_driver(_reads_simulated(get))
+    yield from check_driver(_daemon_is_simulated(get))
     yield from check_device_nodes(dev)
     yield check_pid_namespace(proc)
     yield check_descriptors()
-    of_daemon = [*check_daemon(get)]
-    if all(each.subject != AGENT_SOCKET for each in of_daemon):
+    daemon_findings = [*check_daemon(get)]
+    if all(each.subject != AGENT_SOCKET for each in daemon_findings):
         yield check_agent_socket()
-    yield from of_daemon
+    yield from daemon_findings
     yield from check_frameworks()
 
 
-def _reads_simulated(get: Callable[[str], Any]) -> bool:
+def _daemon_is_simulated(get: Callable[[str], Any]) -> bool:
     try:
         return bool(get("/api/v1/status")["source"]["name"] == "sim")
     except DaemonError:
@@ -110,7 +110,7 @@ def check_driver(simulated: bool = False) -> Iterator[Finding]:
     for spec in AUTOMATIC_SOURCES:
         if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC_SOURCES[0]):
             needed = not simulated and not present - {spec.name}
-            yield from _source(spec.name, "bad" if needed else "note", simulated)
+            yield from _source_findings(spec.name, "bad" if needed else "note", simulated)
 
 
 def _has_devices(spec: SourceSpec) -> bool:
@@ -120,12 +120,12 @@ def _has_devices(spec: SourceSpec) -> bool:
         return False
 
 
-def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Finding]:
+def _source_findings(name: str, state_without_driver: State, simulated: bool = False) -> Iterator[Finding]:
     state, reading = asyncio.run(probe(name))
     if reading is None:
-        detail, advice = _problem_and_remedy(state.reason, state.detail)
+        detail, source_remedy = _problem_and_remedy(state.reason, state.detail)
         instead = "; the daemon reads simulated GPUs" if simulated else ""
-        yield Finding("driver", absent, detail + instead, "" if simulated else advice)
+        yield Finding("driver", state_without_driver, detail + instead, "" if simulated else source_remedy)
         return
     library = f", NVML {state.library_version}" if state.library_version else ""
     detail = f"{state.driver_version}{library}, {plural(len(reading.devices), 'GPU')}"
@@ -133,8 +133,8 @@ def _source(name: str, absent: State, simulated: bool = False) -> Iterator[Findi
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else size_text(device.size_bytes)
         listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
-        known: State = "note" if device.processes is None or device.used_bytes is None else "good"
-        yield Finding(f"GPU {device.index}", known, f"{device.name}, {size}, {listed}, {device.uuid}")
+        device_state: State = "note" if device.processes is None or device.used_bytes is None else "good"
+        yield Finding(f"GPU {device.index}", device_state, f"{device.name}, {size}, {listed}, {device.uuid}")
         for kind in device_conditions(device):
             yield Finding(f"GPU {device.index}", "note", kind, remedy(kind))
     for fault in reading.faults:
@@ -151,13 +151,15 @@ def _problem_and_remedy(kind: str, detail: str) -> tuple[str, str]:
 
 def check_device_nodes(dev: str) -> Iterator[Finding]:
     nodes = sorted(glob.glob(f"{dev}/nvidia*"))
-    closed = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _can_open(node)]
-    if closed:
-        status = os.stat(closed[0])
-        group, mode = _name(grp.getgrgid, status.st_gid), stat.S_IMODE(status.st_mode)
-        member = status.st_gid in (os.getegid(), *os.getgroups())
-        advice = access_remedy(mode, group, member, _name(pwd.getpwuid, os.geteuid()))
-        yield Finding("device nodes", "bad", f"not accessible: {', '.join(closed)} (group {group}, {mode:04o})", advice)
+    inaccessible = [node for node in nodes if os.path.exists(node) and not os.path.isdir(node) and not _can_open(node)]
+    if inaccessible:
+        status = os.stat(inaccessible[0])
+        group, mode = _account_name(grp.getgrgid, status.st_gid), stat.S_IMODE(status.st_mode)
+        is_member = status.st_gid in (os.getegid(), *os.getgroups())
+        advice = access_remedy(mode, group, is_member, _account_name(pwd.getpwuid, os.geteuid()))
+        yield Finding(
+            "device nodes", "bad", f"not accessible: {', '.join(inaccessible)} (group {group}, {mode:04o})", advice
+        )
     elif nodes:
         yield Finding("device nodes", "good", f"{len(nodes)} in {dev}, all accessible")
 
@@ -177,7 +179,7 @@ def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
     )
 
 
-def _name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+def _account_name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
     """Return the name of a user or group, or its number if it has no name here."""
     try:
         return str(entry(number)[0])
@@ -212,21 +214,21 @@ def check_agent_socket(environ: Mapping[str, str] = os.environ, service: str = S
         probe.settimeout(1.0)
         try:
             probe.connect(path)
-        except OSError as error:
-            remedy = (
-                "start the daemon: `gpumond serve`"
-                if not isinstance(error, PermissionError)
-                else "allow this user access with socket_mode in the configuration"
+        except PermissionError:
+            advice = "allow this user access with socket_mode in the configuration"
+            return Finding(AGENT_SOCKET, "note", f"this user has no access to {path}", advice)
+        except OSError:
+            return Finding(
+                AGENT_SOCKET, "note", f"no daemon is listening at {path}", "start the daemon: `gpumond serve`"
             )
-            return Finding(AGENT_SOCKET, "note", f"{path}: {error.strerror or error}", remedy)
         uid = peer_uid(probe)
     if uid not in trusted_uids(service):
-        detail = f"{path}: this user's agents don't trust uid {uid}; {_service_owner(service)}"
+        detail = f"{path}: this user's agents don't trust uid {uid}; {_service_owner_text(service)}"
         return Finding(AGENT_SOCKET, "bad", detail, f"as root: install -d -o {uid} -m 755 {service}")
     return Finding(AGENT_SOCKET, "good", f"{path} responds")
 
 
-def _service_owner(service: str) -> str:
+def _service_owner_text(service: str) -> str:
     """Describe the user who owns the service directory, whose daemon the agents of all users trust."""
     try:
         return f"{service} belongs to uid {service_uid(service)}"
@@ -259,7 +261,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     how = "" if agents else "start a program with the agent: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for engine in engines:
-        yield _engine(engine)
+        yield _engine_finding(engine)
     for entry in stuck_processes(processes):
         yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.sentence, entry.remedy)
 
@@ -269,16 +271,16 @@ def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ
 
     ``path``: as the daemon states it; None from an older one.
     """
-    looked = program_socket(environ)
-    if path is None or path == looked or not os.path.exists(path):
+    own_path = program_socket(environ)
+    if path is None or path == own_path or not os.path.exists(path):
         return
-    if os.path.exists(looked) and os.path.samefile(looked, path):
+    if os.path.exists(own_path) and os.path.samefile(own_path, path):
         return
-    detail = f"this daemon's agent socket is {path}, but your programs connect to {looked}"
+    detail = f"this daemon's agent socket is {path}, but your programs connect to {own_path}"
     yield Finding(AGENT_SOCKET, "bad", detail, f"set GPUMOND_SOCKET={path} for your programs")
 
 
-def _engine(engine: Mapping[str, Any]) -> Finding:
+def _engine_finding(engine: Mapping[str, Any]) -> Finding:
     subject = f"engine {engine['name']}"
     if engine["problem"]:
         return Finding(subject, "note", engine["problem"])
@@ -299,13 +301,13 @@ def _engine(engine: Mapping[str, Any]) -> Finding:
 
 
 def check_frameworks() -> Iterator[Finding]:
-    found = False
+    is_any_installed = False
     for spec in ADAPTERS:
         for package in spec.packages:
-            if version := _version(package):
-                found = True
+            if version := _package_version(package):
+                is_any_installed = True
                 yield Finding(spec.library, "good", f"{package} {version} is installed; the agent supports it")
-    if not found:
+    if not is_any_installed:
         yield Finding(
             "frameworks",
             "note",
@@ -313,7 +315,7 @@ def check_frameworks() -> Iterator[Finding]:
         )
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

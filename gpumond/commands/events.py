@@ -38,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.csv and arguments.follow:
         raise ConfigError("--csv and --follow can't be combined; --json prints one event per line")
-    past = client.events(arguments.url)
+    events = client.events(arguments.url)
     if arguments.csv:
-        print_csv(past[-arguments.limit :])
+        print_csv(events[-arguments.limit :])
         return DONE
     follower = Follower()
-    _print(past, group_events(past), arguments.json, arguments.limit)
+    _print_events(events, group_events(events), arguments.json, arguments.limit)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
-        new = client.events(arguments.url, past[-1]["id"] if past else 0)
-        _print(new, follower.due(new, time.monotonic()), arguments.json)
-        past = new or past
+        new = client.events(arguments.url, events[-1]["id"] if events else 0)
+        _print_events(new, follower.due(new, time.monotonic()), arguments.json)
+        events = new or events
     return DONE
 
 
@@ -63,21 +63,21 @@ class Follower:
         """Return the groups to print: of each cause at most one in the seconds of ``REPEAT_SECONDS``."""
         groups, waiting = [], []
         for group in group_events([*self._waiting, *events]):
-            own = repeat_key(group[0])
-            if now < self._due.get(own, now):
+            key = repeat_key(group[0])
+            if now < self._due.get(key, now):
                 waiting += group
                 continue
             groups.append(group)
             if seconds := REPEAT_SECONDS.get(group[0]["kind"]):
-                self._due[own] = now + seconds
+                self._due[key] = now + seconds
         self._waiting = waiting
         return sorted(groups, key=lambda group: min(each["id"] for each in group))
 
 
-def _print(
-    events: Sequence[dict[str, Any]], groups: Sequence[Sequence[Mapping[str, Any]]], as_json: bool, most: int = 0
+def _print_events(
+    events: Sequence[dict[str, Any]], groups: Sequence[Sequence[Mapping[str, Any]]], as_json: bool, limit: int = 0
 ) -> None:
-    """Print the events as JSON, else each group. ``most``: the number of events or groups; 0 is no limit."""
+    """Print the events as JSON, else each group. ``limit``: the number of events or groups; 0 is no limit."""
     lines = [json.dumps(event) for event in events] if as_json else [*map(group_text, groups)]
-    for line in lines[-most:]:
+    for line in lines[-limit:]:
         print(line if as_json else wrap_text(line, output_width()), flush=True)

@@ -23,7 +23,7 @@ from gpumond.cli.arguments import (
 )
 from gpumond.events import END_EVENT
 from gpumond.facts import units
-from gpumond.facts.errors import ConfigError, DaemonError, GpumondError, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
 from gpumond.view.moments import (
     VALUES,
@@ -38,10 +38,10 @@ from gpumond.view.moments import (
 from gpumond.view.text import exact_time_text, output_width, size_or_dash, time_text
 
 ROUTE = "/api/v1/history"
-LAST_SECONDS = 900.0
-ROWS = 15
+DEFAULT_LAST_SECONDS = 900.0
+DEFAULT_ROWS = 15
 """Rows that the table has for each GPU or program, unless others are asked for."""
-SHORTEST_SECONDS = 1.0
+MIN_EVERY_SECONDS = 1.0
 """Least time between two rows, whose times are in seconds."""
 
 
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seconds: dict[str, Any] = {"type": positive_type(units.parse_seconds_argument), "metavar": "DURATION"}
     add_option(parser, "--last DURATION", "length of the period to show, at most a day (default: 15m)", **seconds)
     every = (
-        f"time between two rows; PEAK is the highest use until the next row (default: --last / {ROWS}; with --json or "
-        "--csv: every value that is kept)"
+        "time between two rows; PEAK is the highest use until the next row (default: --last / "
+        f"{DEFAULT_ROWS}; with --json or --csv: every value that is kept)"
     )
     add_option(parser, "--every DURATION", every, **seconds)
     form = parser.add_mutually_exclusive_group()
@@ -61,21 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         form,
         "--until TIME",
         "end of the period to show, written as for --at (default: now)",
-        type=option_type(past_time),
+        type=option_type(parse_past_time),
     )
     add_option(
         form,
         "--at TIME",
         "show each program's use at this time: HH:MM or ISO 8601 (UTC unless it has an offset), how long ago, such "
         "as 5m, or now; pass --at twice to show the change between two times",
-        type=option_type(past_time),
+        type=option_type(parse_past_time),
         action="append",
         default=[],
     )
     client.add_arguments(parser, entries="values")
 
 
-def past_time(text: str, now: float | None = None) -> float:
+def parse_past_time(text: str, now: float | None = None) -> float:
     """Convert a time that a user types, at most ``now``, to Unix time. Raises ValueError.
 
     One that is stated as how long ago has whole seconds, as the table shows it.
@@ -93,10 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
             "--at can't be combined with --last or --every; for a range that ends at TIME, pass --until TIME "
             "instead of --at TIME"
         )
-    arguments.last = arguments.last or LAST_SECONDS
+    arguments.last = arguments.last or DEFAULT_LAST_SECONDS
     if arguments.last > units.DAY_SECONDS:
         raise ConfigError("--last: the daemon keeps one day of history; pass at most 24h")
-    if arguments.every is not None and arguments.every < SHORTEST_SECONDS:
+    if arguments.every is not None and arguments.every < MIN_EVERY_SECONDS:
         raise ConfigError("--every: must be at least 1s; without it, --csv and --json print every value that is kept")
     if len(arguments.at) > 2:
         raise ConfigError("--at: pass one time, or two to compare them")
@@ -104,11 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
     uuid = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     if not arguments.at:
         try:
-            entries = _over_time(arguments, uuid, gpus)
+            entries = _period_entries(arguments, uuid, gpus)
         except NothingToShow as error:
             print_error(f"gpumond: {error}")
             return NOTHING_TO_DO
-        print_result(arguments, entries, lambda: _table_over_time(entries, gpus))
+        print_result(arguments, entries, lambda: _period_table(entries, gpus))
         return DONE
     get = partial(client.get, arguments.url)
     moments = [holdings_at(get, at, uuid, arguments.names) for at in sorted(arguments.at)]
@@ -134,20 +134,20 @@ class Subject(NamedTuple):
     name: str = ""
 
 
-def _over_time(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
+def _period_entries(arguments: argparse.Namespace, uuid: str | None, gpus: Mapping[str, str]) -> list[Entry]:
     """Return an entry for each time and subject, oldest first."""
-    every = arguments.every or (
-        None if arguments.json or arguments.csv else max(SHORTEST_SECONDS, arguments.last / ROWS)
+    every_seconds = arguments.every or (
+        None if arguments.json or arguments.csv else max(MIN_EVERY_SECONDS, arguments.last / DEFAULT_ROWS)
     )
     since = (arguments.until or time.time()) - arguments.last
-    found = [
+    entries = [
         entry
         for subject in _subjects(arguments, uuid, gpus, since)
-        for entry in _thinned(_columns(arguments.url, subject, since, arguments.until), every)
+        for entry in _first_of_intervals(_share_entries(arguments.url, subject, since, arguments.until), every_seconds)
     ]
-    if not found and arguments.names:
-        raise NothingToShow(f"no history for {' or '.join(arguments.names)}; {client.LISTS_PROGRAMS}")
-    return sorted(found, key=lambda entry: entry["at"])
+    if not entries and arguments.names:
+        raise NothingToShow(f"no history for {' or '.join(arguments.names)}{LIST_PROGRAMS_HINT}")
+    return sorted(entries, key=lambda entry: entry["at"])
 
 
 def _subjects(
@@ -165,24 +165,24 @@ def _subjects(
         if uuid in (None, each["device_uuid"])
     )
     for name in arguments.names:
-        own = [each for each in known if name in (str(each.pid), each.name)]
-        yield from own
-        if name.isdecimal() and not own:
+        matching = [each for each in known if name in (str(each.pid), each.name)]
+        yield from matching
+        if name.isdecimal() and not matching:
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
-        elif not own:
+        elif not matching:
             hint = did_you_mean(name, (each.name for each in known))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else time_text(since)
-            remedy = hint or f"; {client.LISTS_PROGRAMS if started >= since else 'choose a longer --last'}"
+            remedy = hint or (LIST_PROGRAMS_HINT if started >= since else "; choose a longer --last")
             raise NothingToShow(f"no program named {name} has used GPU memory since {known_since}{remedy}")
 
 
-def _columns(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
+def _share_entries(url: str, subject: Subject, since: float, until: float | None) -> list[Entry]:
     """Return the shares of a subject between two times, oldest first; none if it has no history."""
     query = {"uuid": subject.device_uuid, "pid": subject.pid, "start_ticks": subject.start_ticks, "until": until}
-    known = urlencode({name: each for name, each in query.items() if each is not None} | {"since": since})
+    parameters = urlencode({name: each for name, each in query.items() if each is not None} | {"since": since})
     try:
-        found = client.get(url, f"{ROUTE}/shares?{known}")
+        columns = client.get(url, f"{ROUTE}/shares?{parameters}")
     except DaemonError as error:
         if error.status != client.NOT_FOUND:
             raise
@@ -191,9 +191,9 @@ def _columns(url: str, subject: Subject, since: float, until: float | None) -> l
     return [
         _with_overcount(
             {"at": at, **subject._asdict()}
-            | {f"{names[name]}_bytes": rounded_bytes(found[name][place]) for name in ("used", "high", *SHARES)}
+            | {f"{names[name]}_bytes": rounded_bytes(columns[name][index]) for name in ("used", "high", *SHARES)}
         )
-        for place, at in enumerate(found["at"])
+        for index, at in enumerate(columns["at"])
     ]
 
 
@@ -204,17 +204,17 @@ def _with_overcount(entry: Entry) -> Entry:
     return entry | {"overcount_bytes": None if used is None or not shares else max(0, sum(shares) - used)}
 
 
-def _thinned(entries: Sequence[Entry], every: float | None) -> Iterator[Entry]:
+def _first_of_intervals(entries: Sequence[Entry], every_seconds: float | None) -> Iterator[Entry]:
     """Yield the first entry of each interval, with the peak of the whole interval."""
-    if every is None:
+    if every_seconds is None:
         yield from entries
         return
-    for _, group in groupby(entries, key=lambda entry: entry["at"] // every):
+    for _, group in groupby(entries, key=lambda entry: entry["at"] // every_seconds):
         first, *others = group
         yield first | {"peak_bytes": max(entry["peak_bytes"] for entry in (first, *others))}
 
 
-def _table_over_time(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
+def _period_table(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     if not entries:
         return "nothing is known about that time"
     programs = any(entry["pid"] for entry in entries)

@@ -34,13 +34,13 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 """Groups of commands in the overview, in this order."""
 
 
-OWN_OPTIONS = ("--help", "--version")
+OPTIONS_WITHOUT_COMMAND = ("--help", "--version")
 """Options without a command."""
 SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence", "past": "history"}
 """Commands for words of other tools."""
 
 
-def overview(commands: Iterable[Command]) -> str:
+def overview_text(commands: Iterable[Command]) -> str:
     """Return the text of `gpumond --help`: the commands by group."""
     lines = ["usage: gpumond [-h] [--version] COMMAND ...", ""]
     lines.append("See what GPU memory is used for, get alerts, and release cached memory.")
@@ -52,27 +52,27 @@ def overview(commands: Iterable[Command]) -> str:
     return "\n".join(lines)
 
 
-def examples(command: Command) -> str:
-    return "\n".join(["examples:", *(f"  {line}" for line in command.examples)])
+def examples_text(examples: Iterable[str]) -> str:
+    return "\n".join(["examples:", *(f"  {line}" for line in examples)])
 
 
-def unknown_word(kind: str, word: str, known: Iterable[str]) -> str:
-    """Return the message about a word that is not known, with the most similar known one."""
+def unknown_word_message(kind: str, word: str, known: Iterable[str], before: str = "") -> str:
+    """Return the message about a word that is not known, with the most similar known one after the words ``before``."""
     names = {each.lstrip("-"): each for each in known}  # two short options are similar only in their hyphens
-    similar = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
-    similar = similar or [each for each in (SYNONYMS.get(word, ""),) if each in names]
-    return f"unknown {kind} {word!r:.80}" + (f"; did you mean {names[similar[0]]}?" if similar else "")
+    matches = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
+    matches = matches or [each for each in (SYNONYMS.get(word, ""),) if each in names]
+    return f"unknown {kind} {word!r:.80}" + (f"; did you mean {before}{names[matches[0]]}?" if matches else "")
 
 
-def subparser(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+def parser_of_subcommand(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the subcommand that the first word names, else the parser."""
     choices = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     return next((own[words[0]] for own in choices if words and words[0] in own), parser)
 
 
-def misspelled_option(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
+def first_unknown_option(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
     """Return the first word that has the form of a long option and is none of the parser's."""
-    known = {"--", *options(parser)}
+    known = {"--", *option_words(parser)}
     before = takewhile(lambda word: word != "--", words)
     return next((word for word in before if word.startswith("--") and word.partition("=")[0] not in known), None)
 
@@ -85,8 +85,8 @@ def describe_subcommands(parser: argparse.ArgumentParser, lines: Sequence[str]) 
                 command = action.choices[listed.dest]
                 text = listed.help or ""
                 command.description = command.description or f"{text[:1].upper()}{text[1:]}."
-                own = [line for line in lines if line.startswith(f"{command.prog} ")]
-                command.epilog = "\n".join(["examples:", *(f"  {line}" for line in own)]) if own else None
+                own_examples = [line for line in lines if line.startswith(f"{command.prog} ")]
+                command.epilog = examples_text(own_examples) if own_examples else None
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -98,33 +98,33 @@ def arguments_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from arguments_of(subcommand)
 
 
-def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+def option_words(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the options and subcommands of a parser, and those of its subcommands."""
     for action in arguments_of(parser):
         yield from action.option_strings or map(str, action.choices or ())
 
 
-def options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+def with_options_last(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """Return the words of a command with its options, and their values, after the others.
 
     argparse accepts no option before a subcommand, nor one between two optional positional arguments.
     """
     with_value = {name for each in arguments_of(parser) if each.nargs != 0 for name in each.option_strings}
-    first: list[str] = []
-    last: list[str] = []
+    words_before: list[str] = []
+    options: list[str] = []
     option = ""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word == "--":
-            return [*first, *last, *words[place:]]
+            return [*words_before, *options, *words[index:]]
         if word.startswith("-") and word != "-":
             option = word
-            last.append(word)
+            options.append(word)
         elif option in with_value:
             option = ""
-            last.append(word)
+            options.append(word)
         else:
-            first.append(word)
-    return first + last
+            words_before.append(word)
+    return words_before + options
 
 
 def _command(name: str, group: str, help: str, *examples: str, module: str = "") -> Command:
@@ -235,9 +235,9 @@ COMMANDS = (
 )
 """Commands that belong to no feature. To add one, add it here, with a module like `CommandModule`."""
 
-MISNAMED = (404, 422)
+WRONG_USE_STATUSES = (404, 422)
 """Statuses of the answers to a name or a value that the daemon does not know."""
-WITH_OTHER_COMMANDS = ("run",)
+COMMANDS_WITH_A_COMMAND = ("run",)
 """Commands whose arguments contain another command, with its own options."""
 
 
@@ -280,7 +280,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if isinstance(action, argparse._SubParsersAction):
-            self.error(unknown_word("command", value, action.choices))
+            self.error(unknown_word_message("subcommand", value, action.choices, f"{self.prog} "))
         choices = [*map(str, action.choices)]
         hint = did_you_mean(str(value), choices)
         problem = f" is unknown{hint}" if hint else f": expected one of {', '.join(choices)}"
@@ -341,69 +341,71 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(overview(commands().values()), flush=True)
+        print(overview_text(commands().values()), flush=True)
         return DONE if argv else WRONG_USE
     is_option = argv[0].startswith("-")
     if argv[0] not in (["--version"] if is_option else commands()):
-        unknown = (
-            unknown_word("option", argv[0], OWN_OPTIONS) if is_option else unknown_word("command", argv[0], commands())
-        )
-        hint = "" if unknown.endswith("?") else "; `gpumond --help` lists the commands"
-        print_error(f"gpumond: {unknown}{hint}")
+        if is_option:
+            message = unknown_word_message("option", argv[0], OPTIONS_WITHOUT_COMMAND)
+        else:
+            message = unknown_word_message("command", argv[0], commands(), "gpumond ")
+        hint = "" if message.endswith("?") else "; to list the commands: gpumond --help"
+        print_error(f"gpumond: {message}{hint}")
         return WRONG_USE
     chosen = argv[0] if argv[0] in commands() else None
     try:
         parser, parsers = make_parser([chosen] if chosen else [])
     except ImportError as error:
-        return _missing_extra(error)
-    parser_of_command = parsers.get(argv[0])
-    if parser_of_command is not None and argv[0] not in WITH_OTHER_COMMANDS:
-        used = subparser(parser_of_command, argv[1:])
-        if (word := misspelled_option(used, argv)) is not None:
-            used.error(unknown_word("option", word, options(used)))
-        argv = [argv[0], *options_last(parser_of_command, argv[1:])]
+        return _report_missing_library(error)
+    command_parser = parsers.get(argv[0])
+    if command_parser is not None and argv[0] not in COMMANDS_WITH_A_COMMAND:
+        used_parser = parser_of_subcommand(command_parser, argv[1:])
+        if (word := first_unknown_option(used_parser, argv)) is not None:
+            used_parser.error(unknown_word_message("option", word, option_words(used_parser)))
+        argv = [argv[0], *with_options_last(command_parser, argv[1:])]
     arguments, rest = parser.parse_known_args(argv)
     arguments.words = argv
     if rest:
-        used, word = parser_of_command or parser, rest[0]
-        used.error(unknown_word("option" if word.startswith("--") else "argument", word, options(used)))
+        used_parser, word = command_parser or parser, rest[0]
+        kind = "option" if word.startswith("--") else "argument"
+        used_parser.error(unknown_word_message(kind, word, option_words(used_parser)))
     try:
         return _module(arguments.command_name).run(arguments)
     except ImportError as error:
-        return _missing_extra(error)
+        return _report_missing_library(error)
     except (ConfigError, NoSuchDevice, AmbiguousDevice) as error:
         print_error(f"gpumond: {error}")
         return WRONG_USE
     except GpumondError as error:
         print_error(f"gpumond: {with_typed_option(error, arguments)}")
-        return WRONG_USE if isinstance(error, DaemonError) and error.status in MISNAMED else FAILED
+        return WRONG_USE if isinstance(error, DaemonError) and error.status in WRONG_USE_STATUSES else FAILED
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         client = sys.modules.get("gpumond.cli.client")
-        if client is None or not client.responded:
+        if client is None or not client.has_responded:
             raise
         reason = f"{type(error).__name__}: {error}"
         print_error(f"gpumond: the server isn't gpumond, or has an incompatible version ({reason:.200}); check --url")
         return FAILED
 
 
-def _version() -> str:
+def _version_text() -> str:
     commit = revision()
     return f"gpumond {__version__} (revision {commit})" if commit else f"gpumond {__version__}"
 
 
-def make_parser(complete: Collection[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser, and those of the commands ``complete`` with their arguments, or of all commands without.
+def make_parser(with_arguments: Collection[str]) -> tuple[Parser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and those of the commands in ``with_arguments`` with theirs, or of all commands without.
 
     Raises ImportError if a library of such a command is not installed.
     """
     parser = Parser(prog="gpumond")
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=_version_text())
     subparsers = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True)
-    for name in complete or commands():
+    for name in with_arguments or commands():
         command = commands()[name]
         description = f"{command.help[:1].upper()}{command.help[1:]}."
-        subparser = subparsers.add_parser(name, description=description, epilog=examples(command))
-        if name in complete:
+        subparser = subparsers.add_parser(name, description=description, epilog=examples_text(command.examples))
+        if name in with_arguments:
             _module(name).add_arguments(subparser)
             describe_subcommands(subparser, command.examples)
     return parser, subparsers.choices
@@ -413,7 +415,7 @@ def _module(name: str) -> CommandModule:
     return cast("CommandModule", resolve(commands()[name].module))
 
 
-def _missing_extra(error: ImportError) -> int:
+def _report_missing_library(error: ImportError) -> int:
     if error.name is None or error.name.startswith("gpumond"):
         raise error
     print_error(

@@ -17,11 +17,11 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import program_socket
 
 CONNECT_SECONDS = 1.0
-INJECT = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
+INJECT_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(gpumond.agent.__file__)), "inject")
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes for a command that cannot be started, as in sh and env."""
-EXIT_CODES = """exit codes: those of your program, or
+EXIT_CODES_HELP = """exit codes: those of your program, or
   1    the daemon can't be reached or refuses the request (with --need)
   2    usage or configuration error
   75   the memory doesn't become available in time (with --need); your program isn't started
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="your program, with its arguments"
     )
-    parser.epilog = f"{parser.epilog or ''}\n\n{EXIT_CODES}"
+    parser.epilog = f"{parser.epilog or ''}\n\n{EXIT_CODES_HELP}"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait or arguments.need_device:
             raise ConfigError("--wait and --need-device require --need")
         if sys.stderr is not None and sys.stderr.isatty():  # elsewhere, the output is the program's alone
-            _say_if_unobserved()
+            _warn_without_daemon()
         return _replace_process(command, environ)
     from gpumond.agent.program_report import rank_and_world_size
     from gpumond.cli import client
@@ -96,18 +96,18 @@ def run(arguments: argparse.Namespace) -> int:
         url = parse_address(arguments.url or os.environ.get("GPUMOND_URL") or client.DEFAULT_URL)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--url {error}") from None
-    seconds, workload = admission.parse_wait(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
+    wait_seconds, workload = admission.parse_wait(arguments.wait), environ.get("GPUMOND_WORKLOAD", "")
     if arguments.need == admission.AUTO:
         need = admission.auto_need(url, workload, arguments.need_device, rank_and_world_size(environ)[1] or 1)
     else:
         need = admission.parse_size(arguments.need)
-    with admission.request_admission(url, need, arguments.need_device, workload, seconds) as granted:
-        if granted is None:
+    with admission.request_admission(url, need, arguments.need_device, workload, wait_seconds) as admission_id:
+        if admission_id is None:
             return admission.NO_ROOM
-        return _replace_process(command, environ | {"GPUMOND_ADMISSION": granted})
+        return _replace_process(command, environ | {"GPUMOND_ADMISSION": admission_id})
 
 
-def _say_if_unobserved() -> None:
+def _warn_without_daemon() -> None:
     """Print one line if no daemon listens where the agent of the program connects."""
     path = program_socket()
     try:
@@ -147,18 +147,18 @@ def environment(
 
     ``allowed``: what the program allows: ``borrow``, ``suspendable`` and ``allow_limit``.
     """
-    path = environ.get("PYTHONPATH", "")
-    if INJECT not in path.split(os.pathsep):
-        path = f"{INJECT}{os.pathsep}{path}" if path else INJECT
-    ours = {"GPUMOND_AGENT": "1", "PYTHONPATH": path}
+    python_path = environ.get("PYTHONPATH", "")
+    if INJECT_DIRECTORY not in python_path.split(os.pathsep):
+        python_path = f"{INJECT_DIRECTORY}{os.pathsep}{python_path}" if python_path else INJECT_DIRECTORY
+    variables = {"GPUMOND_AGENT": "1", "PYTHONPATH": python_path}
     if workload is not None:
-        ours["GPUMOND_WORKLOAD"] = workload_name(workload)
+        variables["GPUMOND_WORKLOAD"] = workload_name(workload)
     if flush_policy is not None:
-        ours["GPUMOND_FLUSH_POLICY"] = flush_policy
-    ours |= {f"GPUMOND_{name.upper()}": "1" for name, value in allowed.items() if value}
-    return {**environ, **ours}
+        variables["GPUMOND_FLUSH_POLICY"] = flush_policy
+    variables |= {f"GPUMOND_{name.upper()}": "1" for name, value in allowed.items() if value}
+    return {**environ, **variables}
 
 
-def _fail(message: str, status: int) -> int:
+def _fail(message: str, exit_code: int) -> int:
     print(f"gpumond: {message}", file=sys.stderr)
-    return status
+    return exit_code

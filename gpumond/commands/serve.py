@@ -17,8 +17,18 @@ if TYPE_CHECKING:
     from gpumond.config.loading import LastValidFile
     from gpumond.config.settings import Settings
 
-ACCESS = ("insecure", "web_config", "tokens_file")
-SETTINGS = ("source", "listen", "socket", "runtime_dir", "state_dir", "interval", "log_format", "log_level", *ACCESS)
+ACCESS_SETTINGS = ("insecure", "web_config", "tokens_file")
+OPTION_SETTINGS = (
+    "source",
+    "listen",
+    "socket",
+    "runtime_dir",
+    "state_dir",
+    "interval",
+    "log_format",
+    "log_level",
+    *ACCESS_SETTINGS,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
 
 
-STATE_DIR = "/var/lib/gpumond as root, otherwise $XDG_STATE_HOME/gpumond or ~/.local/state/gpumond"
+DEFAULT_STATE_DIR = "/var/lib/gpumond as root, otherwise $XDG_STATE_HOME/gpumond or ~/.local/state/gpumond"
 
 
 def add_common_arguments(
-    parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info", state_dir: str = STATE_DIR
+    parser: argparse.ArgumentParser, interval: str = "1s", log_level: str = "info", state_dir: str = DEFAULT_STATE_DIR
 ) -> None:
     """Add the options that ``serve`` and ``demo`` share, with their defaults in words."""
     add_option(parser, "--config FILE", "your configuration file (YAML); options override it", type=Path)
@@ -62,7 +72,10 @@ def add_common_arguments(
         f"directory of the store and of a copy of the last valid configuration (default: {state_dir})",
     )
     add_option(
-        parser, "--interval DURATION", f"time between readings (default: {interval})", type=option_type(_duration)
+        parser,
+        "--interval DURATION",
+        f"time between readings (default: {interval})",
+        type=option_type(_checked_duration),
     )
     add_option(
         parser,
@@ -87,35 +100,35 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read the metadata of all packages
     from gpumond.config.loading import ConfigurationFile
 
-    file = ConfigurationFile(arguments.config, flags(arguments))
+    file = ConfigurationFile(arguments.config, option_values(arguments))
     settings, last_valid = file.load_or_use_copy()
-    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, without_port=True)
+    return serve(settings, choose_source(settings.source), file.load, last_valid=last_valid, may_lack_port=True)
 
 
-def _duration(text: str) -> str:
+def _checked_duration(text: str) -> str:
     """Return a duration that has a unit as it is written, for the messages about it. Raises ValueError."""
     parse_seconds_argument(text)
     return text
 
 
-def flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name, None) for name in SETTINGS}
+def option_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name, None) for name in OPTION_SETTINGS}
 
 
 def serve(
     settings: Settings,
     source: str,
     reload: Callable[[], Settings],
-    pace: float = 1.0,
-    bound: Callable[[str], None] = lambda address: None,
+    diagnosis_speed: float = 1.0,
+    on_bound: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
-    without_port: bool = False,
+    may_lack_port: bool = False,
 ) -> int:
     """Run the daemon in this process until a signal stops it.
 
-    ``pace`` is the factor by which diagnosis time is accelerated. ``bound`` is called with the web UI's address when
+    ``diagnosis_speed``: how much faster diagnosis time passes. ``on_bound`` is called with the web UI's address when
     the port accepts connections. ``last_valid``: the content in effect instead of an invalid configuration file.
-    ``without_port``: do not end if another program uses the port.
+    ``may_lack_port``: do not end if another program uses the port.
     """
     import asyncio
 
@@ -124,13 +137,13 @@ def serve(
     log_limit = logs.configure_logging(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, pace, log_limit, bound, last_valid, without_port))
+    asyncio.run(server.serve(settings, source, reload, diagnosis_speed, log_limit, on_bound, last_valid, may_lack_port))
     return DONE
 
 
-def choose_source(name: str, sys: str = "/sys") -> str:
+def choose_source(name: str, sysfs: str = "/sys") -> str:
     """Resolve ``auto`` to a source for this machine. Raises SourceUnavailable if there is no driver."""
     if name != "auto":
         return name
-    found = detect_sources(sys)
-    return found[0].name if len(found) == 1 else "all"
+    sources = detect_sources(sysfs)
+    return sources[0].name if len(sources) == 1 else "all"

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, print_csv, print_error
-from gpumond.facts.errors import ConfigError, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, did_you_mean
 from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.frame import frame_view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
@@ -24,8 +24,12 @@ from gpumond.view.tables import (
 )
 from gpumond.view.text import output_width, wrap_text
 
-VERDICT = "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
-LIMIT = "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
+VERDICT_MEANING = (
+    "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
+)
+LIMIT_MEANING = (
+    "What each of the program's allocators may hold: live, cached and stranded memory. Overhead doesn't count."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
     columns = {share: SHARE_MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
-        "limit": LIMIT,
-        "verdict": VERDICT,
+        "limit": LIMIT_MEANING,
+        "verdict": VERDICT_MEANING,
     }
     meanings = (
         textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
@@ -57,38 +61,38 @@ def run(arguments: argparse.Namespace) -> int:
         client.get(arguments.url, "/-/healthy")
         return DONE
     if arguments.json and (arguments.names or arguments.device is not None or arguments.sort):
-        what = "NAME, --device and --sort can't be combined with --json, which always has all processes and GPUs"
-        raise ConfigError(f"{what}; filter it by pid or uuid, or use --csv")
+        options = "NAME, --device and --sort can't be combined with --json, which always has all processes and GPUs"
+        raise ConfigError(f"{options}; filter it by pid or uuid, or use --csv")
     device = None if arguments.device is None else client.resolve_device_uuid(arguments.url, arguments.device)
     frame = client.frame(arguments.url)
     if arguments.json:
         answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}
-        print(json.dumps(_combined(frame, answers), indent=2))
+        print(json.dumps(_combined_document(frame, answers), indent=2))
         return DONE
-    content, width = view_of_device(frame_view(frame), device), output_width()
-    known = {each for row in content.processes for each in (row.program, str(row.pid))}
+    shown, width = view_of_device(frame_view(frame), device), output_width()
+    known = {each for row in shown.processes for each in (row.program, str(row.pid))}
     if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or f"; {client.LISTS_PROGRAMS}"
+        hint = did_you_mean(missing[0], known) or LIST_PROGRAMS_HINT
         names = " or ".join(f"with pid {each}" if each.isdecimal() else f"named {each}" for each in missing)
         print_error(f"gpumond: no process {names} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
             return NOTHING_TO_DO
     if arguments.names:
-        content = view_of_programs(content, arguments.names)
+        shown = view_of_programs(shown, arguments.names)
     if arguments.sort == "waste":
-        content = replace(content, processes=tuple(sorted(content.processes, key=_waste, reverse=True)))
+        shown = replace(shown, processes=tuple(sorted(shown.processes, key=_waste, reverse=True)))
     if arguments.csv:
-        print_csv([row.sources.process for row in content.processes])
+        print_csv([row.sources.process for row in shown.processes])
         return DONE
     limit = None if arguments.wide else width
     tables = (
-        device_table(content, arguments.verbose, limit, bars=width is not None),
-        process_table(content, limit, waste=arguments.sort == "waste"),
+        device_table(shown, arguments.verbose, limit, bars=width is not None),
+        process_table(shown, limit, waste=arguments.sort == "waste"),
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
         "" if arguments.names else wrap_text(suspended_programs(frame, device), limit),
     )
-    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in note_paragraphs(content))
-    sections = (*tables, overhead_text(content) if arguments.verbose else "", *paragraphs)
+    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in note_paragraphs(shown))
+    sections = (*tables, overhead_text(shown) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE
 
@@ -98,9 +102,9 @@ def _waste(row: ProcessRow) -> int:
     return -1 if row.waste_bytes is None else row.waste_bytes
 
 
-def _combined(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
+def _combined_document(frame: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
     """Return one frame, keyed by the names of the routes. Only ``answers`` may be from a later frame."""
     snapshot = frame["snapshot"]
-    facts = {"seq": snapshot["seq"], **answers, "devices": snapshot["devices"], "agents": snapshot["reports"]}
-    facts["engines"] = snapshot.get("engines", [])
-    return facts | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts", "queue", "grants")}
+    document = {"seq": snapshot["seq"], **answers, "devices": snapshot["devices"], "agents": snapshot["reports"]}
+    document["engines"] = snapshot.get("engines", [])
+    return document | {name: frame[name] for name in ("processes", "ledger", "verdicts", "alerts", "queue", "grants")}

@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--columns NAMES",
         "columns of the process table, such as used,shares,command (default: those that you last chose with `c`)",
-        type=option_type(_names),
+        type=option_type(_parse_columns),
         default=(),
     )
     add_option(parser, "--json", "with --once: print JSON")
 
 
-def _names(text: str) -> Sequence[str]:
+def _parse_columns(text: str) -> Sequence[str]:
     from gpumond.top.processes import column_names
 
     return column_names(text)
@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             views = [frame_view(frame) for frame in frames]
             content = views[0] if len(views) == 1 else merge_views([*zip(short_names(urls), views, strict=True)])
-            completed = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
+            complete_command = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
             suspended = (wrap_text(suspended_programs(frame, device), output_width()) for frame in frames)
-            tables = (status_page(view_of_device(content, device), completed=completed), *suspended)
+            tables = (status_page(view_of_device(content, device), completed=complete_command), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:

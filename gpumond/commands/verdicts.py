@@ -22,21 +22,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     frame = client.frame(arguments.url)
-    found = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in PATTERN_NAMES]
+    verdicts = [each for each in frame["verdicts"] if arguments.all or each["kind"] not in PATTERN_NAMES]
     gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     header = ("GPU", ">PID", "VERDICT", "SINCE", ">TIME TO FULL", "SUMMARY")
-    nothing = "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"
+    nothing_found = (
+        "no problem found in the memory curves" if frame["verdicts"] else "no memory curve is long enough yet"
+    )
 
     def text() -> str:
-        shown = table(header, _rows(found, gpus)) if found else nothing
-        alerts = client.paragraph(_alerts(frame), arguments.url)
-        return "\n\n".join(filter(None, (shown, alerts)))
+        verdict_text = table(header, _rows(verdicts, gpus)) if verdicts else nothing_found
+        alerts = client.paragraph(_alerts_text(frame), arguments.url)
+        return "\n\n".join(filter(None, (verdict_text, alerts)))
 
-    print_result(arguments, found, text)
+    print_result(arguments, verdicts, text)
     return DONE
 
 
-def _alerts(frame: Mapping[str, Any]) -> str:
+def _alerts_text(frame: Mapping[str, Any]) -> str:
     """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
     programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
     shown = [
@@ -50,14 +52,15 @@ def _alerts(frame: Mapping[str, Any]) -> str:
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:
     for verdict in verdicts:
-        pid, left = verdict["pid"], verdict["time_to_full_seconds"]
+        pid, seconds_to_full = verdict["pid"], verdict["time_to_full_seconds"]
         yield [
             gpus.get(verdict["device_uuid"], "-"),
             "-" if pid is None else str(pid),
             verdict["kind"],
             time_text(verdict["since"]),
             "-"
-            if left is None
-            else rough_duration_text(left) + (" at peak use" if AT_PEAK_CONDITION in verdict["summary"] else ""),
+            if seconds_to_full is None
+            else rough_duration_text(seconds_to_full)
+            + (" at peak use" if AT_PEAK_CONDITION in verdict["summary"] else ""),
             verdict["summary"],
         ]

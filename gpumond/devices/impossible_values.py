@@ -107,7 +107,7 @@ def valid_usages(
         if not 0 < pid <= pid_max or (used is not None and used > limit):
             rejected += 1
             if rejected <= MAX_DETAILS:
-                impossible.append(f"pid {pid} with {used} bytes")
+                impossible.append(f"pid {pid}" if used is None else f"pid {pid} with {used} bytes")
             continue
         usage = merged.setdefault((pid, instance), DriverUsage(used, ()))
         if kind not in usage.kinds:

@@ -151,6 +151,9 @@ class ProtocolError(GpumondError):
         self.reason = reason
 
 
+LIST_PROGRAMS_HINT = "; to list the programs: gpumond status"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean NAME?`` with the most similar known name, else with up to three that contain the given
     one; empty without any.

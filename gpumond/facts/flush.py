@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
-from gpumond.facts.errors import NoSuchTarget, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget, did_you_mean
 from gpumond.facts.pools import DEFAULT_STEPS, FlushOutcome, Receipt, ordered_steps as ordered_steps
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
@@ -109,7 +109,7 @@ def no_agent_error(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarg
     """Return the error about a target without a program; it names the workload with the most similar name."""
     known = (report.workload for report in reports if target.uid in (None, report.uid))
     hint = did_you_mean(target.workload, known) if target.workload else ""
-    return NoSuchTarget(f"no program with an agent matches {target}{hint or '; `gpumond status` lists the programs'}")
+    return NoSuchTarget(f"no program with an agent matches {target}{hint or LIST_PROGRAMS_HINT}")
 
 
 def empty_receipt(

@@ -25,7 +25,7 @@ SHARE_MEANINGS: Mapping[str, str] = {
     "pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (usually less "
     "than a second ago).",
     "unattributed": "Used memory that the driver attributes to no process: left by an exited process, or managed "
-    "memory (cudaMallocManaged) of a program without an agent.",
+    "memory (cudaMallocManaged) that no agent reports.",
     "free": "Memory that isn't in use.",
     "reserved": "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
     "overcount": "Bytes by which the shares exceed the driver-reported usage, for example because "

@@ -137,7 +137,7 @@ def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], s
     if (local := _LOCAL_CALLER.fullmatch(name)) and (user := user_name(int(local[2]))):
         means = [local[1], "browser" if "/" in name else None]
         caller = f"{user} ({', '.join(filter(None, means))})" if any(means) else user
-    return f"gpumond for {requested_for} of {caller}" if requested_for else caller
+    return f"gpumond for {requested_for}, requested by {caller}" if requested_for else caller
 
 
 NEXT_UNIT_FROM = 999.95

@@ -59,16 +59,15 @@ VERDICT_KINDS = (
     ),
     VerdictKind(
         name="steady",
-        meaning="in the last 15 minutes, or since the start if that was more recent, memory has varied by at most 256 "
-        "MiB or 1% of the device's size, whichever is larger, or by at most 2% of this size if there "
-        "is no trend",
+        meaning="in the last 15 minutes, or since a more recent start, memory has varied by at most 256 MiB or 1% of "
+        "the device's size, whichever is larger (2% if there is no trend)",
         evidence="`level_bytes`, `range_bytes`",
         is_pattern=True,
     ),
     VerdictKind(
         name="churn",
-        meaning="within ten minutes, memory rises at least six times and falls at least six times, by more than 2% of "
-        "the device's size each time",
+        meaning="within ten minutes, memory rises and falls at least six times each, by more than 2% of the device's "
+        "size each time",
         evidence="`ups`, `downs`, `low_bytes`, `high_bytes`",
         is_pattern=True,
     ),
@@ -108,9 +107,9 @@ VERDICT_KINDS = (
     ),
     VerdictKind(
         name="fragmentation",
-        meaning="in the last hour, live and stranded memory peaked at 5% of the device's size or more, and live memory "
-        "alone at less than three quarters of this peak; in addition, the peak has grown, or an allocation was retried "
-        "in the last ten minutes",
+        meaning="in the last hour, live memory peaked at less than three quarters of the peak of live and stranded "
+        "memory, which is at least 5% of the device's size; in addition, that peak has grown, or an allocation was "
+        "retried in the last ten minutes",
         evidence="`fragmentation_ratio`, `peak_live_bytes`, `peak_kept_bytes` (live and stranded), `kept_growth_bytes`",
         remedy="set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before PyTorch 2.11) or, "
         "outside PyTorch, choose an asynchronous allocator; then restart the program",
@@ -128,8 +127,8 @@ VERDICT_KINDS = (
         meaning="the driver attributes memory to no running process: at least 512 MiB and 1% of the device's size, "
         "unchanged for a minute (on a busy device, at least 2%, unchanged for five minutes)",
         evidence="`unattributed_bytes` or `held_bytes`, `unchanged_seconds`",
-        remedy="if it is managed memory (cudaMallocManaged), start its program with gpumond run; otherwise, stop the "
-        "process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
+        remedy="if a program allocates managed memory through RMM, Numba or CuPy's memory pool, start it with gpumond "
+        "run; otherwise, stop the process that has the GPU open (fuser -v /dev/nvidia*), or reset the GPU",
     ),
     VerdictKind(
         name="idle-holder",

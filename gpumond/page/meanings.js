@@ -6,7 +6,7 @@ export const MEANINGS = {
   stranded: "Free memory that an allocator keeps and a flush can't release: fragmentation (PyTorch: inactive_split_bytes), private pools and arenas.",
   overhead: "Memory of the process outside the pools of known allocators: CUDA context, libraries, workspaces, NCCL, CUDA graphs, memory imported from other processes, and caches of libraries without an adapter.",
   opaque: "Memory that can't be broken down: all of a process without an agent, or with one that has reported no pool; a pool that doesn't count live bytes; what a process has taken since its agent's last report (usually less than a second ago).",
-  unattributed: "Used memory that the driver attributes to no process: left by an exited process, or managed memory (cudaMallocManaged) of a program without an agent.",
+  unattributed: "Used memory that the driver attributes to no process: left by an exited process, or managed memory (cudaMallocManaged) that no agent reports.",
   free: "Memory that isn't in use.",
   reserved: "Memory that the driver or the firmware keeps for itself (not PyTorch's memory_reserved).",
   overcount: "Bytes by which the shares exceed the driver-reported usage, for example because the driver counts shared memory for each process.",

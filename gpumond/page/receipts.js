@@ -25,7 +25,7 @@ const COLUMNS = [
   { title: "Expected at start", text: ({ expected }) => amount(expected), none: "Unknown.", number: true },
   { title: "Released", text: ({ released_bytes: bytes }) => amount(bytes), none: "No allocator releases memory here.", number: true },
   { title: "Driver", text: ({ driver_released_bytes: bytes }) => amount(bytes), none: "Not reported by the driver. (A resumption releases nothing.)", number: true },
-  { title: "By", text: ({ requested_by: by, requested_for: program }) => (program ? `gpumond for ${program} of ` : "") + callerText(by) },
+  { title: "By", text: ({ requested_by: by, requested_for: program }) => (program ? `gpumond for ${program}, requested by ` : "") + callerText(by) },
   { title: "Remarks", text: remarks, long: true },
 ];
 

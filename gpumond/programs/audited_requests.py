@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpumond.facts.errors import NoSuchTarget
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, RequestKind
 from gpumond.facts.snapshot import AgentReport
 from gpumond.programs.agent_server import ANSWER_TIMEOUT_SECONDS, AgentServer, identity_of
@@ -113,7 +113,7 @@ class AuditedRequests:
     def _report(self, pid: int, uid: int | None) -> AgentReport:
         report = next((report for report in self._agents.reports() if report.pid == pid), None)
         if report is None:
-            raise NoSuchTarget(f"no program with an agent has pid {pid}; `gpumond status` lists the programs")
+            raise NoSuchTarget(f"no program with an agent has pid {pid}{LIST_PROGRAMS_HINT}")
         if uid not in (None, report.uid):
             raise NoSuchTarget(
                 f"pid {pid} is another user's program; requests to it require an administrator: root, "

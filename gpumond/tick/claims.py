@@ -14,6 +14,7 @@ from typing import Any
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import OTHER, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ExcessClaim, Fault, Snapshot
+from gpumond.facts.units import distinct_size_texts
 
 MAX_POOLS = 32
 """Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
@@ -310,10 +311,8 @@ def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
 
 
 def _excess_fault(excess: ExcessClaim, device: DeviceReading) -> Fault:
-    detail = (
-        f"the agent of pid {excess.pid} claims {excess.claimed_bytes} B on GPU {device.index}, but the driver counts "
-        f"{excess.limit_bytes} B"
-    )
+    claimed, counted = distinct_size_texts(excess.claimed_bytes, excess.limit_bytes)
+    detail = f"the agent of pid {excess.pid} claims {claimed} on GPU {device.index}, but the driver counts {counted}"
     return Fault("agent", "report_exceeds_driver", None, detail)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.commands.run import INJECT, environment
+from gpumond.commands.run import INJECT_DIRECTORY, environment
 from tests.agent.driver import run as run_program
 from tests.helpers.agent_daemon import FAKES, SECONDS
 
@@ -32,7 +32,7 @@ def run(code: str, library: Path, **values: str) -> list[str]:
     metadata = library / "comfy_aimdo-0.6.0.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: comfy-aimdo\nVersion: 0.6.0\n")
-    path = f"{INJECT}:{FAKES}:{library}"
+    path = f"{INJECT_DIRECTORY}:{FAKES}:{library}"
     return run_program(PROGRAM + code, library, "cc", **{"GPUMOND_AGENT": "1", "PYTHONPATH": path} | values)
 
 

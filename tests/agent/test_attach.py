@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond import __version__
-from gpumond.commands.attach import CannotAttach, attach
+from gpumond.commands.attach import AttachError, attach
 from gpumond.facts.messages import Hello, Report
 from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment, finished, host
 
@@ -56,7 +56,7 @@ def test_failed_start_is_reported_with_its_reason(program: subprocess.Popen[str]
 
 
 def test_attach_to_an_unresponsive_program_times_out(program: subprocess.Popen[str]) -> None:
-    with pytest.raises(CannotAttach, match=r"didn't respond within 0\.1 s") as refused:
+    with pytest.raises(AttachError, match=r"didn't respond within 0\.1 s") as refused:
         attach(program.pid, {}, 0.1, lambda pid, path: None)
     for path in set(attach_directories()):
         if str(path) in str(refused.value):
@@ -69,7 +69,7 @@ def test_invalid_answer_is_refused(program: subprocess.Popen[str], text: bytes) 
     def answer_with_text(pid: int, path: str) -> None:
         Path(path).with_name("answer").write_bytes(text)
 
-    with pytest.raises(CannotAttach, match="response is invalid"):
+    with pytest.raises(AttachError, match="response is invalid"):
         attach(program.pid, {}, SECONDS, answer_with_text)
 
 
@@ -77,7 +77,7 @@ def test_answer_is_not_read_through_a_symbolic_link(program: subprocess.Popen[st
     def answer_with_a_link(pid: int, path: str) -> None:
         Path(path).with_name("answer").symlink_to("/etc/passwd")
 
-    with pytest.raises(CannotAttach, match="response is invalid"):
+    with pytest.raises(AttachError, match="response is invalid"):
         attach(program.pid, {}, SECONDS, answer_with_a_link)
 
 
@@ -94,7 +94,7 @@ def test_refusal_states_reason_and_remedy(program: subprocess.Popen[str], error:
         raise error
 
     before = attach_directories()
-    with pytest.raises(CannotAttach, match=words):
+    with pytest.raises(AttachError, match=words):
         attach(program.pid, {}, SECONDS, fail)
     assert attach_directories() == before
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.commands.run import INJECT, add_arguments, environment
+from gpumond.commands.run import INJECT_DIRECTORY, add_arguments, environment
 from gpumond.facts.messages import Hello, Report
 from tests.helpers.agent_daemon import SECONDS, FakeDaemon, environment as own_environment, finished, host
 
@@ -89,7 +89,10 @@ def test_search_path_and_sitecustomize_of_the_user_are_kept(tmp_path: Path) -> N
     environ = environment(own_environment("/nowhere", tmp_path), None, None)
     own = os.fspath(tmp_path / "sitecustomize.py")
     with host(code, environ) as process:
-        assert finished(process).splitlines() == [f"own {own}", f"{own} {tmp_path} {INJECT}{os.pathsep}{tmp_path}"]
+        assert finished(process).splitlines() == [
+            f"own {own}",
+            f"{own} {tmp_path} {INJECT_DIRECTORY}{os.pathsep}{tmp_path}",
+        ]
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "import no_such_module"])
@@ -108,7 +111,7 @@ def test_environment_without_gpumond_uses_the_one_that_started_it(daemon: FakeDa
     code = "import os, sys; os.chdir('/'); import sitecustomize; sys.stdin.read(); print(*sys.path, sep='\\n')"
     with host(code, environment(own_environment(daemon.path), "isolated", None), "-S") as process:
         assert daemon.wait_message(Hello, process.pid).workload == "isolated"
-        assert os.fspath(Path(INJECT).parents[2]) not in finished(process).splitlines()
+        assert os.fspath(Path(INJECT_DIRECTORY).parents[2]) not in finished(process).splitlines()
 
 
 def test_injector_does_nothing_without_the_variable() -> None:
@@ -120,7 +123,7 @@ def test_injector_does_nothing_without_the_variable() -> None:
 
 def test_nested_run_injects_once() -> None:
     once = environment({"PYTHONPATH": "a::b"}, "w", None)
-    assert once["PYTHONPATH"] == f"{INJECT}{os.pathsep}a::b"
+    assert once["PYTHONPATH"] == f"{INJECT_DIRECTORY}{os.pathsep}a::b"
     assert environment(once, None, None)["PYTHONPATH"] == once["PYTHONPATH"]
 
 
@@ -133,7 +136,7 @@ def test_options_of_the_command_are_passed_to_it() -> None:
 
 def test_injector_is_valid_syntax_in_older_pythons() -> None:
     """A tool that the program calls may run in an older Python, which would report a syntax error on stderr."""
-    text = (Path(INJECT) / "sitecustomize.py").read_text()
+    text = (Path(INJECT_DIRECTORY) / "sitecustomize.py").read_text()
     newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.Match)
     nodes = list(ast.walk(ast.parse(text)))
     assert not [node for node in nodes if isinstance(node, newer)]
@@ -224,7 +227,7 @@ def site(tmp_path: Path) -> Path:
     """Directory with the package and the files that the wheel installs next to it."""
     directory = tmp_path / "site-packages"
     shutil.copytree(Path(__file__).parents[2] / "deploy" / "site-packages", directory)
-    (directory / "gpumond").symlink_to(Path(INJECT).parents[1])
+    (directory / "gpumond").symlink_to(Path(INJECT_DIRECTORY).parents[1])
     return directory
 
 
@@ -246,9 +249,9 @@ def test_start_of_python_starts_the_agent_if_the_variable_is_set(
 @pytest.mark.parametrize("start", [SITE, SITE_3_15], ids=["pth", "start"])
 def test_start_of_python_with_a_broken_package_prevents_no_program(site: Path, start: str) -> None:
     (site / "gpumond").unlink()
-    shutil.copytree(INJECT, site / "gpumond" / "agent" / "inject")
+    shutil.copytree(INJECT_DIRECTORY, site / "gpumond" / "agent" / "inject")
     (site / "gpumond" / "__init__.py").touch()
-    autostart = Path(INJECT).with_name("autostart.py").read_text()
+    autostart = Path(INJECT_DIRECTORY).with_name("autostart.py").read_text()
     (site / "gpumond" / "agent" / "autostart.py").write_text(autostart)
     (site / "gpumond" / "agent" / "__init__.py").write_text("print('loaded'); 1 / 0")
     code = f"{start.format(os.fspath(site))} print('well')"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.commands.run import INJECT
+from gpumond.commands.run import INJECT_DIRECTORY
 from tests.agent.driver import SHOW, run as run_program
 from tests.helpers.agent_daemon import FAKES
 
@@ -20,7 +20,9 @@ from gpumond.agent import flush, report
 
 
 def run(code: str, library: Path, gpus: str = "c", **values: str) -> list[str]:
-    return run_program(PROGRAM + code, library, gpus, GPUMOND_AGENT="1", PYTHONPATH=f"{INJECT}:{FAKES}", **values)
+    return run_program(
+        PROGRAM + code, library, gpus, GPUMOND_AGENT="1", PYTHONPATH=f"{INJECT_DIRECTORY}:{FAKES}", **values
+    )
 
 
 @pytest.mark.parametrize(

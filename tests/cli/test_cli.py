@@ -19,8 +19,8 @@ import pytest
 
 from gpumond.cli.arguments import parse_address
 from gpumond.cli.client import DEFAULT_URL
-from gpumond.commands.main import commands, main, make_parser, options_last
-from gpumond.commands.serve import add_arguments, choose_source, flags
+from gpumond.commands.main import commands, main, make_parser, with_options_last
+from gpumond.commands.serve import add_arguments, choose_source, option_values
 from gpumond.config.loading import load_settings
 from gpumond.facts.errors import ConfigError, SourceUnavailable
 from tests.helpers import forks
@@ -60,8 +60,8 @@ def test_examples_are_valid(name: str, example: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("stats",), "unknown command 'stats'; did you mean status?"),
-        (("export",), "unknown command 'export'; did you mean record?"),
+        (("stats",), "unknown command 'stats'; did you mean gpumond status?"),
+        (("export",), "unknown command 'export'; did you mean gpumond record?"),
         (("silence", "delete", "--all"), "gpumond silence delete: unknown option '--all'"),
         (("flush", "--devcie", "0"), "unknown option '--devcie'; did you mean --device?"),
         (("run", "--device", "0", "--", "true"), "unknown option '--device'; did you mean --need-device?"),
@@ -97,7 +97,7 @@ def test_examples_are_valid(name: str, example: str):
             "--for '1': expected a unit, as in 1s, 1m or 1h",
         ),
         (("serve", "--interval", "0.5"), "--interval '0.5': expected a unit, as in 0.5s, 0.5m or 0.5h"),
-        (("fleet", "wakeup"), "unknown command 'wakeup'; did you mean wake?"),
+        (("fleet", "wakeup"), "unknown subcommand 'wakeup'; did you mean gpumond fleet wake?"),
         (("flush", "--pid", "x"), "--pid 'x': must be a whole number above 0"),
         (("flush", "0"), "NAME '0': a pid is above 0"),
         (("flush", "--timeout", "-5s"), "--timeout: expected a value"),
@@ -156,7 +156,7 @@ def test_options_are_accepted_on_either_side_of_each_argument(words: str):
     options = given[len(arguments) :]
     for position in range(len(arguments) + 1):
         mixed = [*arguments[:position], *options, *arguments[position:]]
-        assert parser.parse_args([command, *options_last(parsers[command], mixed)]) == expected
+        assert parser.parse_args([command, *with_options_last(parsers[command], mixed)]) == expected
 
 
 INTERRUPT = "import os, signal\ndef interrupt(*_): os.kill(os.getpid(), signal.SIGINT)\n"
@@ -185,7 +185,9 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
     if arguments:
         (line,) = refused.stderr.splitlines()
         own = (
-            "`gpumond --help` lists the commands" if arguments[0] == "xyzzy" else f"see `gpumond {arguments[0]} --help`"
+            "to list the commands: gpumond --help"
+            if arguments[0] == "xyzzy"
+            else f"see `gpumond {arguments[0]} --help`"
         )
         assert line.endswith(own)
 
@@ -378,7 +380,7 @@ def test_flags_of_prometheus_exporters_are_accepted(tmp_path: Path):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_arguments(parser)
     given = ["--web.listen-address", ":9400", "--web.config.file", str(web), "--log.level", "debug"]
-    settings = load_settings(None, flags(parser.parse_args(given)), environ={})
+    settings = load_settings(None, option_values(parser.parse_args(given)), environ={})
     assert (settings.listen, settings.web_config, settings.log_level) == ("0.0.0.0:9400", web, "debug")
 
 

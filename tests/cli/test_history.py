@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from gpumond.cli.arguments import parse_time_argument
-from gpumond.commands.history import past_time
+from gpumond.commands.history import parse_past_time
 from gpumond.commands.main import main
 from gpumond.view.moments import table_at
 from gpumond.view.text import exact_time_text
@@ -131,7 +131,7 @@ def test_unknown_name_is_nothing_to_show_with_the_nearest_one(fake: FakeDaemon, 
     assert capsys.readouterr().err.endswith("Z; choose a longer --last\n")
     fake.answers["/api/v1/status"] = (200, {"started_at": time.time()})
     assert shown(fake, "zzz") == 3, "a longer --last would find no more"
-    assert capsys.readouterr().err.endswith("since the daemon's start; `gpumond status` lists the programs\n")
+    assert capsys.readouterr().err.endswith("since the daemon's start; to list the programs: gpumond status\n")
     fake.answers["/api/v1/history/shares"] = (404, {"detail": "no history"})
     assert shown(fake, "99") == 3
     assert "no history for 99" in capsys.readouterr().err
@@ -207,11 +207,11 @@ NOW = 1_795_847_400.0
     ],
 )
 def test_time_is_a_clock_an_iso_time_or_how_long_ago(text: str, ago: float):
-    assert NOW - past_time(text, NOW) == ago
+    assert NOW - parse_past_time(text, NOW) == ago
 
 
 def test_time_is_shown_as_it_was_given():
-    assert past_time("5m", NOW + 0.7) == NOW - 300.0
+    assert parse_past_time("5m", NOW + 0.7) == NOW - 300.0
     assert [exact_time_text(NOW + seconds) for seconds in (0.0, 0.5, 0.05, 0.9999)] == [
         "2026-11-28 06:30:00Z",
         "2026-11-28 06:30:00.5Z",
@@ -231,4 +231,4 @@ def test_time_ahead_is_the_next_clock_an_iso_time_or_in_how_long(text: str, late
 @pytest.mark.parametrize(("text", "why"), [("noon", "expected HH:MM"), ("2030-01-01", "must not be in the future")])
 def test_other_times_are_wrong(text: str, why: str):
     with pytest.raises(ValueError, match=why):
-        past_time(text, NOW)
+        parse_past_time(text, NOW)

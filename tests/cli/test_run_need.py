@@ -159,7 +159,7 @@ def test_neighbor_is_flushed_for_a_program_that_waits(daemon: RunningDaemon, sta
     )
     assert receipt["requested_for"] == f"pid {waiting.pid}"
     by = f"{pwd.getpwuid(os.geteuid()).pw_name} (token)"
-    caller = f"gpumond for pid {waiting.pid} of {by}"
+    caller = f"gpumond for pid {waiting.pid}, requested by {by}"
     assert all(caller in daemon.run(command).stdout for command in ("receipts", "events"))
     audit = daemon.run("audit").stdout
     assert f"{by}  automatically requested a flush of pid {neighbor.pid}" in audit

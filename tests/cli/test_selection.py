@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.cli.arguments import add_target
-from gpumond.cli.client import COMMANDS, DEFAULT_URL, command_line, program_command, with_commands
+from gpumond.cli.client import COMMANDS_IN_TEXTS, DEFAULT_URL, command_line, program_command, with_commands
 from gpumond.commands.main import commands
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.quota import EffectiveQuota, GrantedRequest, QueuedRequest
@@ -372,7 +372,7 @@ def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.
 
 
 def test_commands_of_texts_are_commands():
-    assert set(COMMANDS.split()) <= commands().keys()
+    assert set(COMMANDS_IN_TEXTS.split()) <= commands().keys()
 
 
 def test_queue_as_json_has_what_flushes_would_return():

@@ -180,7 +180,7 @@ def test_named_programs_are_shown_with_their_devices_and_what_concerns_them(caps
         assert main(["status", "trian", "--url", fake.url]) == 3
         assert capsys.readouterr().out == ""
         assert main(["status", "nobody", "--url", fake.url]) == 3
-        assert capsys.readouterr().err.endswith("nobody uses a GPU; `gpumond status` lists the programs\n")
+        assert capsys.readouterr().err.endswith("nobody uses a GPU; to list the programs: gpumond status\n")
 
 
 def test_processes_are_sorted_by_waste_and_are_csv(capsys: pytest.CaptureFixture[str]):

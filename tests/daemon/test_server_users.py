@@ -81,7 +81,7 @@ for path, body in json.loads(sys.argv[2]): print(*ask(path, body))
         command = [sys.executable, "-c", program, str(daemon.directory / "api.sock"), json.dumps(asked)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.stdout.splitlines() == [
-            "404 no program with an agent matches pid 1 (uid 4242); `gpumond status` lists the programs",
+            "404 no program with an agent matches pid 1 (uid 4242); to list the programs: gpumond status",
             "403 uid:4242 lacks the `admin` scope; ask an administrator, or use a token that has it",
             "403 uid:4242 lacks the `admin` scope; ask an administrator, or use a token that has it",
         ], done.stderr

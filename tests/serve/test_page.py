@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gpumond.commands.demo import PACE
+from gpumond.commands.demo import DIAGNOSIS_SPEED
 from gpumond.events import EventKind
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MAX_MISSED_READINGS
@@ -172,8 +172,8 @@ def test_modules_that_cannot_be_joined_are_refused(values: str, reason: str):
 
 
 def test_page_states_the_pace_of_the_demo():
-    assert f"diagnosis is {PACE:.0f} times as fast" in TEXT["/"]
-    assert f"takes {60 / PACE:.0f} s" in TEXT["/"]
+    assert f"diagnosis is {DIAGNOSIS_SPEED:.0f} times as fast" in TEXT["/"]
+    assert f"takes {60 / DIAGNOSIS_SPEED:.0f} s" in TEXT["/"]
 
 
 def test_page_is_small():

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from gpumond.commands.demo import NEED_GIB
+from gpumond.commands.demo import NEEDED_GIB
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.units import GIB
 from gpumond.sim.allocator import ProgramMemory
@@ -105,7 +105,7 @@ def test_largest_batch_does_not_fit_beside_an_idle_program(device: SimDevice) ->
 
 def test_pretrain_fits_only_without_the_idle_program_and_ends(device: SimDevice) -> None:
     beside = min(now.held_bytes for now in minutes("idle", device, 2)[60:])
-    need, overhead = NEED_GIB * GIB, 256 * MIB
+    need, overhead = NEEDED_GIB * GIB, 256 * MIB
     assert need + beside > SIZE
     memory, seconds = ProgramMemory(device), [0.0]
 

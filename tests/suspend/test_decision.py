@@ -200,7 +200,7 @@ def test_grant_that_is_not_used_yet_counts_as_held():
         ({"workload": "trian"}, "no program that has an agent or is suspended matches trian; did you mean train?"),
         (
             {"pid": 11},
-            "no program that has an agent or is suspended matches pid 11; `gpumond status` lists the programs",
+            "no program that has an agent or is suspended matches pid 11; to list the programs: gpumond status",
         ),
         ({"all": True}, "no program is suspended"),
     ],

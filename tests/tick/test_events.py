@@ -143,7 +143,10 @@ def test_suspension_and_resumption_make_events_with_the_program_that_waited():
     runs, rests = make_frame(), make_frame(suspended_programs=(program,))
     (event,) = between(runs, rests, suspensions=(receipt,))
     assert (event.kind, event.device_uuid, event.pid, event.workload) == ("suspend", UUID, 10, "lab")
-    assert event.summary == "lab (pid 10, 9.0 GiB) on GPU 0 was suspended by gpumond for pretrain (pid 7) of root"
+    assert (
+        event.summary
+        == "lab (pid 10, 9.0 GiB) on GPU 0 was suspended by gpumond for pretrain (pid 7), requested by root"
+    )
     assert ("requested_for", "pretrain (pid 7)") in event.details
     back = replace(receipt, action="resume", outcome="resumed", requested_by="SIGCONT", requested_for="")
     (event,) = between(rests, runs, suspensions=(back,))

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from gpumond.commands.serve import SETTINGS as FLAGS
+from gpumond.commands.serve import OPTION_SETTINGS as FLAGS
 from gpumond.config.settings import ONLY_IN_FILE, RELOADABLE, SettingsConfig
 
 HEADER = """\
@@ -90,8 +90,8 @@ a restart. If the file is invalid, the daemon keeps its settings, and `gpumond d
 [fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
 certificate: the daemon uses it within a second.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory, readable only by its
-user. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. It can't read
+The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's user
+can read it. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. It can't read
 `state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default
 directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status 2.
 

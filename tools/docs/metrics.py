@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from gpumond.metrics import dcgm
@@ -45,11 +46,19 @@ sum by (label_team) (
 )
 ```
 
-## Metrics about GPUs and programs
-
-| name | type | labels | meaning |
-|---|---|---|---|
 """
+
+SECTIONS: Mapping[str, str] = {
+    "Memory": "memory|machine",
+    "Devices": "device",
+    "Owners": "owner",
+    "Allocators' pools": "pool",
+    "Processes": "process|agent|cgroup|host_pool|oom",
+    "Steps and measured scopes": "steps?|scope",
+    "Serving engines": "engine",
+    "Verdicts, alerts and the driver": ".*",
+}
+"""Titles, and the beginnings of the metrics' names, after ``gpumond_``; a metric is in the first section that fits."""
 
 OWN = """
 ## Metrics about the daemon
@@ -101,7 +110,7 @@ LEFT_OUT: Mapping[str, str] = {
 
 
 def document() -> str:
-    ours = HEADER + "\n".join(sorted(frame_rows())) + "\n" + OWN + "\n".join(sorted(own_rows())) + "\n"
+    ours = HEADER + "".join(sections()) + OWN + "\n".join(sorted(own_rows())) + "\n"
     theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
     return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
@@ -114,9 +123,22 @@ def dcgm_row(family: dcgm.DcgmFamily) -> str:
     return f"| {family.name(False)} | {former} |\n"
 
 
-def frame_rows() -> Iterator[str]:
-    for family in FAMILIES:
-        yield row(family.name, family.kind, family.labels, family.help)
+def sections() -> Iterator[str]:
+    """Yield a table for each section; above it, the labels that all of its metrics have."""
+    left = list(FAMILIES)
+    for title, names in SECTIONS.items():
+        own = [family for family in left if re.match(rf"gpumond_({names})(_|$)", family.name)]
+        left = [family for family in left if family not in own]
+        common = [label for label in own[0].labels if all(label in family.labels for family in own)]
+        yield f"\n## {title}\n"
+        if common:
+            *others, last = (f"`{label}`" for label in common)
+            labels = f"{', '.join(others)} and {last}" if others else last
+            yield f"\nAll of these metrics have the label{'s' * bool(others)} {labels}.\n"
+        yield f"\n| name | type | {'other ' * bool(common)}labels | meaning |\n|---|---|---|---|\n"
+        for family in sorted(own, key=lambda family: family.name):
+            labels_left = tuple(label for label in family.labels if label not in common)
+            yield row(family.name, family.kind, labels_left, family.help) + "\n"
 
 
 def own_rows() -> Iterator[str]:

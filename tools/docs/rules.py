@@ -10,6 +10,7 @@ from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
+from gpumond.metrics.catalog import FAMILIES
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
 from tools.docs.figures import wrapped
@@ -111,6 +112,11 @@ VALUES_NOTE = (
     "also contain `{value}` and `{threshold}`."
 )
 
+SENSORS_NOTE = (
+    "These values have the meaning of the [metric](metrics.md#devices) `gpumond_device_VALUE` (of a counter: "
+    "`gpumond_device_VALUE_total`):"
+)
+
 
 def document() -> str:
     return "\n".join([HEADER, *built_in(), *values()]) + "\n"
@@ -137,10 +143,22 @@ def values() -> Iterator[str]:
     yield f"\n## Values\n\n{wrapped(VALUES_NOTE)}"
     for scope in VALUES:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
-        for (unit, meaning), group in groupby(names(scope), key=lambda entry: entry[1:]):
+        rows = list(names(scope))
+        sensors = [row for row in rows if scope == "device" and is_metric(*row)]
+        for (unit, meaning), group in groupby([row for row in rows if row not in sensors], key=lambda row: row[1:]):
             yield f"| {', '.join(name for name, *_ in group)} | {unit} | {meaning} |"
+        if sensors:
+            yield f"\n{wrapped(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
+        for unit in dict.fromkeys(unit for _, unit, _ in sensors):
+            yield f"| {unit} | {', '.join(name for name, of, _ in sensors if of == unit)} |"
         yield from listed("label to match", {name: match_keys(name) for name in VALUES}, scope)
         yield from listed("placeholder", PLACEHOLDERS, scope)
+
+
+def is_metric(name: str, unit: str, meaning: str) -> bool:
+    """Say whether a metric has the value's name and meaning."""
+    metric = f"gpumond_device_{name.split('`')[1]}"
+    return any(as_item(family.help) == meaning for family in FAMILIES if family.name in (metric, f"{metric}_total"))
 
 
 def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:

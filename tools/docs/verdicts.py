@@ -13,16 +13,14 @@ A verdict is gpumond's diagnosis of the memory curve of a device or process. [Di
 explains the method, and [When a leak is reported](../explanation/leak-detection.md#when-a-leak-is-reported) lists the
 times after which growth becomes a `leak`.
 
-There are three types of verdicts:
-
 - A *problem* has a remedy. [Rules](rules.md) with the `device` or `process` scope can use it as a value, with `_`
   instead of `-` in its name.
-- A *pattern* describes healthy memory use. A device or process has at most one pattern.
+- A *pattern* describes healthy memory use. A device or process has at most one.
 - An *informational* verdict is neither.
 
-`gpumond verdicts --all` and `GET /api/v1/verdicts` list all active verdicts. The metric `gpumond_verdict` doesn't
-include patterns. The column *evidence* lists the names in the API's `evidence` key. A `leak` also has a `form`:
-`linear`, `stairs` or `load-proportional`.
+`gpumond verdicts --all` and `GET /api/v1/verdicts` list all active verdicts, and the metric `gpumond_verdict` all
+except patterns. *Evidence* lists the names in the API's `evidence` key. A `leak` also has a `form`: `linear`, `stairs`
+or `load-proportional`.
 
 | kind | type | meaning | evidence | remedy |
 |---|---|---|---|---|

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from signal import strsignal
 from typing import Literal
 
 from gpumond.devices import NO_INDEX
@@ -403,7 +404,7 @@ class Supervisor:
         if child.unavailable:
             delay = backoff_seconds(1.0, self._failures, MAX_RETRY_SECONDS)
         else:
-            detail = f"the driver process exited with {child.process.poll()}"
+            detail = f"the driver process {_exit_text(child.process.poll())}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             delay = self._restart_seconds()
             self._crashed_at.append(place)
@@ -443,6 +444,12 @@ class Supervisor:
                 log.info("source %s is up, driver %s", before.name, known.driver_version or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
+
+
+def _exit_text(status: int | None) -> str:
+    if status is None:
+        return "closed its output"
+    return f"exited with status {status}" if status >= 0 else f"was ended by signal {-status} ({strsignal(-status)})"
 
 
 def sum_xid_errors(first: Iterable[XidErrors], second: Iterable[XidErrors]) -> tuple[XidErrors, ...]:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])
             print(client.paragraph(text, arguments.url))
     if arguments.json and answers:
-        print(client.as_json(arguments, answers))
+        print(client.answers_json(arguments, answers))
     return status
 
 
@@ -178,7 +178,7 @@ class SnapshotCommand:
                 subject = "" if arguments.pid is not None else f"{program}: "
                 print(f"{subject}wrote {size_text(dump['size_bytes'])} ({dump['allocator']}) to {where}")
         if arguments.json and answers:
-            print(client.as_json(arguments, answers))
+            print(client.answers_json(arguments, answers))
         return status
 
 
@@ -236,7 +236,7 @@ class LimitCommand:
         if not answers:
             return status
         if arguments.json:
-            print(client.as_json(arguments, answers, "limits"))
+            print(client.answers_json(arguments, answers, "limits"))
             return status
         gpus, frame = client.gpu_names(arguments.url), client.frame(arguments.url)
         names = {each["pid"]: each["workload"] or each["comm"] for each in frame["processes"]}

@@ -105,7 +105,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     html_report.check_report_path(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
-        client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout=30)
+        client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout_seconds=30)
         found = _wait(arguments.url, route, arguments.duration)
     else:
         found = client.get(arguments.url, route)

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         body["plan"] = arguments.plan
     try:
-        answer = client.post(arguments.url, "/api/v1/flushes", body, timeout=20 * arguments.timeout + 30)
+        answer = client.post(arguments.url, "/api/v1/flushes", body, timeout_seconds=20 * arguments.timeout + 30)
     except DaemonError as error:
         print_error(f"gpumond: {with_option_names(with_typed_option(error, arguments))}")
         if "receipts" not in error.problem:

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _test_receiver(arguments: argparse.Namespace) -> int:
     name = urllib.parse.quote(arguments.name, safe="")
-    result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout=30)
+    result = client.post(arguments.url, f"/api/v1/receivers/{name}/test", {}, timeout_seconds=30)
 
     def text() -> str:
         status = "" if result["status"] is None else f" with status {result['status']}"

@@ -89,7 +89,7 @@ def _add(arguments: argparse.Namespace) -> int:
             remedy = did_you_mean(name, sorted(labels)) or f"; the labels are {', '.join(sorted(labels))}"
             raise ConfigError(f"no rule's alerts have the label {name}{remedy}")
     try:
-        entry = client.post(arguments.url, ROUTE, body, timeout=30)
+        entry = client.post(arguments.url, ROUTE, body, timeout_seconds=30)
     except DaemonError as error:
         raise DaemonError(re.sub(r"^matchers(\.\d+)?:", "MATCHER:", str(error)), error.status, error.problem) from None
     print_result(arguments, entry, lambda: _created(entry))

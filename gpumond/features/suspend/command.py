@@ -65,13 +65,13 @@ def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, An
     """
     try:
         with announce_if_slow("waiting until the daemon has moved the memory", LONG_SECONDS):
-            answer = client.post(arguments.url, path, body, timeout=SECONDS)
+            answer = client.post(arguments.url, path, body, timeout_seconds=SECONDS)
         waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
         if waiting:
             for each in waiting:
                 print_error(f"gpumond resume: waiting: {printable(each['reason'])}")
             done = [each for each in answer["receipts"] if each not in waiting]
-            answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout=SECONDS)
+            answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout_seconds=SECONDS)
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
         print_error(f"gpumond: {with_typed_option(error, arguments)}")

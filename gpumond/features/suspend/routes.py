@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import ConfigDict, Field, model_validator
 
 from gpumond.config.models import EncodableModel
-from gpumond.facts.errors import NoSuchTarget, did_you_mean
+from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget, did_you_mean
 from gpumond.facts.flush import Target, no_agent_error
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.program import ProcessKey
@@ -208,7 +208,7 @@ def nothing_to_resume(
     if any(target.matches(each.pid, each.workload) for each in reports):
         return NoSuchTarget(f"{name} isn't suspended")
     known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
-    hint = did_you_mean(target.workload or "", known) or "; `gpumond status` lists the programs"
+    hint = did_you_mean(target.workload or "", known) or LIST_PROGRAMS_HINT
     return NoSuchTarget(f"no program that has an agent or is suspended matches {name}{hint}")
 
 

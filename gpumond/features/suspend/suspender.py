@@ -331,7 +331,7 @@ class Suspender:
         began = self._clock.monotonic()
         if snapshot is None or report is None or key.start_ticks is None:
             return replace(
-                receipt, reason="no program with an agent has this pid", remedy="gpumond status lists the programs"
+                receipt, reason="no program with an agent has this pid", remedy="to list the programs: gpumond status"
             )
         async with self._suspension_lock, self._lock(key):
             refused = await self._refusal(snapshot, report, request)
