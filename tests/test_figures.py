@@ -7,11 +7,11 @@ from string import Formatter
 import pytest
 
 from bench.tables import LINES, medians, memory_ratio, peers_table, ratios
-from tools.docs.figures import Figure, outdated, wrapped
+from tools.docs.figures import Figure, outdated_documents, wrap
 
 
 def test_figures_of_documents_are_those_of_the_result_files():
-    assert [str(path) for path, _ in outdated()] == [], "run `make docs`"
+    assert [str(path) for path, _ in outdated_documents()] == [], "run `make docs`"
 
 
 def test_figure_has_keys_lists_units_and_formats():
@@ -29,7 +29,7 @@ def test_figure_that_does_not_exist_is_refused(field: str):
 
 def test_wrapped_text_keeps_tables_items_and_code():
     text = "| a | b |\n|---|---|\n\n- one\n  two\n- " + "word " * 22 + "`python -m bench.x`"
-    table, items = wrapped(text).split("\n\n")
+    table, items = wrap(text).split("\n\n")
     assert table == "| a | b |\n|---|---|"
     first, *others = items.splitlines()
     assert first == "- one two"
