@@ -6,7 +6,7 @@ from string import Formatter
 
 import pytest
 
-from bench.tables import LINES, medians, memory_ratio, peers_table, ratios
+from bench.tables import LINE_TITLES, medians, memory_ratio, peers_table, ratios
 from tools.docs.figures import Figure, outdated_documents, wrap
 
 
@@ -45,7 +45,9 @@ def test_values_are_medians_and_ratios_are_paired():
 
 
 def test_comparison_has_the_values_of_each_peer_and_the_reason_for_each_that_is_absent():
-    measures = {measure: 2.0 for line in LINES.values() for _, measure, _, _ in Formatter().parse(line) if measure}
+    measures = {
+        measure: 2.0 for line in LINE_TITLES.values() for _, measure, _, _ in Formatter().parse(line) if measure
+    }
     rounds = {"gpumond": [measures], "peer": [measures | {"cpu_s": 4.0}]}
     values = {name: medians(own) for name, own in rounds.items()}
     figures = {"setting": "8 devices", "values": values, "ratios": ratios(rounds), "rounds": 3, "minutes": 0.5}

@@ -90,10 +90,11 @@ a restart. If the file is invalid, the daemon keeps its settings, and `gpumond d
 [fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
 certificate: the daemon uses it within a second.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's user
-can read it. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. It can't read
-`state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default
-directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status 2.
+The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's
+user can read it. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault.
+It can't read `state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the
+default directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status
+2.
 
 ## Logs
 
