@@ -26,13 +26,13 @@ from gpumond.features.fleet.advise import DEFAULT_HEADROOM_RATIO, advise_program
 
 HEADROOMS = (0.0, 0.05, DEFAULT_HEADROOM_RATIO, 0.2)
 OTHER_HEADROOMS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
-SETTLED = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75)
+SETTLED_PARTS = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75)
 """Last parts of the first half in which a peak must not rise by more than RISE."""
-RISE = 0.01
-EXCEEDED = (0, 1, 2, 5, 12)
+MAX_RISE_RATIO = 0.01
+EXCEEDED_COUNTS = (0, 1, 2, 5, 12)
 
 
-def read(path: Path) -> dict[str, list[tuple[float, float, float]]]:
+def read_curves(path: Path) -> dict[str, list[tuple[float, float, float]]]:
     """Return time, used and size bytes of each GPU."""
     curves: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
@@ -41,12 +41,12 @@ def read(path: Path) -> dict[str, list[tuple[float, float, float]]]:
     return curves
 
 
-def settled(points: Sequence[tuple[float, float, float]], until: float) -> float:
+def is_settled(points: Sequence[tuple[float, float, float]], until: float) -> float:
     """Return the last part of the time until then in which the peak has not risen."""
     peak, risen = 0.0, points[0][0]
     for at, used, _ in points:
         if at < until:
-            risen = at if used > peak * (1 + RISE) else risen
+            risen = at if used > peak * (1 + MAX_RISE_RATIO) else risen
             peak = max(peak, used)
     return (until - risen) / (until - points[0][0])
 
@@ -61,13 +61,13 @@ def frontier(
             max(used for at, used, _ in points if at >= halfway[uuid]),
             points[0][2],
             points[-1][0] - halfway[uuid],
-            settled(points, halfway[uuid]),
+            is_settled(points, halfway[uuid]),
         )
         for uuid, points in curves.items()
     ]
     allocated = sum(whole * seconds for _, _, whole, seconds, _ in rows)
-    best = dict.fromkeys(EXCEEDED, 0.0)
-    for headroom, least in product(OTHER_HEADROOMS, SETTLED):
+    best = dict.fromkeys(EXCEEDED_COUNTS, 0.0)
+    for headroom, least in product(OTHER_HEADROOMS, SETTLED_PARTS):
         limited = [(row, row[0] * (1 + headroom)) for row in rows if row[4] >= least]
         limited = [(row, limit) for row, limit in limited if limit < row[2]]
         exceeded = sum(row[1] > limit for row, limit in limited)
@@ -77,7 +77,7 @@ def frontier(
 
 
 def main() -> None:
-    curves = read(Path(sys.argv[1]))
+    curves = read_curves(Path(sys.argv[1]))
     halfway = {uuid: points[0][0] + (points[-1][0] - points[0][0]) / 2 for uuid, points in curves.items()}
     figures: dict[str, object] = {"workloads": len(curves), "headroom": DEFAULT_HEADROOM_RATIO}
     for headroom in HEADROOMS:

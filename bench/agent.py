@@ -212,7 +212,7 @@ def milliseconds(statement: str, processes: int) -> float:
 
 
 @contextmanager
-def listening() -> Iterator[str]:
+def listener() -> Iterator[str]:
     """Run a daemon that reads everything and sends nothing, and yield the path of its socket."""
     with TemporaryDirectory() as directory:
         path = os.path.join(directory, "agent.sock")
@@ -228,12 +228,12 @@ def listening() -> Iterator[str]:
 
 def cpu_share(seconds: float) -> float:
     """Return the share of one core that a sleeping program uses while it reports once a second."""
-    with listening() as path:
+    with listener() as path:
         return round(float(run(SHARE.replace("SECONDS", str(seconds)), path)), 5)
 
 
 def report() -> Any:
-    with listening() as path:
+    with listener() as path:
         return json.loads(run(REPORT, path))
 
 
@@ -243,7 +243,7 @@ def memory(before: str) -> tuple[int, float]:
     """
     rows = []
     for _ in range(MEMORY_PROCESSES):
-        with listening() as path:
+        with listener() as path:
             rows.append([float(word) for word in run(before + MEMORY, path).split()])
     kibibytes, start = map(statistics.median, zip(*rows, strict=True))
     return round(kibibytes), round(start, 1)

@@ -73,7 +73,7 @@ print(time.monotonic(), flush=True)
 """
 
 
-def program(text: str, agent: str) -> str:
+def program_code(text: str, agent: str) -> str:
     use = "gpumond.agent.report()" if agent else "sum(range(100))"
     return text.replace("LOAD", LOAD).replace("AGENT", agent).replace("USE", use)
 
@@ -104,14 +104,14 @@ def run(code: str, path: str, *arguments: str) -> str:
 
 def exit_ms(agent: str, path: str, seconds: float) -> float:
     """Return the milliseconds from the program's last statement to its end."""
-    over = float(run(program(EXITING, agent), path, str(seconds)))
+    over = float(run(program_code(EXITING, agent), path, str(seconds)))
     return 1000 * (time.monotonic() - over)
 
 
 def main() -> None:
     figures: dict[str, object] = {"forks": FORKS}
     for name, agent in (("with", AGENT), ("without", "")):
-        code = program(FORKING, agent).replace("FORKS", str(FORKS if agent else FORKS // 10))
+        code = program_code(FORKING, agent).replace("FORKS", str(FORKS if agent else FORKS // 10))
         with running_daemon(serves=True) as path:
             hung, median, longest = map(float, run(code, path).split())
         figures |= {f"hung_{name}_agent": int(hung), f"fork_ms_{name}_agent": round(median, 2)}

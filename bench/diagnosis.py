@@ -75,7 +75,7 @@ def episode(scenario: str, seed: int, without_fault: bool = False, every: float 
         if other is None:
             return None
         planned = other
-    truth = original.truth
+    truth = original.expected_verdict
     half_at = None
     if truth.injected_at is not None and truth.oom_at is not None:
         half_at = (truth.injected_at + truth.oom_at) / 2
@@ -132,15 +132,15 @@ def _onset(at: float, verdict: Verdict) -> Onset:
     return Onset(at, verdict.kind, verdict.pid, slope, verdict.time_to_full_seconds)
 
 
-MIB_A_MINUTE = (1 << 20) / 60
+MIB_PER_MINUTE = (1 << 20) / 60
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 AFTER_SECONDS = 900.0
-MIN_QUIET, MIN_NOISY = 32 * MIB_A_MINUTE, 64 * MIB_A_MINUTE
+MIN_QUIET, MIN_NOISY = 32 * MIB_PER_MINUTE, 64 * MIB_PER_MINUTE
 SERVING = ("leak-serving", "serving-bimodal", "serving-nightly", "model-loads", "slow-fragmentation")
-SAMPLED = dict.fromkeys(("fleet", *SERVING), 57.0)
+SAMPLE_SECONDS = dict.fromkeys(("fleet", *SERVING), 57.0)
 """Seconds between two samples, if not 1: as for the fleet in section D of the protocol."""
-NEVER = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
-ANSWERS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "none")
+NEVER_LEAKS = ("warm-up", "autotune", "preallocated", "cache-saturates", "periodic-eval", "curriculum")
+VERDICT_GROUPS = ("leak", "fragmentation", "orphan", "crash", "crash-loop", "none")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="*", default=list(SCENARIOS))
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
-    episodes = carry_out(wanted.scenario, range(wanted.first, wanted.first + wanted.seeds))
+    episodes = run_episodes(wanted.scenario, range(wanted.first, wanted.first + wanted.seeds))
     table = matrix(episodes)
     print(table)
     publish("diagnosis_unseen" if wanted.first else "diagnosis", figures(episodes, wanted.seeds))
@@ -161,18 +161,18 @@ def main() -> None:
         DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
 
 
-def carry_out(scenarios: Iterable[str], seeds: Iterable[int]) -> list[Episode]:
+def run_episodes(scenarios: Iterable[str], seeds: Iterable[int]) -> list[Episode]:
     jobs = [(name, seed, without_fault) for seed in seeds for name in scenarios for without_fault in (False, True)]
     with ProcessPoolExecutor() as pool:
-        return [done for done in pool.map(_one, jobs) if done is not None]
+        return [done for done in pool.map(_run_episode, jobs) if done is not None]
 
 
-def _one(job: tuple[str, int, bool]) -> Episode | None:
+def _run_episode(job: tuple[str, int, bool]) -> Episode | None:
     name, seed, without_fault = job
-    return episode(name, seed, without_fault, SAMPLED.get(name, 1.0))
+    return episode(name, seed, without_fault, SAMPLE_SECONDS.get(name, 1.0))
 
 
-def found(one: Episode, kind: str) -> float | None:
+def is_found(one: Episode, kind: str) -> float | None:
     """Return the time at which the incident was first named, if in time and without an earlier false name."""
     begin = one.truth.injected_at or 0.0
     end = (one.truth.ends_at or one.duration) + AFTER_SECONDS
@@ -182,7 +182,7 @@ def found(one: Episode, kind: str) -> float | None:
     return next((at for at in times if at <= end), None)
 
 
-def false_leaks(one: Episode) -> list[float]:
+def false_leak_count(one: Episode) -> list[float]:
     """Return the onsets of false leaks, at least an hour apart on each process."""
     begin = one.truth.injected_at if one.truth.kind == "leak" and not one.without_fault else math.inf
     last: dict[int | None, float] = {}
@@ -194,24 +194,24 @@ def false_leaks(one: Episode) -> list[float]:
     return counted
 
 
-def to_be_found(one: Episode) -> bool:
+def should_be_found(one: Episode) -> bool:
     """Return whether a leak is fast enough for its noise, by the protocol's classes."""
     slope = one.truth.slope_bytes_per_second
     if one.without_fault or one.truth.kind != "leak" or slope is None:
         return False
-    return slope >= (MIN_QUIET if quiet(one) else MIN_NOISY) * 0.999
+    return slope >= (MIN_QUIET if is_quiet(one) else MIN_NOISY) * 0.999
 
 
-def quiet(one: Episode) -> bool:
+def is_quiet(one: Episode) -> bool:
     """Return False for serving programs, too: their load changes by gigabytes from sample to sample."""
     return one.noise < QUIET_BYTES and one.scenario not in SERVING
 
 
 def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
-    leaks = [one for one in episodes if to_be_found(one)]
+    leaks = [one for one in episodes if should_be_found(one)]
     false_alarms = {(one.scenario, one.seed) for one in episodes if one.without_fault and one.of("leak")}
-    hits = [one for one in leaks if found(one, "leak") is not None and (one.scenario, one.seed) not in false_alarms]
-    false = [one for one in episodes if false_leaks(one)]
+    hits = [one for one in leaks if is_found(one, "leak") is not None and (one.scenario, one.seed) not in false_alarms]
+    false = [one for one in episodes if false_leak_count(one)]
     recall, precision = _ratio(len(hits), len(leaks)), _ratio(len(hits), len(hits) + len(false))
     others = defaultdict[str, list[Episode]](list)
     for one in episodes:
@@ -235,9 +235,9 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
             ],
             "slower_ones_found": _share(
                 [
-                    found(one, "leak") is not None
+                    is_found(one, "leak") is not None
                     for one in episodes
-                    if one.truth.kind == "leak" and not one.without_fault and not to_be_found(one)
+                    if one.truth.kind == "leak" and not one.without_fault and not should_be_found(one)
                 ]
             ),
             "by_view": {
@@ -247,26 +247,26 @@ def figures(episodes: Sequence[Episode], seeds: int) -> dict[str, object]:
         },
         "delay_minutes": {
             "quiet_linear_from_30_MiB_a_minute": _delays(
-                one for one in leaks if one.truth.form == "linear" and quiet(one)
+                one for one in leaks if one.truth.form == "linear" and is_quiet(one)
             ),
             "noisy_linear_from_128_MiB_a_minute": _delays(
                 one
                 for one in leaks
                 if one.truth.form == "linear"
                 and one.noise >= QUIET_BYTES
-                and (one.truth.slope_bytes_per_second or 0) >= 127 * MIB_A_MINUTE
+                and (one.truth.slope_bytes_per_second or 0) >= 127 * MIB_PER_MINUTE
             ),
             "all_leaks": _delays(leaks),
             **{kind: _delays(ones) for kind, ones in sorted(others.items())},
         },
         **_time_to_full([one for one in leaks if one.truth.form == "linear" and one.scenario not in SERVING]),
-        "leak_serving_by_rate": _by_rate(
+        "leak_serving_by_rate": _figures_by_rate(
             [one for one in episodes if one.scenario == "leak-serving" and one.truth.kind and not one.without_fault]
         ),
         "found_of_other_kinds": {
-            kind: _share([found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
+            kind: _share([is_found(one, kind) is not None for one in ones]) for kind, ones in sorted(others.items())
         },
-        "leak_verdicts_on_n1_to_n6": sum(len(one.of("leak")) for one in episodes if one.scenario in NEVER),
+        "leak_verdicts_on_n1_to_n6": sum(len(one.of("leak")) for one in episodes if one.scenario in NEVER_LEAKS),
         "false_alarms": {
             name: _rate([one for one in negatives if one.scenario == name])
             for name in dict.fromkeys(one.scenario for one in negatives)
@@ -282,8 +282,8 @@ def matrix(episodes: Sequence[Episode]) -> str:
     rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in episodes:
         right = "" if one.without_fault else one.truth.kind
-        slower = ", slower" if right == "leak" and not to_be_found(one) else ""
-        answer = _answer(one, right)
+        slower = ", slower" if right == "leak" and not should_be_found(one) else ""
+        answer = _verdict_group(one, right)
         outcome = "correct" if answer == (right or "none") else "missed" if answer == "none" else "another problem"
         rows[f"{one.scenario}: {right}{slower}" if right else "no fault"][outcome] += 1
     wrong = sorted(name for name, counts in rows.items() if set(counts) != {"correct"})
@@ -295,10 +295,10 @@ def matrix(episodes: Sequence[Episode]) -> str:
     return "\n".join([*lines, f"| all others | {others} | 0 | 0 |"])
 
 
-def _answer(one: Episode, right: str) -> str:
-    if right and found(one, right) is not None:
+def _verdict_group(one: Episode, right: str) -> str:
+    if right and is_found(one, right) is not None:
         return right
-    return next((onset.kind for onset in one.onsets if onset.kind in ANSWERS), "none")
+    return next((onset.kind for onset in one.onsets if onset.kind in VERDICT_GROUPS), "none")
 
 
 def _within_factor_2(one: Episode) -> bool:
@@ -320,14 +320,14 @@ def _time_to_full(leaks: Sequence[Episode]) -> dict[str, object]:
     }
 
 
-def _by_rate(leaks: Sequence[Episode]) -> dict[str, object]:
+def _figures_by_rate(leaks: Sequence[Episode]) -> dict[str, object]:
     """Return recall, delay and time to full by the rate in MiB a minute."""
     rates = defaultdict[int, list[Episode]](list)
     for one in leaks:
-        rates[round((one.truth.slope_bytes_per_second or 0.0) / MIB_A_MINUTE)].append(one)
+        rates[round((one.truth.slope_bytes_per_second or 0.0) / MIB_PER_MINUTE)].append(one)
     return {
         str(rate): {
-            "found": _share([found(one, "leak") is not None for one in ones]),
+            "found": _share([is_found(one, "leak") is not None for one in ones]),
             "delay_minutes": _delays(ones),
             **_time_to_full(ones),
         }
@@ -339,7 +339,7 @@ def _delays(episodes: Iterable[Episode]) -> dict[str, object]:
     known = [
         (at - (one.truth.injected_at or 0.0)) / MINUTE
         for one in episodes
-        if (at := found(one, one.truth.kind)) is not None
+        if (at := is_found(one, one.truth.kind)) is not None
     ]
     if not known:
         return {"n": 0}
@@ -348,7 +348,7 @@ def _delays(episodes: Iterable[Episode]) -> dict[str, object]:
 
 def _rate(negatives: Sequence[Episode]) -> dict[str, object]:
     """Return false alerts per device-day, with the 95% interval of a Poisson count."""
-    count = sum(len(false_leaks(one)) for one in negatives)
+    count = sum(len(false_leak_count(one)) for one in negatives)
     days = sum(one.duration * one.devices for one in negatives) / DAY
     low, high = poisson(count)
     return {

@@ -71,7 +71,7 @@ NODE = Exporter(
     ("prometheus-node-exporter", "--version"),
 )
 """The least that an exporter costs: it doesn't read the driver."""
-NGE = Exporter(
+NVIDIA_GPU_EXPORTER = Exporter(
     "nvidia_gpu_exporter",
     ("nvidia_gpu_exporter", "--web.listen-address=127.0.0.1:PORT", "--collect.compute-apps"),
     sample("nvidia_smi_memory_used_bytes", "uuid"),
@@ -105,15 +105,15 @@ def _environment(directory: Path) -> Path:
     return python
 
 
-def installed(card: bool) -> tuple[list[Exporter], dict[str, str]]:
+def installed_exporters(card: bool) -> tuple[list[Exporter], dict[str, str]]:
     """Return the exporters of this machine, and the reason for each that is absent."""
     found, absent = [GPUMOND], dict[str, str]()
     try:
         found.append(nvitop())
     except LookupError as error:
         absent[NVITOP_NAME] = str(error)
-    for exporter in (NGE, NODE):
-        if exporter is NGE and not card:
+    for exporter in (NVIDIA_GPU_EXPORTER, NODE):
+        if exporter is NVIDIA_GPU_EXPORTER and not card:
             absent[exporter.name] = "it runs nvidia-smi, which can't read the simulated driver"
         elif shutil.which(exporter.command[0]):
             found.append(exporter)
@@ -148,17 +148,17 @@ class Connection:
     def _answer(self, connection: socket.socket) -> bytes:
         received = bytearray()
         while (end := received.find(b"\r\n\r\n")) < 0:
-            received += _received(connection)
+            received += _receive(connection)
         head, body = bytes(received[:end]).lower(), received[end + 4 :]
         if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
             raise OSError(head.decode("latin-1").splitlines()[0])
         if length := LENGTH.search(head):
             while len(body) < int(length[1]):
-                body += _received(connection)
+                body += _receive(connection)
         elif b"transfer-encoding: chunked" in head:
             while not body.endswith(b"0\r\n\r\n"):
-                body += _received(connection)
-            body = _joined(body)
+                body += _receive(connection)
+            body = _join_chunks(body)
         else:
             while piece := connection.recv(RECEIVED_BYTES):
                 body += piece
@@ -172,14 +172,14 @@ class Connection:
             self._socket = None
 
 
-def _received(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     piece = connection.recv(RECEIVED_BYTES)
     if not piece:
         raise ConnectionError("the exporter has closed the connection")
     return piece
 
 
-def _joined(chunks: bytearray) -> bytearray:
+def _join_chunks(chunks: bytearray) -> bytearray:
     body, position = bytearray(), 0
     while size := int(chunks[position : (begin := chunks.index(b"\r\n", position))], 16):
         body += chunks[begin + 2 : begin + 2 + size]
@@ -187,7 +187,7 @@ def _joined(chunks: bytearray) -> bytearray:
     return body
 
 
-class Running:
+class RunningExporter:
     """An exporter that has just been started. Its state directory is new, its socket has the same path each time."""
 
     def __init__(self, exporter: Exporter, directory: Path, environ: Mapping[str, str]) -> None:
@@ -237,10 +237,10 @@ class Running:
 
     def cpu(self) -> float:
         """Return the CPU seconds of its processes, those that have ended included."""
-        return sum(of_running(family(self.process.pid), cpu_seconds))
+        return sum(measure_running(process_family(self.process.pid), cpu_seconds))
 
     def pss(self) -> float:
-        return sum(of_running(family(self.process.pid), pss))
+        return sum(measure_running(process_family(self.process.pid), pss))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -252,24 +252,24 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(exporter: Exporter, directory: Path, environ: Mapping[str, str]) -> Iterator[Running]:
-    started = Running(exporter, directory, environ)
+def running(exporter: Exporter, directory: Path, environ: Mapping[str, str]) -> Iterator[RunningExporter]:
+    started = RunningExporter(exporter, directory, environ)
     try:
         yield started
     finally:
         started.stop()
 
 
-def family(pid: int) -> list[int]:
+def process_family(pid: int) -> list[int]:
     """Return the process, and all that it and its threads have started."""
     pids = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            pids += [one for child in children.read_text().split() for one in family(int(child))]
+            pids += [one for child in children.read_text().split() for one in process_family(int(child))]
     return pids
 
 
-def of_running(pids: Sequence[int], measure: Callable[[int], float]) -> Iterator[float]:
+def measure_running(pids: Sequence[int], measure: Callable[[int], float]) -> Iterator[float]:
     """Yield the measure of each process that has not ended."""
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -41,8 +41,8 @@ DEVICES = 8
 REPEATS = 5
 RULES = ROOT / "deploy/prometheus/gpumond.rules.yaml"
 SUMS = ("gpumond-sums", "gpumond-owners")
-RECORDED = "count(instance:gpumond_wasted_gibibyte_hours:sum1h)"
-MARK = "machine-of-this-page"
+RECORDED_COUNT = "count(instance:gpumond_wasted_gibibyte_hours:sum1h)"
+MACHINE_MARK = "machine-of-this-page"
 """Text in the template that stands for the name of a machine."""
 
 SENSORS = Sensors(
@@ -56,11 +56,11 @@ SENSORS = Sensors(
 )
 
 
-def page(programs: int, owners: int = 40) -> str:
+def metrics_page(programs: int, owners: int = 40) -> str:
     """Return the metrics of one machine with 8 devices, this number of programs on each, and at most these owners."""
     devices, reports = [], []
     for index in range(DEVICES):
-        uuid = f"GPU-{MARK}-{index}"
+        uuid = f"GPU-{MACHINE_MARK}-{index}"
         pids = range(1000 + index * programs, 1000 + (index + 1) * programs)
         size = 80 * GIB // programs
         processes = tuple(
@@ -101,7 +101,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = self.path.strip("/")
         changing = int(time.time()) % 1000
-        text = self.template.replace(MARK, name).replace(str(60 * GIB), str(60 * GIB + changing))
+        text = self.template.replace(MACHINE_MARK, name).replace(str(60 * GIB), str(60 * GIB + changing))
         body = text.encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -121,7 +121,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(template: str) -> Iterator[str]:
+def serve_pages(template: str) -> Iterator[str]:
     """Serve the pages and yield HOST:PORT."""
     handler = type("PagesOfRun", (Pages,), {"template": template})
     server = PageServer(("127.0.0.1", 0), handler)
@@ -151,12 +151,12 @@ def yaml_groups(rules: Path) -> list[dict[str, Any]]:
 
 def measure_sums(directory: Path, machines: int, owners: int, minutes: float) -> dict[str, object]:
     """Measure the evaluations of the sums: each minute, without the alerts and the dashboards."""
-    template = page(1, owners)
+    template = metrics_page(1, owners)
     rules, job = sums_of(RULES, directory)
-    with serving(template) as address:
+    with serve_pages(template) as address:
         jobs = {"gpumond": scrape_job(address, machines) | job}
         with Prometheus(directory / "prometheus", jobs, rules, evaluation="1m") as prometheus:
-            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
+            until(lambda: count(prometheus, RECORDED_COUNT) == machines, 300, every=1)
             before = own_metrics(prometheus)["process_cpu_seconds_total"]
             evaluations: dict[str, dict[str, float]] = {name: {} for name in SUMS}
             costs: dict[str, float] = {}
@@ -223,14 +223,14 @@ def cost(prometheus: Prometheus, target: Target) -> dict[str, object]:
 
 
 def measure(directory: Path, machines: int, programs: int, minutes: float) -> dict[str, object]:
-    template = page(programs)
-    with serving(template) as address:
+    template = metrics_page(programs)
+    with serve_pages(template) as address:
         jobs = {"gpumond": scrape_job(address, machines)}
         prometheus = Prometheus(directory / "prometheus", jobs, RULES, evaluation="1m")
         try:
             expected = 'count(up{job="gpumond"} == 1)'
             until(lambda: count(prometheus, expected) == machines, 300, every=1)
-            until(lambda: count(prometheus, RECORDED) == machines, 300, every=1)
+            until(lambda: count(prometheus, RECORDED_COUNT) == machines, 300, every=1)
             before = own_metrics(prometheus)
             time.sleep(minutes * 60)
             own = own_metrics(prometheus)

@@ -18,10 +18,10 @@ from itertools import count
 from bench.many_agents import Program, ProgramConnection
 
 PROGRAMS = 128
-REPORTS_A_SECOND = 10_000
-CONNECTS_A_SECOND = 1_000
+REPORTS_PER_SECOND = 10_000
+CONNECTS_PER_SECOND = 1_000
 NAMES = 4
-REPORTS_A_CONNECTION = 500
+REPORTS_PER_CONNECTION = 500
 
 
 class Flooder:
@@ -39,7 +39,7 @@ class Flooder:
     def send_report(self, hello: bytes, report: bytes) -> str:
         """Return the outcome."""
         try:
-            if self._connection is None or self._sent >= REPORTS_A_CONNECTION:
+            if self._connection is None or self._sent >= REPORTS_PER_CONNECTION:
                 return self._reconnect(hello)
             self._connection.send(report)
         except BlockingIOError:
@@ -63,17 +63,20 @@ class Flooder:
 def main() -> None:
     path, uid, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     flooders = [Flooder(path, uid) for _ in range(PROGRAMS)]
-    from bench.names import hello, report  # imported here, because each flooder is a fork of this process
+    from bench.names import (  # imported here, because each flooder is a fork of this process
+        hello_message,
+        report_message,
+    )
 
     outcomes: Counter[str] = Counter()
     fresh, connects, sent, began = count(), 0, 0, time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        if sent > passed * REPORTS_A_SECOND:
+        if sent > passed * REPORTS_PER_SECOND:
             time.sleep(0.001)
             continue
-        outcomes[flooders[sent % PROGRAMS].send_report(hello(fresh), report(fresh, NAMES))] += 1
+        outcomes[flooders[sent % PROGRAMS].send_report(hello_message(fresh), report_message(fresh, NAMES))] += 1
         sent += 1
-        if connects < passed * CONNECTS_A_SECOND:
+        if connects < passed * CONNECTS_PER_SECOND:
             flooders[connects % PROGRAMS].connect_and_close()
             connects += 1
     print(json.dumps({**outcomes, "knocks": connects, "names": next(fresh), "seconds": seconds}))

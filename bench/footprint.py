@@ -32,7 +32,7 @@ TOLERANCE = 0.05
 PROCESSES = {"8x8": 64, "8x64": 512}
 AGENTS = {"48 agents": 48, "1000 agents": 1000}
 CHECKED = "8x64"
-PAGE = ("/", "/api/v1/frame")
+WEB_UI_PATHS = ("/", "/api/v1/frame")
 
 
 def pss_mib(pid: int, kind: str = "Pss") -> float:
@@ -71,13 +71,13 @@ def measure(daemon: RunningDaemon) -> dict[str, object]:
             name: round((cpu_seconds(pid) - before[name]) * 60 / SECONDS, 2) for name, pid in family.items()
         },
     }
-    for path in PAGE:
+    for path in WEB_UI_PATHS:
         assert daemon.request(path)[0] == 200
     time.sleep(EVERY_SECONDS)
     return figures | {"pss_mib_after_the_page_was_opened": round(sum(map(pss_mib, family.values())), 1)}
 
 
-def listed(place: Path, library: Path, processes: int, starts: int) -> dict[str, object]:
+def measure_without_agents(place: Path, library: Path, processes: int, starts: int) -> dict[str, object]:
     """Measure with processes that have no agent."""
     place.mkdir()
     with sleepers(processes) as pids:
@@ -93,7 +93,7 @@ def listed(place: Path, library: Path, processes: int, starts: int) -> dict[str,
             return first | measure(daemon)
 
 
-def reporting(place: Path, library: Path, agents: int) -> dict[str, object]:
+def measure_with_agents(place: Path, library: Path, agents: int) -> dict[str, object]:
     """Measure with processes that report once a second."""
     with start_agents(place, library, agents) as (processes, driver), running(place / "daemon", driver) as (daemon, _):
         processes.start_reports(1, SECONDS + 30)
@@ -109,10 +109,13 @@ def main() -> None:
         place.chmod(0o755)
         library = build(place)
         if check_only:
-            raise SystemExit(check(listed(place / CHECKED, library, PROCESSES[CHECKED], 0)))
-        figures = {name: listed(place / name, library, processes, STARTS - 1) for name, processes in PROCESSES.items()}
+            raise SystemExit(check(measure_without_agents(place / CHECKED, library, PROCESSES[CHECKED], 0)))
+        figures = {
+            name: measure_without_agents(place / name, library, processes, STARTS - 1)
+            for name, processes in PROCESSES.items()
+        }
         for name, agents in AGENTS.items() if os.geteuid() == 0 else ():
-            figures[name] = reporting(place / str(agents), library, agents)
+            figures[name] = measure_with_agents(place / str(agents), library, agents)
     publish("footprint", {"nvml_latency_us": LATENCY_MICROSECONDS, **figures})
 
 

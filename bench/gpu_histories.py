@@ -23,7 +23,7 @@ from gpumond.facts.pools import Receipt
 
 HISTORIES = 30
 STEPS = 400
-GRANULE = 32 << 20
+GRANULE_BYTES = 32 << 20
 """Granularity with which stream-ordered pools of the driver grow and shrink, as observed."""
 ALLOCATORS = {
     "torch-native": ("torch", {}),
@@ -113,7 +113,7 @@ def _history(
     touched = {
         granule
         for address, size in map(_extent, blocks + UNOWNED)
-        for granule in range(address // GRANULE, (address + size - 1) // GRANULE + 1)
+        for granule in range(address // GRANULE_BYTES, (address + size - 1) // GRANULE_BYTES + 1)
     }
     began = time.perf_counter()
     plan = _largest(agent.flush(dry_run=True))
@@ -133,7 +133,7 @@ def _history(
         "high": expected.high,
         "released": sum(receipt.released_bytes for receipt in receipts),
         "held": held.held_bytes,
-        "touched": len(touched) * GRANULE,
+        "touched": len(touched) * GRANULE_BYTES,
         "driver": driver,
         "overhead": before - empty - held.held_bytes,
         "plan_seconds": planned,

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import publish
-from gpumond.features.fit.command import MARGIN, needed_bytes, replay, trace_program
+from gpumond.features.fit.command import MARGIN_FACTOR, needed_bytes, replay, trace_program
 from tests.helpers.running import RunningDaemon, until
 
-A = """
+FIRST_PROGRAM = """
 import sys, torch, gpumond.agent as agent
 agent.start(workload="a")
 torch.zeros(1, device="cuda")
@@ -42,7 +42,7 @@ torch.empty(int(0.7 * total), dtype=torch.uint8, device="cuda")
 print("cached", flush=True)
 sys.stdin.readline()
 """
-B = """
+SECOND_PROGRAM = """
 import json, sys, time, torch, gpumond.agent as agent
 agent.start(workload="b")
 total = torch.cuda.get_device_properties(0).total_memory
@@ -235,7 +235,7 @@ def python(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environ})
 
 
-def asked(process: subprocess.Popen[str], line: str = "") -> str:
+def next_line(process: subprocess.Popen[str], line: str = "") -> str:
     """Send a line if there is one, and return the next one of the program."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -268,20 +268,20 @@ def reclaimable(running: RunningDaemon) -> int:
 def rescues(rounds: int) -> dict[str, Any]:
     with daemon() as running:
         environ = {"GPUMOND_SOCKET": str(running.socket)}
-        borrower, following = python(B, **environ), python(A, **environ)
-        asked(borrower)
-        plain = [json.loads(asked(borrower, "plain")) for _ in range(5)]
+        borrower, following = python(SECOND_PROGRAM, **environ), python(FIRST_PROGRAM, **environ)
+        next_line(borrower)
+        plain = [json.loads(next_line(borrower, "plain")) for _ in range(5)]
         expected, usual = plain[0][0], statistics.median(seconds for _, seconds, _ in plain)
         failed = None
         added, rescued, equal = [], 0, True
         for number in range(rounds):
-            neighbor, following = following, python(A, **environ)
-            asked(neighbor)
-            asked(neighbor, "cache")
+            neighbor, following = following, python(FIRST_PROGRAM, **environ)
+            next_line(neighbor)
+            next_line(neighbor, "cache")
             until(lambda: reclaimable(running) > 1 << 30)
             if number == 0:
-                failed = json.loads(asked(borrower, "plain"))[0] is None
-            result, seconds, _ = json.loads(asked(borrower, "borrow"))
+                failed = json.loads(next_line(borrower, "plain"))[0] is None
+            result, seconds, _ = json.loads(next_line(borrower, "borrow"))
             if result is not None:
                 rescued += 1
                 equal = equal and result == expected
@@ -303,10 +303,10 @@ def cases(causes: Sequence[str] = CAUSES) -> dict[str, Any]:
     for cause in causes:
         with daemon() as running:
             environ = {"GPUMOND_SOCKET": str(running.socket)}
-            neighbor = python(A, **environ) if cause == "neighbor-cache" else None
+            neighbor = python(FIRST_PROGRAM, **environ) if cause == "neighbor-cache" else None
             if neighbor is not None:
-                asked(neighbor)
-                asked(neighbor, "cache")
+                next_line(neighbor)
+                next_line(neighbor, "cache")
                 until(lambda: reclaimable(running) > 1 << 30)
             process = python(CASE, cause, "broken", **environ)
             process.communicate(timeout=300)
@@ -359,10 +359,10 @@ def libraries() -> dict[str, Any]:
             environ = {"GPUMOND_SOCKET": str(running.socket), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             if cause == "limit":
                 environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.25"
-            neighbors = [python(A, **environ)] if cause == "neighbor-cache" else []
+            neighbors = [python(FIRST_PROGRAM, **environ)] if cause == "neighbor-cache" else []
             for neighbor in neighbors:
-                asked(neighbor)
-                asked(neighbor, "cache")
+                next_line(neighbor)
+                next_line(neighbor, "cache")
                 until(lambda: reclaimable(running) > 1 << 30)
             python(LIBRARY + LIBRARIES[library], str(total), cause, **environ).communicate(timeout=300)
             until(lambda: running.get("oom"), 30)
@@ -408,10 +408,10 @@ def fits(configurations: Sequence[tuple[str, ...]] = CONFIGURATIONS) -> dict[str
         )
         if predicted
         else None,
-        "too_low_with_margin": sum(live * MARGIN < allocated for _, allocated, live, *_ in predicted),
+        "too_low_with_margin": sum(live * MARGIN_FACTOR < allocated for _, allocated, live, *_ in predicted),
         "enough": sum(row[-1] for row in predicted),
         "not_enough": [row[0] for row in predicted if not row[-1]],
-        "held_too_low_with_margin": sum(held * MARGIN < reserved for *_, reserved, held, _ in predicted),
+        "held_too_low_with_margin": sum(held * MARGIN_FACTOR < reserved for *_, reserved, held, _ in predicted),
     }
 
 

@@ -191,7 +191,7 @@ def pid_of(daemon: RunningDaemon, workload: str) -> int:
     return int(until(found, 120))
 
 
-def counted(daemon: RunningDaemon, pid: int) -> int | None:
+def driver_bytes(daemon: RunningDaemon, pid: int) -> int | None:
     """Return the driver's count of a process, None if the driver does not list it."""
     listed = [each for device in daemon.get("devices") for each in device["processes"] or ()]
     return next((each["used_bytes"] for each in listed if each["pid"] == pid), None)
@@ -206,11 +206,11 @@ def cycles(daemon: RunningDaemon, gib: float, count: int) -> dict[str, Any]:
     with running(daemon, PROGRAM, "notebook", str(gib), "suspended") as asked:
         pid = pid_of(daemon, "notebook")
         for number in range(count):
-            until(lambda: (counted(daemon, pid) or 0) > gib * GIB, 60)
+            until(lambda: (driver_bytes(daemon, pid) or 0) > gib * GIB, 60)
             out = ask(daemon, "suspensions", target={"pid": pid})
             if out["outcome"] != "suspended":
                 return {"failed": out, "at": number}
-            gone += until(lambda: counted(daemon, pid) is None, 60)
+            gone += until(lambda: driver_bytes(daemon, pid) is None, 60)
             free = until(lambda: daemon.get("devices")[0]["free_bytes"], 60) / GIB
             with running(daemon, HOLDER, str(free - gib / 2)):
                 taken += free - gib / 2 >= gib / 2
@@ -286,7 +286,7 @@ def refusal(daemon: RunningDaemon, reason: str, code: str) -> Any:
     try:
         with running(daemon, OF_REFUSED.format(code=code)):
             pid = pid_of(daemon, "refused")
-            until(lambda: counted(daemon, pid), 60)
+            until(lambda: driver_bytes(daemon, pid), 60)
             time.sleep(3.0)  # the next report
             receipt = ask(daemon, "suspensions", target={"pid": pid})
             return True if receipt["outcome"] == "refused" and reason in receipt["reason"] else receipt
@@ -301,7 +301,7 @@ def by_rule(daemon: RunningDaemon) -> Mapping[str, Any]:
     with running(daemon, PROGRAM, "idle-notebook", "4", "suspended") as asked:
         pid = pid_of(daemon, "idle-notebook")
         until(lambda: [each for each in daemon.get("suspensions") if each["state"] == "suspended"], 180)
-        gone = until(lambda: counted(daemon, pid) is None, 60)
+        gone = until(lambda: driver_bytes(daemon, pid) is None, 60)
         back = ask(daemon, "resumptions", target={"pid": pid}, wait_seconds=60)
         return {"count_is_0": gone, "resumed": back["outcome"], "equal": asked("digest") == reference}
 
@@ -325,7 +325,7 @@ PROGRAMS = {
 """Flags of unshare(2), and the uid there."""
 
 
-def small(flags: int, uid: int, gib: int = 1) -> AbstractContextManager[tuple[int, Callable[[], str]]]:
+def isolated_program(flags: int, uid: int, gib: int = 1) -> AbstractContextManager[tuple[int, Callable[[], str]]]:
     return isolated(flags, uid, [sys.executable, "-c", SMALL, str(gib)])
 
 
@@ -338,7 +338,7 @@ checkpoint_process.main(sys.argv[2:])
 """
 
 
-def moved(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
+def suspend_and_resume(pid: int, uid: int, caller: int = 0, prefix: Sequence[str] = ()) -> str:
     """Suspend and resume a program as this caller; return what failed. ``uid``: which the checkpoint process takes."""
     for action, state in (("suspend", "checkpointed"), ("resume", "running")):
         request = CheckpointRequest(action=action, pid=pid, start_ticks=read_start_ticks(pid) or 0, uid=uid)  # type: ignore[arg-type]
@@ -356,12 +356,12 @@ def rights() -> Mapping[str, Any]:
     found: dict[str, Any] = {"ptrace_scope": yama.read_text().strip() if yama.exists() else None}
     for name, (flags, inside) in PROGRAMS.items():
         uid = inside + FIRST_UID if flags & NEW_USER else inside
-        with small(flags, inside) as (pid, asked):
+        with isolated_program(flags, inside) as (pid, asked):
             found[name] = {
-                "root": moved(pid, 0),
-                "root, which takes the program's user": moved(pid, uid),
-                "the program's user in the host's user namespace": moved(pid, uid, uid),
-                "another user": moved(pid, uid, 65533),
+                "root": suspend_and_resume(pid, 0),
+                "root, which takes the program's user": suspend_and_resume(pid, uid),
+                "the program's user in the host's user namespace": suspend_and_resume(pid, uid, uid),
+                "another user": suspend_and_resume(pid, uid, 65533),
             }
             found[name]["continues"] = asked() == str((1 << 27) - 1)
     return found
@@ -370,9 +370,11 @@ def rights() -> Mapping[str, Any]:
 def reach() -> Mapping[str, Any]:
     """How checkpoint processes reach the program: paths in its /proc directory, and calls that Yama restricts."""
     calls = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_getfd", "kcmp", "kill", "connect")
-    with small(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
+    with isolated_program(0, 65534) as (pid, _), tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "calls"
-        state = moved(pid, 65534, 65534, ("strace", "-f", "-A", "-o", str(out), "-e", f"trace=%file,{','.join(calls)}"))
+        state = suspend_and_resume(
+            pid, 65534, 65534, ("strace", "-f", "-A", "-o", str(out), "-e", f"trace=%file,{','.join(calls)}")
+        )
         lines = [line.partition(" ")[2].strip() for line in out.read_text().splitlines()]
     about = [line for line in lines if f"/proc/{pid}/" in line or line.startswith(calls)]
     return {"state": state, "calls": list(dict.fromkeys(line.replace(f"/{pid}/", "/PID/") for line in about))[:60]}
@@ -390,7 +392,7 @@ def pages(gib: int = 16) -> Mapping[str, Any]:
         HUGE_PAGES.write_text(setting)
         os.environ["GLIBC_TUNABLES"] = environ
         try:
-            with small(0, 0, gib) as (pid, _):
+            with isolated_program(0, 0, gib) as (pid, _):
                 found[name] = [steps(pid) for _ in range(3)]
         finally:
             HUGE_PAGES.write_text(before)

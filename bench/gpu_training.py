@@ -69,7 +69,7 @@ def loop(mode: str) -> dict[str, Any]:
         if batch == 1 or torch.cuda.max_memory_reserved() >= total / 2:
             break
         batch *= 2
-    step = _captured(block, optimizer, data) if mode == "graphs" else lambda: _step(block, optimizer, data)
+    step = _capture_step(block, optimizer, data) if mode == "graphs" else lambda: _step(block, optimizer, data)
     for _ in range(5):
         step()
     torch.cuda.synchronize()
@@ -83,10 +83,10 @@ def loop(mode: str) -> dict[str, Any]:
         if on:
             agent.start(workload="bench")
             time.sleep(0.5)
-        taken, agent_took = _timed(step, PERIOD_SECONDS, _agent_clock() if on else None)
+        taken, agent_took = _step_times(step, PERIOD_SECONDS, _agent_clock() if on else None)
         if on:
             agent_seconds += sum(agent_took)
-            added += added_by_reports(taken, agent_took)
+            added += report_overhead(taken, agent_took)
             agent.stop()
         times[on] += taken
         medians[on].append(statistics.median(taken))
@@ -143,7 +143,7 @@ def _step(block: Any, optimizer: Any, data: Any) -> None:
     optimizer.step()
 
 
-def _captured(block: Any, optimizer: Any, data: Any) -> Any:
+def _capture_step(block: Any, optimizer: Any, data: Any) -> Any:
     import torch
 
     aside = torch.cuda.Stream()
@@ -161,7 +161,7 @@ def _captured(block: Any, optimizer: Any, data: Any) -> Any:
     return graph.replay
 
 
-def added_by_reports(taken: Sequence[float], agent_took: Sequence[float]) -> list[float]:
+def report_overhead(taken: Sequence[float], agent_took: Sequence[float]) -> list[float]:
     """Return the seconds that each report of the agent added to the steps.
 
     Args:
@@ -181,7 +181,7 @@ def added_by_reports(taken: Sequence[float], agent_took: Sequence[float]) -> lis
     return added
 
 
-def _timed(step: Any, seconds: float, agent_clock: int | None) -> tuple[list[float], list[float]]:
+def _step_times(step: Any, seconds: float, agent_clock: int | None) -> tuple[list[float], list[float]]:
     """Return the seconds of each step, and the CPU seconds of the agent's thread during it."""
     import torch
 

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench.diagnosis import NEVER
+from bench.diagnosis import NEVER_LEAKS
 from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import StepUsage
@@ -30,8 +30,8 @@ from tests.helpers.simulated_snapshots import snapshots
 from tests.helpers.values import make_pool, make_process, make_report
 
 RATES = (64, 128, 300, 600)
-BLOCK = 2 * MIB
-RECORD = 16 * MIB
+BLOCK_BYTES = 2 * MIB
+RECORD_BYTES = 16 * MIB
 """A curve grows as long as it rises by this above all values since ``growing`` began."""
 
 
@@ -61,10 +61,10 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     wanted = parser.parse_args()
     stairs = list(staircases(wanted.seeds))
-    jobs = [(name, seed, wanted.hours) for seed in range(wanted.seeds) for name in NEVER]
+    jobs = [(name, seed, wanted.hours) for seed in range(wanted.seeds) for name in NEVER_LEAKS]
     with ProcessPoolExecutor() as pool:
         delays = list(pool.map(delays_of, stairs))
-        shapes = list(pool.map(ordinary, jobs))
+        shapes = list(pool.map(measure_shape, jobs))
     found = defaultdict[str, list[tuple[float | None, float | None]]](list)
     for stair, delay in zip(stairs, delays, strict=True):
         found[f"{stair.where}, {stair.rate} MiB/min"].append(delay)
@@ -107,7 +107,7 @@ def delays_of(stair: Staircase) -> tuple[float | None, float | None]:
     for second in range(int(stair.after) + 2700):
         at = stair.first + second
         grown = max(0.0, second - stair.after) * stair.rate * MIB / 60
-        live = int(20 * GIB + grown // BLOCK * BLOCK + rng.gauss(0, stair.noise))
+        live = int(20 * GIB + grown // BLOCK_BYTES * BLOCK_BYTES + rng.gauss(0, stair.noise))
         report = make_report(10, (make_pool(live=live, cached=GIB),))
         if stair.where == "steps":
             report = replace(report, program=replace(report.program, step=StepUsage(steps=2 * second, live_bytes=live)))
@@ -121,7 +121,7 @@ def delays_of(stair: Staircase) -> tuple[float | None, float | None]:
     return found.get("growing"), found.get("leak")
 
 
-def ordinary(job: tuple[str, int, float]) -> Shape:
+def measure_shape(job: tuple[str, int, float]) -> Shape:
     name, seed, hours = job
     diagnosis, before = Diagnosis(), frozenset[tuple[str, int | None, str]]()
     highest, grew = defaultdict[tuple[str, int | None], float](float), dict[tuple[str, int | None], float]()
@@ -132,7 +132,7 @@ def ordinary(job: tuple[str, int, float]) -> Shape:
         diagnosis = diagnose(diagnosis, snapshot)
         active = frozenset((each.device_uuid, each.pid, each.kind) for each in diagnosis.verdicts)
         for uuid, pid, value in curves(snapshot):
-            if (uuid, pid, "growing") in active - before or value > highest[uuid, pid] + RECORD:
+            if (uuid, pid, "growing") in active - before or value > highest[uuid, pid] + RECORD_BYTES:
                 highest[uuid, pid], grew[uuid, pid] = value, at
         leaks += sum(kind == "leak" for _, _, kind in active - before)
         growing += sum(kind == "growing" for _, _, kind in active - before)

@@ -21,8 +21,8 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.diagnosis import MINUTE
-from bench.hard_shapes import HEALTHY, HOUR, LEAKS, MIB, NEVER, SIZE, STOPPING, Shape
-from bench.hard_verdicts import CASES, wrong
+from bench.hard_shapes import DEVICE_BYTES, HEALTHY, HOUR, LEAKS, MIB, NEVER, STOPPING, Shape
+from bench.hard_verdicts import CASES, judge
 from bench.result import publish
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.engines import EngineProcess, EngineReading
@@ -32,7 +32,7 @@ from gpumond.facts.snapshot import Sensors, Snapshot
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
 TICKS = 100
-BETWEEN_LIVES = 60.0
+SECONDS_BETWEEN_LIVES = 60.0
 VIEWS = ("agent", "process")
 TOLERANCE, FACTOR = 0.25, 1.5
 LOADED_SECONDS = 100.0
@@ -103,14 +103,14 @@ def run(job: tuple[str, int, str, bool], every: float | None = None) -> Run:
     shape = replace(shape, every=every) if every else shape
     noise = Random(f"{name}/{seed}/{view}")
     length = shape.hours * HOUR
-    life = length + BETWEEN_LIVES
+    life = length + SECONDS_BETWEEN_LIVES
     full_at = _full_at(shape, length)
     half_at = shape.onset + (full_at - shape.onset) / 2 if full_at < inf else inf
     diagnosis = Diagnosis()
     found: dict[str, float] = {}
     slope = true_slope = half = inside = None
     lives = 2 if second else shape.lives
-    previous = BETWEEN_LIVES + 3000 if second else 0.0
+    previous = SECONDS_BETWEEN_LIVES + 3000 if second else 0.0
     for number in range(lives):
         begin = number * (life + previous)
         for at, snapshot in _snapshots(shape, number, view, noise, min(length, full_at), begin):
@@ -135,7 +135,9 @@ def run(job: tuple[str, int, str, bool], every: float | None = None) -> Run:
         if "leak" in found and (healthy or lives > 1):
             break
         for at in range(40):
-            empty = make_device(used_bytes=0, size_bytes=SIZE, processes=(), sensors=Sensors(gpu_utilization_ratio=0.0))
+            empty = make_device(
+                used_bytes=0, size_bytes=DEVICE_BYTES, processes=(), sensors=Sensors(gpu_utilization_ratio=0.0)
+            )
             moment = begin + length + 1 + at
             diagnosis = diagnose(diagnosis, _at(moment, empty))
     return Run(
@@ -172,10 +174,10 @@ def _snapshots(
         peak = int(kept + act) + slack
         held = max(held, peak) if shape.sticky else peak
         used = int(held + outside + rng.gauss(0, shape.noise)) // (2 * MIB) * 2 * MIB
-        used = max(MIB, min(SIZE, used))
+        used = max(MIB, min(DEVICE_BYTES, used))
         device = make_device(
             used_bytes=used,
-            size_bytes=SIZE,
+            size_bytes=DEVICE_BYTES,
             processes=(make_process(pid, used, start_ticks=ticks, comm="train", uid=1000),),
             sensors=Sensors(gpu_utilization_ratio=shape.busy(at)),
         )
@@ -214,10 +216,10 @@ def _level(shape: Shape, at: float) -> float:
 
 def _full_at(shape: Shape, length: float) -> float:
     """Return when a leak has filled the device: infinity if it does not within twice the run."""
-    if shape.onset == inf or _level(shape, 2 * length) < SIZE:
+    if shape.onset == inf or _level(shape, 2 * length) < DEVICE_BYTES:
         return inf
     at = 0.0
-    while _level(shape, at) < SIZE:
+    while _level(shape, at) < DEVICE_BYTES:
         at += 10.0
     return at
 
@@ -284,7 +286,7 @@ def figures(runs: Sequence[Run], seeds: int) -> dict[str, object]:
         "leaks_found": _by_view(leaks, lambda one: one.leak_at is not None and not one.false),
         "leaks_before_their_onset": _by_view(leaks, lambda one: one.false),
         "first_rate_within_25_percent": _by_view(
-            hits, lambda one: bool(one.slope and one.true_slope) and _near(one.slope, one.true_slope)
+            hits, lambda one: bool(one.slope and one.true_slope) and _is_near(one.slope, one.true_slope)
         ),
         "time_to_full_within_1.5": _by_view(halves, lambda one: 1 / FACTOR <= (one.half or 0.0) <= FACTOR),
         "time_to_full_within_1.5_accelerating": _by_view(curved, lambda one: 1 / FACTOR <= (one.half or 0.0) <= FACTOR),
@@ -298,7 +300,7 @@ def figures(runs: Sequence[Run], seeds: int) -> dict[str, object]:
 
 def _other(job: tuple[str, int]) -> Other:
     name, seed = job
-    case, failed = wrong(CASES[name], seed)
+    case, failed = judge(CASES[name], seed)
     return Other(case.kind, name, seed, case.deserves, failed)
 
 
@@ -312,7 +314,7 @@ def other_figures(others: Sequence[Other]) -> dict[str, object]:
     }
 
 
-def _near(slope: float | None, true: float | None) -> bool:
+def _is_near(slope: float | None, true: float | None) -> bool:
     return slope is not None and true is not None and true > 0 and abs(slope / true - 1) <= TOLERANCE
 
 

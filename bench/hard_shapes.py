@@ -13,7 +13,7 @@ from random import Random
 
 MIB, GIB = 1 << 20, 1 << 30
 MINUTE, HOUR = 60.0, 3600.0
-SIZE = 80 * GIB
+DEVICE_BYTES = 80 * GIB
 
 Curve = Callable[[float], float]
 
@@ -310,7 +310,7 @@ def wave(rng: Random) -> Shape:
 
 
 def model_load(rng: Random) -> Shape:
-    at_, height = rng.uniform(40, 150) * MINUTE, rng.uniform(0.06, 0.2) * SIZE
+    at_, height = rng.uniform(40, 150) * MINUTE, rng.uniform(0.06, 0.2) * DEVICE_BYTES
     noise = _serving_noise(rng, rng.uniform(1, 4) * GIB)
     return _started(
         rng, lambda at: noise(at) + height * min(1.0, max(0.0, (at - at_) / 40)), hours=5, every=5.0, sticky=False

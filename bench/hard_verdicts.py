@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import exp, inf
 from random import Random
 
-from bench.hard_shapes import GIB, HOUR, MIB, MINUTE, SIZE, Curve
+from bench.hard_shapes import DEVICE_BYTES, GIB, HOUR, MIB, MINUTE, Curve
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.program import Ending, Program, StepUsage
 from gpumond.facts.snapshot import ProcessEnd, Sensors, Snapshot, XidErrors
@@ -55,7 +55,7 @@ class Case:
 CaseMaker = Callable[[Random], Case]
 
 
-def wrong(maker: CaseMaker, seed: int) -> tuple[Case, bool]:
+def judge(maker: CaseMaker, seed: int) -> tuple[Case, bool]:
     """Return a case, and whether its verdict is found although it is not deserved, or not found although it is."""
     case = maker(Random(f"{maker.__name__}/{seed}"))
     diagnosis, found = Diagnosis(), False
@@ -73,7 +73,7 @@ def _snapshots(case: Case, rng: Random) -> Iterator[Snapshot]:
             age = at - actor.begin
             if age < 0 or at >= actor.end:
                 continue
-            used = int(min(actor.used(age), SIZE)) // MIB * MIB
+            used = int(min(actor.used(age), DEVICE_BYTES)) // MIB * MIB
             pid, start = 10 + place, 100 + place
             processes.append(make_process(pid, used, start_ticks=start, comm=actor.comm, uid=actor.uid))
             if actor.live is not None:
@@ -89,8 +89,8 @@ def _snapshots(case: Case, rng: Random) -> Iterator[Snapshot]:
         )
         used = sum(process.used_bytes or 0 for process in processes) + int(case.rest(at))
         device = make_device(
-            used_bytes=min(SIZE, used),
-            size_bytes=SIZE,
+            used_bytes=min(DEVICE_BYTES, used),
+            size_bytes=DEVICE_BYTES,
             vendor="nvidia",
             processes=tuple(processes),
             sensors=Sensors(gpu_utilization_ratio=case.busy(at)),
@@ -142,7 +142,7 @@ def model_in_shards(rng: Random) -> Case:
 
 
 def engine_start(rng: Random) -> Case:
-    high = rng.uniform(0.86, 0.94) * SIZE
+    high = rng.uniform(0.86, 0.94) * DEVICE_BYTES
     return Case(kind="pressure", deserves=False, actors=[Actor(used=_load(rng, high, (30, 120)))], minutes=8)
 
 
@@ -161,13 +161,13 @@ def saw_tooth(rng: Random) -> Case:
     return Case(
         kind="pressure",
         deserves=False,
-        actors=[Actor(used=lambda age: (0.5 + high * (age % length) / length) * SIZE)],
+        actors=[Actor(used=lambda age: (0.5 + high * (age % length) / length) * DEVICE_BYTES)],
         minutes=30,
     )
 
 
 def slow_warm_up(rng: Random) -> Case:
-    high, tau = rng.uniform(0.84, 0.88) * SIZE, rng.uniform(1, 4) * MINUTE
+    high, tau = rng.uniform(0.84, 0.88) * DEVICE_BYTES, rng.uniform(1, 4) * MINUTE
     return Case(
         kind="pressure", deserves=False, actors=[Actor(used=lambda age: high * (1 - exp(-age / tau)))], minutes=25
     )
@@ -184,7 +184,7 @@ def leak_fills(rng: Random) -> Case:
 
 
 def nearly_full(rng: Random) -> Case:
-    high = rng.uniform(0.955, 0.99) * SIZE
+    high = rng.uniform(0.955, 0.99) * DEVICE_BYTES
     return Case(kind="pressure", deserves=True, actors=[Actor(used=_load(rng, high))], minutes=5)
 
 
@@ -192,8 +192,8 @@ def nearly_full(rng: Random) -> Case:
 
 
 def _grows_to(rng: Random, share: float, seconds: float) -> Curve:
-    rate = (share * SIZE - 20 * GIB) / seconds
-    return lambda age: min(share * SIZE, 20 * GIB + rate * age)
+    rate = (share * DEVICE_BYTES - 20 * GIB) / seconds
+    return lambda age: min(share * DEVICE_BYTES, 20 * GIB + rate * age)
 
 
 def leak_ends_full(rng: Random) -> Case:
@@ -209,8 +209,8 @@ def leak_ends_full(rng: Random) -> Case:
 def slow_leak_ends_full(rng: Random) -> Case:
     """The last bytes of a slow leak are minutes old."""
     rate = rng.uniform(3, 8) * MIB / MINUTE
-    begin = 0.985 * SIZE
-    length = (0.992 * SIZE - begin) / rate
+    begin = 0.985 * DEVICE_BYTES
+    length = (0.992 * DEVICE_BYTES - begin) / rate
     return Case(
         kind="crash",
         deserves=True,
@@ -264,7 +264,7 @@ def batch_rests_full(rng: Random) -> Case:
 
 
 def engine_restarts(rng: Random) -> Case:
-    every, high = rng.uniform(90, 200), rng.uniform(0.9, 0.99) * SIZE
+    every, high = rng.uniform(90, 200), rng.uniform(0.9, 0.99) * DEVICE_BYTES
     lives = [Actor(used=_load(rng, high), begin=i * every, end=(i + 1) * every - 4, comm="vllm") for i in range(4)]
     return Case(kind="crash", deserves=False, actors=lives, minutes=4 * every / MINUTE)
 
@@ -341,7 +341,7 @@ def batch_jobs(rng: Random) -> Case:
 
 
 def inference_jobs(rng: Random) -> Case:
-    every, high = rng.uniform(110, 160), rng.uniform(0.96, 0.985) * SIZE
+    every, high = rng.uniform(110, 160), rng.uniform(0.96, 0.985) * DEVICE_BYTES
     lives = [Actor(used=_load(rng, high, (5, 30)), begin=i * every, end=(i + 1) * every - 5) for i in range(6)]
     return Case(kind="crash-loop", deserves=False, actors=lives, minutes=6 * every / MINUTE)
 

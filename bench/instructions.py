@@ -37,7 +37,7 @@ FEW = 4
 
 def tick() -> Callable[[], object]:
     """Observe and advance: 8 devices, 512 processes with agents, the built-in rules and four others."""
-    from bench.tick import CALM, UP, facts, rules
+    from bench.tick import CALM, SOURCE_STATE, facts, rules
     from gpumond.tick.observe import observe
     from tests.helpers.values import TickState, advance
 
@@ -47,7 +47,7 @@ def tick() -> Callable[[], object]:
     def run() -> None:
         nonlocal state, snapshot
         number = float(next(numbers))
-        snapshot = observe(snapshot, UP, *next(prepared), number, number)
+        snapshot = observe(snapshot, SOURCE_STATE, *next(prepared), number, number)
         state = advance(state, active, snapshot).memory
 
     return run
@@ -55,7 +55,7 @@ def tick() -> Callable[[], object]:
 
 def render() -> Callable[[], object]:
     """Render the metrics of a new frame with 8 devices and 512 processes."""
-    from bench.tick import CALM, UP, facts, rules
+    from bench.tick import CALM, SOURCE_STATE, facts, rules
     from gpumond.metrics.exposition import Exposition, ScrapeFormat
     from gpumond.metrics.telemetry import Telemetry
     from gpumond.tick.observe import observe
@@ -63,7 +63,7 @@ def render() -> Callable[[], object]:
 
     state, snapshot, frames = TickState(), None, []
     for number in range(2):
-        snapshot = observe(snapshot, UP, *facts(number), float(number), float(number))
+        snapshot = observe(snapshot, SOURCE_STATE, *facts(number), float(number), float(number))
         result = advance(state, rules(CALM), snapshot)
         state = result.memory
         frames.append(result.frame)

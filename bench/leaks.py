@@ -50,7 +50,7 @@ Points = list[tuple[float, float]]
 Tests = Sequence[ServingTest]
 
 
-def varied(**factors: float) -> Tests:
+def scaled_tests(**factors: float) -> Tests:
     return tuple(
         replace(test, **{name: getattr(test, name) * by for name, by in factors.items()}) for test in SERVING_TESTS
     )
@@ -58,10 +58,10 @@ def varied(**factors: float) -> Tests:
 
 VARIANTS: Mapping[str, Tests] = {
     "as it is": SERVING_TESTS,
-    "without creeping": varied(min_creeps=inf),
-    "creeping alone": varied(consistent_ratio=inf),
-    "creeping of 8 minutes": varied(min_creeps=1.6),
-    "margin x 2": varied(margin_bytes=2.0, margin_ratio=2.0),
+    "without creeping": scaled_tests(min_creeps=inf),
+    "creeping alone": scaled_tests(consistent_ratio=inf),
+    "creeping of 8 minutes": scaled_tests(min_creeps=1.6),
+    "margin x 2": scaled_tests(margin_bytes=2.0, margin_ratio=2.0),
     "without the test for steps": tuple(
         replace(test, max_two_steps_ratio=inf, between_steps_ratio=-inf) for test in SERVING_TESTS
     ),
@@ -99,7 +99,7 @@ def main() -> None:
     days = {uuid: sum(min(b - a, 300) for (a, _), (b, _) in pairwise(own)) / DAY for uuid, own in curves.items()}
     with ProcessPoolExecutor() as pool:
         alarms = dict(zip(curves, pool.map(onsets, curves.values(), map(sizes.__getitem__, curves)), strict=True))
-        jobs = [job for seed in range(wanted.seeds) for job in injected(curves, sizes, alarms, seed)]
+        jobs = [job for seed in range(wanted.seeds) for job in injected_leaks(curves, sizes, alarms, seed)]
         leaks = list(pool.map(outcome, jobs))
     table = table_of(leaks, alarms, days)
     print(table)
@@ -154,7 +154,7 @@ def evaluations(
             yield at, CandidateCurve(series, device, USED, series.born, size, room, 1.0), quartiles
 
 
-def injected(
+def injected_leaks(
     curves: Mapping[str, Points], sizes: Mapping[str, float], alarms: Mapping[str, Mapping[str, list[float]]], seed: int
 ) -> Iterator[Injected]:
     rng = random.Random(seed)
@@ -166,11 +166,11 @@ def injected(
 
 
 def outcome(job: Injected) -> Leak:
-    points = leaking(job.points, job.start, job.rate, job.size)
+    points = add_leak(job.points, job.start, job.rate, job.size)
     return Leak(job.uuid, job.rate, delays(points, job.start, job.size, job.alarms))
 
 
-def leaking(points: Points, start: float, rate: float, size: float) -> Points:
+def add_leak(points: Points, start: float, rate: float, size: float) -> Points:
     curve: Points = []
     for at, used in points:
         extra = max(0.0, (at - start) / 60 * rate * MIB) if used > 1024 * MIB else 0.0
@@ -226,13 +226,13 @@ def cross_validation(
     rows: list[dict[str, object]] = []
     for group in groups:
         others = [uuid for uuid in days if uuid not in group]
-        quiet = [name for name in VARIANTS if _false(name, others, alarms, days) <= MAX_FALSE_ALARMS]
+        quiet = [name for name in VARIANTS if _false_alarms_per_day(name, others, alarms, days) <= MAX_FALSE_ALARMS]
         best = max(quiet or VARIANTS, key=lambda name: _recall(name, others, leaks))
         rows.append(
             {
                 "variant": best,
                 "recall": round(_recall(best, group, leaks), 3),
-                "false_alarms_per_gpu_day": round(_false(best, group, alarms, days), 3),
+                "false_alarms_per_gpu_day": round(_false_alarms_per_day(best, group, alarms, days), 3),
             }
         )
     return rows
@@ -243,7 +243,7 @@ def _recall(name: str, uuids: Sequence[str], leaks: Sequence[Leak]) -> float:
     return sum(own) / len(own) if own else 0.0
 
 
-def _false(
+def _false_alarms_per_day(
     name: str, uuids: Sequence[str], alarms: Mapping[str, Mapping[str, list[float]]], days: Mapping[str, float]
 ) -> float:
     return sum(len(alarms[uuid][name]) for uuid in uuids) / sum(days[uuid] for uuid in uuids)

@@ -9,11 +9,11 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.program import Program, ScopeUsage
 
 
-def hello(fresh: Iterator[int]) -> bytes:
+def hello_message(fresh: Iterator[int]) -> bytes:
     return encode(Hello(f"w{next(fresh)}"))
 
 
-def report(fresh: Iterator[int], names: int) -> bytes:
+def report_message(fresh: Iterator[int], names: int) -> bytes:
     pools = tuple(
         PoolUsage(
             allocator=f"a{next(fresh)}",

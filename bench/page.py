@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from bench.live import SIZES
 from bench.result import publish
-from gpumond.features.flush.flusher import PERSON_COOLDOWN_SECONDS
+from gpumond.features.flush.flusher import MANUAL_COOLDOWN_SECONDS
 from gpumond.page.files import PAGE
 from tests.helpers.agents import GIB
 from tests.helpers.browser import PROGRAMS, PageSession, chromium, open_page, put_rule, ready, signed_in
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, FIRST_VISITS, VISITS, SECONDS = 25, 5, 9, 30
 BOUNDS = {"first_frame_milliseconds": 300, "long_tasks": 0, "cpu_percent": 3.0}
-DRAWN = """window.drawn = new Promise(resolve => new MutationObserver((_, observer) => {
+FIRST_DRAW = """window.drawn = new Promise(resolve => new MutationObserver((_, observer) => {
     resolve(performance.now());
     observer.disconnect();
 }).observe(document, { subtree: true, attributeFilter: ['data-seq'] }))"""
@@ -87,7 +87,7 @@ def visit(browser: Browser, place: Path) -> float:
     try:
         until(lambda: sum(count for (name, _), count in daemon.series().items() if name == "gpumond_agents") == 4)
         page = browser.new_page()
-        page.add_init_script(DRAWN)
+        page.add_init_script(FIRST_DRAW)
         page.goto(daemon.url)
         drawn = float(page.evaluate("window.drawn"))
         page.close()
@@ -102,16 +102,16 @@ def measure(browser: Browser, devices: int, processes: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.generated_daemon", str(port), str(devices), str(processes)]
     server = subprocess.Popen(command, cwd=ROOT)
     try:
-        until(lambda: listening(port))
+        until(lambda: is_listening(port))
         visits = []
         for _ in range(VISITS):
             page = browser.new_page()
-            page.add_init_script(DRAWN)
+            page.add_init_script(FIRST_DRAW)
             page.goto(f"http://127.0.0.1:{port}")
             visits.append(float(page.evaluate("window.drawn")))
             if len(visits) < VISITS:
                 page.close()
-        found = {"first_frame_milliseconds": round(median(visits)), **steady(browser, page), **used(page)}
+        found = {"first_frame_milliseconds": round(median(visits)), **steady(browser, page), **sort_and_filter(page)}
         page.close()  # another tab would be measured with the next one
         return found
     finally:
@@ -119,7 +119,7 @@ def measure(browser: Browser, devices: int, processes: int) -> dict[str, Any]:
         server.wait()
 
 
-def listening(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -146,7 +146,7 @@ def renderer_seconds(tools: CDPSession) -> float:
     return sum(float(each["cpuTime"]) for each in processes if each["type"] == "renderer")
 
 
-def used(page: Page) -> dict[str, Any]:
+def sort_and_filter(page: Page) -> dict[str, Any]:
     """Sort and filter a table that is paused."""
     page.keyboard.press("p")
     page.wait_for_timeout(1000)
@@ -169,26 +169,26 @@ def tasks(browser: Browser, place: Path) -> dict[str, dict[str, float]]:
             with signed_in(browser, demo) as session:
                 session.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
                 session.page.locator(".card", has_text=f"{by}-rule").wait_for()
-                until(lambda: cached(demo, "train-llm") > GIB // 2 and rested(demo, "train-llm"), 120)
+                until(lambda: cached(demo, "train-llm") > GIB // 2 and is_cooled_down(demo, "train-llm"), 120)
                 for task in (WASTE, flushing("train-llm"), silencing(f"{by}-rule"), MINUTE, LINK, EXPORT, COMPARE):
-                    found.setdefault(task.name, {})[by] = timed(task, session, by)
+                    found.setdefault(task.name, {})[by] = task_seconds(task, session, by)
                     session.page.reload()
                     session.shows_content()
             with open_page(browser, demo) as session:
                 show(session, machine(64, 50))
                 task = finding("3077")
-                found.setdefault(task.name, {})[by] = timed(task, session, by)
+                found.setdefault(task.name, {})[by] = task_seconds(task, session, by)
     return found
 
 
-def rested(demo: RunningDaemon, workload: str) -> bool:
+def is_cooled_down(demo: RunningDaemon, workload: str) -> bool:
     """Return True if the cooldown after the last flush of a program is over."""
     flushes = [each for each in demo.get("receipts") if each["workload"] == workload and each["outcome"] != "planned"]
     ends = [each["started_at"] + each["duration_seconds"] for each in flushes]
-    return time.time() - max(ends, default=0.0) > PERSON_COOLDOWN_SECONDS + 1
+    return time.time() - max(ends, default=0.0) > MANUAL_COOLDOWN_SECONDS + 1
 
 
-def timed(task: Task, session: PageSession, by: Input) -> float:
+def task_seconds(task: Task, session: PageSession, by: Input) -> float:
     began = time.monotonic()
     task.run(session, by)
     return round(time.monotonic() - began, 2)

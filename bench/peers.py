@@ -28,14 +28,14 @@ from typing import NamedTuple
 
 import pynvml
 
-from bench.exporters import GPUMOND, ROOT, Exporter, Running, installed, running, sample
+from bench.exporters import GPUMOND, ROOT, Exporter, RunningExporter, installed_exporters, running, sample
 from bench.result import publish, spread
 from bench.scrape import LATENCY_MICROSECONDS, compile_daemon, sleepers
 from bench.tables import medians, peers_table, ratios
 from tests.fakenvml import FakeDriver, build, machine
 from tests.helpers.running import until
 
-WAYS = {"kept": False, "new": True}
+CONNECTIONS = {"kept": False, "new": True}
 """Each way to scrape: whether its connection is new."""
 SCRAPES = 100
 """Scrapes of each way in a round."""
@@ -70,11 +70,11 @@ def measure(exporter: Exporter, setting: Setting, seconds: float) -> Measures:
         return found
 
 
-def agents(started: Running) -> int:
+def agents(started: RunningExporter) -> int:
     return round(sum(map(float, AGENTS.findall(started.get(started.connect(), "identity")))))
 
 
-def cost(started: Running, seconds: float) -> Measures:
+def cost(started: RunningExporter, seconds: float) -> Measures:
     """Measure CPU time in seconds a minute and memory, with one scrape a second."""
     connection = started.connect()
     page = started.get(connection, "gzip")
@@ -101,11 +101,11 @@ def busy_seconds() -> float:
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def scrapes(started: Running) -> Measures:
+def scrapes(started: RunningExporter) -> Measures:
     """Time scrapes of each way, with random pauses, so they meet every phase of the exporter."""
-    rng, seconds, kept = random.Random(1), {way: list[float]() for way in WAYS}, started.connect()
+    rng, seconds, kept = random.Random(1), {way: list[float]() for way in CONNECTIONS}, started.connect()
     for _ in range(SCRAPES):
-        for way, new in WAYS.items():
+        for way, new in CONNECTIONS.items():
             time.sleep(rng.uniform(*PAUSES_SECONDS))
             began = time.perf_counter()
             connection = started.connect() if new else kept
@@ -117,7 +117,7 @@ def scrapes(started: Running) -> Measures:
     return {f"{way}_{name}": own[name] for way, own in found.items() for name in ("p50_ms", "p99_ms")}
 
 
-def pss_with_web_ui(started: Running) -> float:
+def pss_with_web_ui(started: RunningExporter) -> float:
     """Return the memory in MiB while the web UI is open: a client that follows its stream of frames."""
     for path in ("/", "/api/v1/frame"):
         started.open(path).read()
@@ -185,7 +185,7 @@ def main() -> None:
     wanted = parser.parse_args()
     card = wanted.card
     compile_daemon()
-    exporters, absent = installed(card=card is not None)
+    exporters, absent = installed_exporters(card=card is not None)
     with (
         tempfile.TemporaryDirectory() as name,
         fake_setting(Path(name), wanted.shape) if card is None else card_setting(Path(name), card) as setting,

@@ -18,7 +18,7 @@ from tests.helpers.running import RunningDaemon, until
 
 GPUMOND = Path(__file__).resolve().parents[1] / "gpumond"
 SCRAPES = 500
-FRESH = 30
+FRESH_SCRAPES = 30
 CPU_SECONDS = 30
 LATENCY_MICROSECONDS = 20
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -55,12 +55,12 @@ def measure(directory: Path, library: Path, processes: int) -> dict[str, object]
                 "samples": len(daemon.series()),
                 "start_to_first_200_s": round(first_200, 3),
                 "start_to_first_data_s": round(first_data, 3),
-                "first_scrape_of_a_frame": spread(fresh(daemon)),
+                "first_scrape_of_a_frame": spread(fresh_scrape_seconds(daemon)),
                 "further_scrapes_plain": spread(scrape(daemon, "identity")),
                 "further_scrapes_gzip": spread(scrape(daemon, "gzip")),
                 "bytes_plain": len(get(connect(daemon), "identity")),
                 "bytes_gzip": len(get(connect(daemon), "gzip")),
-                **idle(daemon),
+                **idle_figures(daemon),
             }
         finally:
             daemon.stop()
@@ -88,10 +88,10 @@ def scrape(daemon: RunningDaemon, encoding: str) -> list[float]:
     return seconds
 
 
-def fresh(daemon: RunningDaemon) -> list[float]:
+def fresh_scrape_seconds(daemon: RunningDaemon) -> list[float]:
     """Time one scrape of each new frame, as Prometheus does."""
     connection, seconds = connect(daemon), []
-    for _ in range(FRESH):
+    for _ in range(FRESH_SCRAPES):
         seq = daemon.get("status")["snapshot_seq"]
         until(lambda seq=seq: daemon.get("status")["snapshot_seq"] > seq)
         began = time.perf_counter()
@@ -100,7 +100,7 @@ def fresh(daemon: RunningDaemon) -> list[float]:
     return seconds
 
 
-def idle(daemon: RunningDaemon) -> dict[str, object]:
+def idle_figures(daemon: RunningDaemon) -> dict[str, object]:
     """Measure processor time of daemon and collector with one scrape a second, and their memory."""
     family = [daemon.process.pid, *children(daemon.process.pid)]
     connection, before = connect(daemon), sum(map(cpu_seconds, family))

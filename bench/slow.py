@@ -24,9 +24,9 @@ from bench.scrape import children, cpu_seconds, rss
 from tests.helpers.running import RunningDaemon, until
 
 CONNECTIONS, AGENTS = 10_000, 5_000
-OPENED_A_SECOND = 1_000
-SECONDS = 40.0
-STARTS = (b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"POST /api/v1/rules/preview HTTP/1.1\r\n")
+CONNECTIONS_PER_SECOND = 1_000
+DURATION_SECONDS = 40.0
+REQUEST_STARTS = (b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"POST /api/v1/rules/preview HTTP/1.1\r\n")
 
 
 class Flood:
@@ -43,7 +43,7 @@ class Flood:
         half_open = [self.agent() for _ in range(AGENTS)]
         began = time.monotonic()
         while (now := time.monotonic()) - began < seconds:
-            allowed = int(OPENED_A_SECOND * (now - began + 1))
+            allowed = int(CONNECTIONS_PER_SECOND * (now - began + 1))
             while len(self.since) < CONNECTIONS and self.opened < allowed:
                 self.open(now)
             self.most = max(self.most, len(self.since))
@@ -72,7 +72,7 @@ class Flood:
         self.opened += 1
         connection.connect_ex(("127.0.0.1", self.port))
         with contextlib.suppress(OSError):
-            connection.send(STARTS[self.opened % len(STARTS)])
+            connection.send(REQUEST_STARTS[self.opened % len(REQUEST_STARTS)])
         self.since[connection] = now
         self.selector.register(connection, selectors.EVENT_READ)
 
@@ -140,8 +140,8 @@ def measure(directory: Path, sources: int) -> dict[str, object]:
             "scrapes_from_the_floods_address" if sources == 1 else "scrapes_from_127.0.0.1": spread(same),
             "scrapes_from_another_address": spread(other),
             "rss_mib_at_most": round(memory / 2**20, 1),
-            "log_lines_a_second": round((count_lines(daemon) - lines) / SECONDS, 2),
-            "cpu_share_of_a_core": round((sum(map(cpu_seconds, family)) - before) / SECONDS, 2),
+            "log_lines_a_second": round((count_lines(daemon) - lines) / DURATION_SECONDS, 2),
+            "cpu_share_of_a_core": round((sum(map(cpu_seconds, family)) - before) / DURATION_SECONDS, 2),
         }
     finally:
         daemon.stop()
@@ -156,13 +156,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
     if sys.argv[1:2] == ["flood"]:
         os.nice(10)  # it represents other machines, which have processors of their own
-        figures = Flood(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]).run(SECONDS)
+        figures = Flood(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]).run(DURATION_SECONDS)
         print(" ".join(f"{name}={value}" for name, value in figures.items()))
         return
     with tempfile.TemporaryDirectory() as directory:
         figures = {
             "connections": CONNECTIONS,
-            "opened_a_second": OPENED_A_SECOND,
+            "opened_a_second": CONNECTIONS_PER_SECOND,
             "agents_half_open": AGENTS,
             "load_average_before": round(os.getloadavg()[0], 1),
             "nice": os.nice(0),

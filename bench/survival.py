@@ -97,7 +97,7 @@ class ValidUsers:
 
     def record_series(self) -> None:
         """Record the series that each agent has before the attack."""
-        self.series = by_pid(self._machine.daemon.request("/metrics")[1].decode())
+        self.series = values_by_pid(self._machine.daemon.request("/metrics")[1].decode())
 
     def scrape(self) -> None:
         sent = {agents.pid: self.sent(agents) for agents in self.agents}
@@ -114,7 +114,7 @@ class ValidUsers:
         finally:
             connection.close()
         self.seconds.append(time.perf_counter() - began)
-        found, live = by_pid(page), dict(LIVE.findall(page))
+        found, live = values_by_pid(page), dict(LIVE.findall(page))
         for pid, number in sent.items():
             self.counts["series_missing"] += (self.series[str(pid)] - found.get(str(pid), Counter())).total()
             shown = int(float(live.get(str(pid), 0))) - GIB
@@ -152,7 +152,7 @@ class ValidUsers:
             flusher.wait(60)
 
 
-def by_pid(page: str) -> dict[str, Counter[str]]:
+def values_by_pid(page: str) -> dict[str, Counter[str]]:
     """Return the names of the series of each process."""
     found: dict[str, Counter[str]] = {}
     for name, pid in PID.findall(page):

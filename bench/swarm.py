@@ -27,7 +27,7 @@ from tests.helpers.running import RunningDaemon, Series, series_of, until
 
 AGENTS_OF_A_USER = 40
 PROBE_UID, FLOOD_UID, OTHER_AGENTS = 60_001, 65_533, 20
-SECONDS = 12
+DURATION_SECONDS = 12
 RESTART_SECONDS = 20
 CONNECTING_SECONDS = 6
 IDLE_SECONDS = 6
@@ -131,7 +131,7 @@ class SwarmDaemon(RunningDaemon):
 
 
 @contextlib.contextmanager
-def probing(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]]:
+def probe_during(daemon: RunningDaemon, seconds: float) -> Iterator[dict[str, object]]:
     """Measure the time that reports wait in the socket; the yielded dictionary is filled at the finish_reports."""
     command = [sys.executable, "-m", "bench.probe", str(daemon.socket), str(PROBE_UID), str(seconds)]
     probe = subprocess.Popen(["nice", "-n", "-10", *command], stdout=subprocess.PIPE, text=True)
@@ -173,18 +173,18 @@ def rate(daemon: SwarmDaemon, processes: AgentProcesses, hz: float, **options: i
     """Run with one scrape."""
     time.sleep(TICKS_SECONDS)
     reports = daemon.counters()[REPORTS]
-    processes.start_reports(hz, SECONDS, **options)
+    processes.start_reports(hz, DURATION_SECONDS, **options)
     before = daemon.cpu()
-    time.sleep(SECONDS / 2)
+    time.sleep(DURATION_SECONDS / 2)
     get(connect(daemon), "gzip")
-    time.sleep(SECONDS / 2)
+    time.sleep(DURATION_SECONDS / 2)
     used = daemon.cpu() - before
     counts = processes.finish_reports()
     time.sleep(TICKS_SECONDS)
     counters = daemon.counters()
     received = counters.pop(REPORTS) - reports
     return {
-        "cpu_share_of_a_core": round(used / SECONDS, 3),
+        "cpu_share_of_a_core": round(used / DURATION_SECONDS, 3),
         "reports_sent": counts["reports"] - counts["replaced"],
         "reports_heard": int(received),
         "agents_known": daemon.agents(),
@@ -241,13 +241,21 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
         try:
             processes.send_reports(1, 5)
             lines, before, memory = len(daemon.log.read_text().splitlines()), daemon.cpu(), daemon.rss_mib()
-            command = [sys.executable, "-S", "-m", "bench.flood", str(daemon.socket), str(FLOOD_UID), str(SECONDS)]
+            command = [
+                sys.executable,
+                "-S",
+                "-m",
+                "bench.flood",
+                str(daemon.socket),
+                str(FLOOD_UID),
+                str(DURATION_SECONDS),
+            ]
             flood = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             time.sleep(2)
-            processes.start_reports(1, SECONDS - 5)
-            with probing(daemon, SECONDS - 6) as ingest:
+            processes.start_reports(1, DURATION_SECONDS - 5)
+            with probe_during(daemon, DURATION_SECONDS - 6) as ingest:
                 scrapes: list[float] = []
-                while len(scrapes) < SECONDS - 6:
+                while len(scrapes) < DURATION_SECONDS - 6:
                     began = time.perf_counter()
                     get(connect(daemon), "gzip")
                     scrapes.append(time.perf_counter() - began)
@@ -267,9 +275,9 @@ def flood(directory: Path, library: Path) -> dict[str, object]:
                     for (name, labels), value in series.items()
                     if name == "gpumond_agents" and ("train" in str(labels))
                 ),
-                "cpu_share_of_a_core": round(used / SECONDS, 3),
+                "cpu_share_of_a_core": round(used / DURATION_SECONDS, 3),
                 "rss_mib_more": round(memory, 1),
-                "log_lines_a_second": round((len(daemon.log.read_text().splitlines()) - lines) / SECONDS, 1),
+                "log_lines_a_second": round((len(daemon.log.read_text().splitlines()) - lines) / DURATION_SECONDS, 1),
                 **daemon.counters(),
             }
         finally:

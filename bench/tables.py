@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OURS = "gpumond"
+OUR_NAME = "gpumond"
 NO_COST = "cpu_of_other_programs_s"
 """CPU time of programs that are not measured: a busy machine makes every figure larger."""
-LINES = {
+LINE_TITLES = {
     "CPU time per minute, s": "{cpu_s:.2f}",
     "scrape, p50 / p99, ms": "{kept_p50_ms:.2f} / {kept_p99_ms:.2f}",
     "size of a scrape, plain / gzip, kB": "{page_bytes:.0f} / {page_gzip_bytes:.1f}",
@@ -36,18 +36,18 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
                     for name, value in theirs.items()
                     if value and name in ours and name != NO_COST
                 }
-                for ours, theirs in zip(found[OURS], rounds, strict=True)
+                for ours, theirs in zip(found[OUR_NAME], rounds, strict=True)
             ]
         )
         for peer, rounds in found.items()
-        if peer != OURS
+        if peer != OUR_NAME
     }
 
 
 def peers_table(figures: Mapping[str, Any]) -> str:
     """Return the comparison as a Markdown table, after a line about the run."""
     names = list(figures["values"])
-    rows = [[line, *(peers_cell(line, name, figures) for name in names)] for line in LINES]
+    rows = [[line, *(peers_cell(line, name, figures) for name in names)] for line in LINE_TITLES]
     head = [caption(figures), "", f"| {figures['setting']} | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
@@ -55,7 +55,7 @@ def peers_table(figures: Mapping[str, Any]) -> str:
 def memory_ratio(figures: Mapping[str, Any]) -> str:
     """Return gpumond's memory divided by nvitop-exporter's: of the medians, so it agrees with the values beside it."""
     values = figures["values"]
-    return f"{values[OURS]['pss_mib'] / values['nvitop-exporter']['pss_mib']:.1f}"
+    return f"{values[OUR_NAME]['pss_mib'] / values['nvitop-exporter']['pss_mib']:.1f}"
 
 
 def caption(figures: Mapping[str, Any]) -> str:
@@ -66,4 +66,4 @@ def caption(figures: Mapping[str, Any]) -> str:
 
 def peers_cell(line: str, name: str, figures: Mapping[str, Any]) -> str:
     values = {key: value * SCALES.get(key, 1) for key, value in figures["values"][name].items()}
-    return LINES[line].format_map(values)
+    return LINE_TITLES[line].format_map(values)

@@ -45,16 +45,16 @@ def frame(seq: int) -> dict[str, Any]:
     return make_frame(*devices, reports=tuple(reports), seq=seq, taken_at=1_000_000.0 + seq, elapsed_seconds=float(seq))
 
 
-def begun(session: Session, word: str) -> None:
+def wait_for_word(session: Session, word: str) -> None:
     while word not in session.written:
         session.read_once()
 
 
-def started(fake: FakeDaemon) -> tuple[float, float]:
+def start_and_end_seconds(fake: FakeDaemon) -> tuple[float, float]:
     """Return the seconds until the first row and from the key ``q`` to the end of the process."""
     began = time.monotonic()
     with top(fake.url) as session:
-        begun(session, "train")
+        wait_for_word(session, "train")
         first = time.monotonic() - began
         pressed = time.monotonic()
         session.press("q")
@@ -73,7 +73,7 @@ def steady(fake: FakeDaemon, frames: list[dict[str, Any]], size: tuple[int, int]
             fake.show(frames[number % len(frames)])
 
     with top(fake.url, size=size) as session:
-        begun(session, "train")
+        wait_for_word(session, "train")
         thread = threading.Thread(target=change)
         thread.start()
         pid, ticks = session.process.pid, os.sysconf("SC_CLK_TCK")
@@ -97,7 +97,7 @@ def _cpu_ticks(pid: int) -> int:
 def main() -> None:
     frames = [frame(seq) for seq in range(1, 5)]
     with fake_daemon(frames[0]) as fake:
-        runs = [started(fake) for _ in range(RUNS)]
+        runs = [start_and_end_seconds(fake) for _ in range(RUNS)]
         firsts, ends = ([run[at] for run in runs] for at in (0, 1))
         figures: dict[str, object] = {
             "processes": DEVICES * PROCESSES,

@@ -12,7 +12,7 @@ from bench.result import publish, spread
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import VALUES
+from gpumond.features.rules.settings import MEANINGS
 from gpumond.tick.observe import observe
 from tests.helpers.agents import GIB
 from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report
@@ -20,13 +20,13 @@ from tests.helpers.values import TickState, advance, make_device, make_pool, mak
 DEVICES, PROCESSES, OWN_RULES, TICKS = 8, 64, 4, 300
 CALM, STORM = 60 * GIB, 0
 COLLECT_EVERY = 10
-UP = SourceState(name="bench", up=True, responsive=True)
+SOURCE_STATE = SourceState(name="bench", up=True, responsive=True)
 
 
 def rules(level: float) -> tuple[Rule, ...]:
     """Return the built-in rules, and others over every scope that compare bytes with a level."""
     scopes: tuple[RuleScope, ...] = ("process", "pool", "workload", "device")
-    values = {scope: next(name for name in VALUES[scope] if name.endswith("_bytes")) for scope in scopes}
+    values = {scope: next(name for name in MEANINGS[scope] if name.endswith("_bytes")) for scope in scopes}
     own = (
         Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level) for i in range(OWN_RULES)
     )
@@ -60,7 +60,7 @@ def measure(active: tuple[Rule, ...]) -> dict[str, object]:
     for tick in range(TICKS):
         reading, reports = facts(tick)
         began = time.perf_counter()
-        snapshot = observe(snapshot, UP, reading, reports, float(tick), float(tick))
+        snapshot = observe(snapshot, SOURCE_STATE, reading, reports, float(tick), float(tick))
         result = advance(memory, active, snapshot)
         seconds.append(time.perf_counter() - began)
         memory = result.memory

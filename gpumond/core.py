@@ -171,9 +171,9 @@ class EngineStep(Protocol):
         """Return the newest state of each engine."""
 
     def use_receipts(
-        self, receipts: Callable[[], Iterable[Receipt]], returned: Callable[[Receipt], Awaitable[None]]
+        self, receipts: Callable[[], Iterable[Receipt]], record_receipt: Callable[[Receipt], Awaitable[None]]
     ) -> None:
-        """Use these past receipts. ``returned`` takes that of an engine which was returned to service."""
+        """Use these past receipts, and ``record_receipt`` for that of an engine that was returned to service."""
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
@@ -231,7 +231,7 @@ class RuleService(Protocol):
 class SilenceService(Protocol):
     """The silences in effect."""
 
-    def silencing(self, alert: Alert) -> Sequence[str]:
+    def silences_of(self, alert: Alert) -> Sequence[str]:
         """Return the ids of the active silences that match an alert."""
 
 

@@ -133,5 +133,5 @@ def test_code_tour_names_functions_that_exist():
 
 def test_words_are_counted_in_running_text_only():
     text = "# Use of it\n\nYou'll see `a of b` of [yours](of.md).\n\n```\nof\n```\n\n| of |\n|---|\n"
-    assert wording.words(text) == ["you'll", "see", "x", "of", "yours"]
+    assert wording.running_words(text) == ["you'll", "see", "x", "of", "yours"]
     assert wording.row("page", text).split() == ["page", "5", "200.0", "400.0"]

@@ -6,12 +6,12 @@ from string import Formatter
 
 import pytest
 
-from bench.tables import LINES, medians, memory_ratio, peers_table, ratios
-from tools.docs.figures import Figure, outdated, wrapped
+from bench.tables import LINE_TITLES, medians, memory_ratio, peers_table, ratios
+from tools.docs.figures import Figure, outdated_documents, wrap
 
 
 def test_figures_of_documents_are_those_of_the_result_files():
-    assert [str(path) for path, _ in outdated()] == [], "run `make docs`"
+    assert [str(path) for path, _ in outdated_documents()] == [], "run `make docs`"
 
 
 def test_figure_has_keys_lists_units_and_formats():
@@ -29,7 +29,7 @@ def test_figure_that_does_not_exist_is_refused(field: str):
 
 def test_wrapped_text_keeps_tables_items_and_code():
     text = "| a | b |\n|---|---|\n\n- one\n  two\n- " + "word " * 22 + "`python -m bench.x`"
-    table, items = wrapped(text).split("\n\n")
+    table, items = wrap(text).split("\n\n")
     assert table == "| a | b |\n|---|---|"
     first, *others = items.splitlines()
     assert first == "- one two"
@@ -45,7 +45,9 @@ def test_values_are_medians_and_ratios_are_paired():
 
 
 def test_comparison_has_the_values_of_each_peer_and_the_reason_for_each_that_is_absent():
-    measures = {measure: 2.0 for line in LINES.values() for _, measure, _, _ in Formatter().parse(line) if measure}
+    measures = {
+        measure: 2.0 for line in LINE_TITLES.values() for _, measure, _, _ in Formatter().parse(line) if measure
+    }
     rounds = {"gpumond": [measures], "peer": [measures | {"cpu_s": 4.0}]}
     values = {name: medians(own) for name, own in rounds.items()}
     figures = {"setting": "8 devices", "values": values, "ratios": ratios(rounds), "rounds": 3, "minutes": 0.5}

@@ -65,7 +65,7 @@ class RequestHandler:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
-        self._classes: tuple[AgentResponse, float] | None = None
+        self._newest_classes: tuple[AgentResponse, float] | None = None
         self._recording: ActiveRecording | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
@@ -107,7 +107,7 @@ class RequestHandler:
         if not adapters:
             return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
         try:
-            search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
+            search = RetentionSearch(lambda: [tensor for adapter in adapters for tensor in adapter.tracked_tensors()])
         except TensorsBusy as busy:
             return AgentResponse(request.id, printable_text(busy))
         except Exception as error:  # a version of the library that is not understood
@@ -121,16 +121,16 @@ class RequestHandler:
             return
         search, self._search = self._search[0], None
         try:
-            found = search.advance()
+            retainers = search.advance()
         except TensorsBusy:
             self._search = search, now + BUSY_INTERVAL_SECONDS
             return
         except Exception:  # a version of the library that is not understood
             return
-        if found is None:
+        if retainers is None:
             self._search = search, now + INTERVAL_SECONDS
         else:
-            self.retainers = found
+            self.retainers = retainers
 
     def start_recording(self, request: AgentRequest) -> AgentResponse | None:
         """Turn the allocator's history on; return a response only if it is refused."""
@@ -163,13 +163,12 @@ class RequestHandler:
         save = partial(self._snapshots.save, self._settings.workload, allocator=recording.allocator)
         try:
             dump, sites, unrecorded = recording.adapter.finish_history(
-                lambda snapshot: save(".pickle", write_to=partial(_pickle, snapshot))
+                lambda snapshot: save(".pickle", write_file=partial(_pickle, snapshot))
             )
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
-        folded = save(".folded", write_to=partial(_write_folded, sites, unrecorded))
-        wanted = recording.request.kind == "classes"
-        classes, paused, unknown = _classes() if wanted else ((), 0.0, "")
+        folded = save(".folded", write_file=partial(_write_folded, sites, unrecorded))
+        classes, paused, unknown = _read_classes() if recording.request.kind == "classes" else ((), 0.0, "")
         return _shorten(
             AgentResponse(
                 recording.request.id,
@@ -195,11 +194,11 @@ class RequestHandler:
     def _classes_response(self, request: AgentRequest) -> AgentResponse:
         """Read the classes, unless those of the last request are new enough."""
         now = time.monotonic()
-        if self._classes is not None and now - self._classes[1] < CLASSES_INTERVAL_SECONDS:
-            return replace(self._classes[0], id=request.id, age_seconds=now - self._classes[1])
-        classes, paused, unknown = _classes()
+        if self._newest_classes is not None and now - self._newest_classes[1] < CLASSES_INTERVAL_SECONDS:
+            return replace(self._newest_classes[0], id=request.id, age_seconds=now - self._newest_classes[1])
+        classes, paused, unknown = _read_classes()
         answer = AgentResponse(request.id, unknown, classes=classes, paused_seconds=paused)
-        self._classes = answer, time.monotonic()
+        self._newest_classes = answer, time.monotonic()
         return answer
 
     def _file_part(self, request: AgentRequest) -> AgentResponse:
@@ -220,7 +219,7 @@ class RequestHandler:
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
 
-def _classes() -> tuple[tuple[LiveClasses, ...], float, str]:
+def _read_classes() -> tuple[tuple[LiveClasses, ...], float, str]:
     """Return the classes of live bytes, the seconds for which this thread may have paused the others, and the reason
     why a class is unknown.
     """
@@ -239,9 +238,9 @@ def _classes() -> tuple[tuple[LiveClasses, ...], float, str]:
 def _why_classes_unknown(classes: Sequence[LiveClasses]) -> str:
     """Return the reason why no class, or not every class is known; empty if all are."""
     if classes:
-        if all(one.activations_bytes is not None for one in classes):
+        if all(each.activations_bytes is not None for each in classes):
             return ""
-        if any(one.parameters_bytes is None for one in classes):
+        if any(each.parameters_bytes is None for each in classes):
             return (
                 "the classes of live memory are unknown: the agent started after the program, which has too many "
                 "objects to search"

@@ -120,9 +120,9 @@ def words_by_command() -> Iterator[tuple[str, list[str]]]:
 def known_values(kind: str, url: str) -> list[str]:
     """Return the values that the daemon knows; none if it does not answer at once."""
     if kind == "scenarios":
-        from gpumond.features.loadgen.plan import TABLE
+        from gpumond.features.loadgen.plan import SCENARIOS
 
-        return sorted(scenario.name for scenario in TABLE)
+        return sorted(SCENARIOS)
     if kind == "matchers":
         matchers = (f"{label}={value}" for label, kind in LABEL_KINDS.items() for value in known_values(kind, url))
         return sorted({*matchers, *known_values("labels", url)})

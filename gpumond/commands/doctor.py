@@ -30,7 +30,7 @@ from gpumond.devices.child.supervisor import probe
 from gpumond.facts.errors import DaemonError, SourceUnavailable, remedy
 from gpumond.facts.messages import program_socket, to_json
 from gpumond.facts.units import plural, size_text
-from gpumond.features.engines.ownership import WITH_PTRACE
+from gpumond.features.engines.ownership import PTRACE_REMEDY
 from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
 from gpumond.tick.reading_conditions import device_conditions
@@ -285,7 +285,7 @@ def _engine_finding(engine: Mapping[str, Any]) -> Finding:
     if engine["problem"]:
         return Finding(subject, "note", engine["problem"])
     if problem := engine.get("processes_problem"):
-        advice = WITH_PTRACE if problem.endswith(WITH_PTRACE) else ""
+        advice = PTRACE_REMEDY if problem.endswith(PTRACE_REMEDY) else ""
         detail = f"the engine responds, but its memory is unknown and can't be released: {problem.removesuffix(advice)}"
         return Finding(subject, "note", detail.rstrip(": "), advice)
     if engine.get("out_of_service_seconds") is not None:

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         need = admission.parse_size(arguments.need)
     with admission.request_admission(url, need, arguments.need_device, workload, wait_seconds) as admission_id:
         if admission_id is None:
-            return admission.NO_ROOM
+            return admission.NO_MEMORY_EXIT_CODE
         return _replace_process(command, environ | {"GPUMOND_ADMISSION": admission_id})
 
 

@@ -278,7 +278,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
     def question() -> list[str]:
         found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
-        record = with_commands(f"gpumond why --pid {row.pid} --record 30s shows the lines that allocate", daemon.url)
+        record = with_commands(f"to see the lines that allocate: gpumond why --pid {row.pid} --record 30s", daemon.url)
         return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
 
     def receive(found: list[str] | DaemonError) -> None:

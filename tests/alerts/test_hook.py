@@ -11,8 +11,8 @@ import pytest
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.flush.alertmanager_hook import (
-    REFUSED,
-    REMEMBERED,
+    MAX_REMEMBERED,
+    REFUSED_ACTION,
     AlertmanagerHook,
     HookAlert,
     HookAnswer,
@@ -141,7 +141,7 @@ def test_alert_in_the_cooldown_of_rules_is_refused_and_tried_again_later():
     (result,) = setup.receive(alert("a2")).alerts
     assert result.outcome == "refused"
     assert "try again in" in result.reason
-    assert setup.actions() == ["hook.flush", "hook.flush", REFUSED]
+    assert setup.actions() == ["hook.flush", "hook.flush", REFUSED_ACTION]
     setup.flusher.cooldown_seconds = 0.0
     assert setup.outcome(alert("a2")) == "flushed"
 
@@ -177,7 +177,7 @@ def test_restarted_daemon_remembers_the_starts_that_had_an_effect():
 
 def test_number_of_remembered_starts_is_limited():
     setup = Setup(train(10), cooldown_seconds=0.0)
-    for number in range(REMEMBERED + 1):
+    for number in range(MAX_REMEMBERED + 1):
         setup.hook._remember("token:am", ("a1", float(number)))
     assert setup.outcome(alert("a1", starts_at=1.0, uuid="GPU-a")) == "repeated"
     assert setup.outcome(alert("a1", starts_at=0.0, uuid="GPU-a")) == "flushed"

@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notification, Rule, StoredAlert
 from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.action_decisions import ANNOTATION
+from gpumond.features.alerts.action_decisions import ACTION_ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.store.audit import AuditEntry
 from tests.helpers.scripted_programs import ScriptedPrograms, train
@@ -72,7 +72,7 @@ async def action_note(
         dispatch = dispatcher.decide([RULE], [ALERT], snapshot, {})
         dispatcher.execute(dispatch)
         (alert,) = dispatch.alerts
-        note = dict(alert.annotations).get(ANNOTATION, "")
+        note = dict(alert.annotations).get(ACTION_ANNOTATION, "")
         if text in note:
             return note
         await asyncio.sleep(0)
@@ -84,7 +84,7 @@ def test_programs_of_another_user_do_not_delay_a_rules_flush(busy: bool):
         others = [train(pid, uid=7, workload=f"w{pid}", cached=1) for pid in (1, 2, 3)]
         scripted = ScriptedPrograms(*others, train(10), train(11))
         scripted.silent = {report.pid for report in others}
-        flusher = scripted.flusher(neighbor_seconds=0.05)
+        flusher = scripted.flusher(max_neighbor_wait_seconds=0.05)
         own = FlushRequest(target=Target(all=True, uid=7))
         task = asyncio.create_task(flusher.flush(own, "uid:7")) if busy else None
         await asyncio.sleep(0)

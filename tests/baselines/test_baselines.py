@@ -18,11 +18,11 @@ from gpumond.features.baselines.statistics import (
     Blocks,
     Difference,
     Distribution,
-    Measured,
+    MeasureDistribution,
     WorkloadMeasures,
     compare,
+    estimate_shift,
     parse_measure_threshold,
-    shift,
 )
 from tests.helpers.agents import GIB
 from tests.helpers.training import frame, training
@@ -67,7 +67,7 @@ def test_quantiles_are_those_of_the_standard_library():
 def test_shift_is_exact_and_inside_its_interval():
     noise = random.Random(2)
     before = [noise.gauss(0, 3) for _ in range(40)]
-    moved, low, high = shift(before, [value + 7 for value in before])
+    moved, low, high = estimate_shift(before, [value + 7 for value in before])
     assert moved == pytest.approx(7, abs=1e-9)
     assert low is not None
     assert high is not None
@@ -77,7 +77,7 @@ def test_shift_is_exact_and_inside_its_interval():
 def test_shift_is_robust_against_a_quarter_of_outliers():
     noise = random.Random(3)
     before, after = [noise.gauss(0, 1) for _ in range(40)], [noise.gauss(5, 1) for _ in range(40)]
-    moved, *_ = shift(before, after[:30] + [1000.0] * 10)
+    moved, *_ = estimate_shift(before, after[:30] + [1000.0] * 10)
     assert 4 < moved < 7
 
 
@@ -86,7 +86,7 @@ def test_interval_has_a_coverage_of_95_percent():
     held = 0
     for _ in range(400):
         before, after = [noise.expovariate(1) for _ in range(25)], [noise.expovariate(1) + 2 for _ in range(30)]
-        _, low, high = shift(before, after)
+        _, low, high = estimate_shift(before, after)
         assert low is not None
         assert high is not None
         held += low <= 2 <= high
@@ -94,11 +94,11 @@ def test_interval_has_a_coverage_of_95_percent():
 
 
 def test_interval_of_too_few_values_is_none():
-    assert shift([1.0, 2.0], [2.0, 3.0]) == (1.0, None, None)
+    assert estimate_shift([1.0, 2.0], [2.0, 3.0]) == (1.0, None, None)
 
 
 def side(retries: int | None = None, workload: str = "train", **levels: tuple[float, ...]) -> Baseline:
-    measures = tuple(Measured(name, blocks(*values)) for name, values in levels.items())
+    measures = tuple(MeasureDistribution(name, blocks(*values)) for name, values in levels.items())
     return Baseline("n", None, 5.0, 3600, 3600, True, (WorkloadMeasures(workload, 3600, measures, retries),))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gpumond.features.quotas.admission_client import NO_ROOM, explanation
+from gpumond.features.quotas.admission_client import NO_MEMORY_EXIT_CODE, explanation
 
 GIB = 1 << 30
 LOST = (404, {"detail": "no request has this id"})
@@ -89,7 +89,7 @@ def test_daemon_that_has_just_started_is_awaited():
 def test_request_is_withdrawn_when_the_time_has_passed():
     with scripted(state("waiting")) as (url, requests):
         done = run(url, ("--wait", "1s"))
-    assert (done.returncode, done.stdout) == (NO_ROOM, "")
+    assert (done.returncode, done.stdout) == (NO_MEMORY_EXIT_CODE, "")
     assert "gpumond: not started after 1 s: GPU 0 has 1.0 GiB available, but 2.0 GiB is needed" in done.stderr
     assert requests[0] == "POST"
     assert requests[-1] == "DELETE /a"
@@ -98,7 +98,7 @@ def test_request_is_withdrawn_when_the_time_has_passed():
 def test_refused_request_is_not_withdrawn():
     with scripted(state("refused")) as (url, requests):
         done = run(url)
-    assert (done.returncode, requests) == (NO_ROOM, ["POST"])
+    assert (done.returncode, requests) == (NO_MEMORY_EXIT_CODE, ["POST"])
     assert "GPU 0 has 1.0 GiB available, but 2.0 GiB is needed; 1.0 GiB is missing" in done.stderr
 
 

@@ -23,7 +23,7 @@ from gpumond.commands.doctor import (
     examine,
 )
 from gpumond.facts.errors import CONDITION_REMEDIES, FAULT_REMEDIES
-from gpumond.features.engines.ownership import WITH_PTRACE
+from gpumond.features.engines.ownership import PTRACE_REMEDY
 from gpumond.host.machine import INITIAL_PID_NAMESPACE
 from tests.helpers.frames import holding_with
 
@@ -77,7 +77,9 @@ def test_process_intended_to_hold_memory_is_not_a_fault(fields: dict[str, Any], 
 
 def test_capability_that_hides_a_server_is_named_with_the_lines_to_add():
     own = {"name": "chat", "kind": "vllm", "problem": "", "processes_problem": ""}
-    hidden = own | {"processes_problem": f"its listener is hidden, and the daemon lacks CAP_SYS_PTRACE: {WITH_PTRACE}"}
+    hidden = own | {
+        "processes_problem": f"its listener is hidden, and the daemon lacks CAP_SYS_PTRACE: {PTRACE_REMEDY}"
+    }
     assert findings(engines=[own])["engine chat"] == Finding("engine chat", "good", "vllm responds")
     found = findings(engines=[hidden])["engine chat"]
     assert found.detail.endswith("the daemon lacks CAP_SYS_PTRACE")

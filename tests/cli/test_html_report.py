@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.baselines.command import _page
+from gpumond.features.baselines.command import _html_page
 from gpumond.features.baselines.statistics import Comparison, Difference
 from gpumond.view import html_report
 from tests.helpers.agents import GIB
@@ -94,7 +94,7 @@ def test_comparison_has_a_table_and_bars_for_each_workload():
             difference("gone", "live", "typical", GIB, None),
         ),
     )
-    found = checked(_page(comparison))
+    found = checked(_html_page(comparison))
     assert found.tags.count("svg") == 2
     assert found.tags.count("rect") == 3
     assert found.attributes["class"].count("peak") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.features.quotas.admission_client import NO_ROOM
+from gpumond.features.quotas.admission_client import NO_MEMORY_EXIT_CODE
 from gpumond.sim.device import MIB, DeviceSpec, create
 from tests.helpers import forks
 from tests.helpers.running import RunningDaemon, until
@@ -115,7 +115,7 @@ def used(daemon: RunningDaemon, process: subprocess.Popen[str]) -> float | None:
 
 def refused(process: subprocess.Popen[str]) -> str:
     out, error = process.communicate(timeout=30)
-    assert (process.returncode, out) == (NO_ROOM, "")
+    assert (process.returncode, out) == (NO_MEMORY_EXIT_CODE, "")
     return error
 
 

@@ -102,7 +102,7 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
         "8.0 GiB",
         "5.0 GiB",
         "7.0 GiB",
-        "1",
+        "2",
         "4242",
         "pretrain",
         "ann",

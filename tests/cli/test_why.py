@@ -148,7 +148,8 @@ def test_program_with_a_case_is_referred_to_it():
         fake.answers["/api/v1/oom"] = (200, [{"pid": int(PATH.rpartition("/")[2])}])
         found = run(fake).stdout
     assert "oom show" not in without
-    assert f"oom show --pid {PATH.rpartition('/')[2]} shows its newest out-of-memory error" in found
+    assert "to see its newest out-of-memory error: " in found
+    assert f"oom show --pid {PATH.rpartition('/')[2]}" in found
 
 
 def test_refusal_of_the_program_is_the_message():

@@ -45,9 +45,9 @@ def test_each_leak_is_asked_about_once():
     async def run() -> None:
         inquiry = RetainerRequests(agents)
         for _ in range(3):
-            inquiry.consider(frame(LEAK))
+            inquiry.send_due(frame(LEAK))
             await asyncio.sleep(0)
-        inquiry.consider(frame(replace(LEAK, since=2.0)))
+        inquiry.send_due(frame(replace(LEAK, since=2.0)))
         await inquiry.close()
 
     asyncio.run(run())
@@ -66,7 +66,7 @@ def test_other_verdicts_and_programs_without_an_agent_are_not_asked_about():
             replace(LEAK, pid=11),
             replace(LEAK, pid=None, start_ticks=None),
         ):
-            inquiry.consider(frame(verdict))
+            inquiry.send_due(frame(verdict))
         await asyncio.sleep(0)
         await inquiry.close()
 
@@ -79,7 +79,7 @@ def test_end_does_not_wait_for_an_answer():
 
     async def run() -> None:
         inquiry = RetainerRequests(agents)
-        inquiry.consider(frame(LEAK))
+        inquiry.send_due(frame(LEAK))
         await asyncio.sleep(0)
         await asyncio.wait_for(inquiry.close(), 30)
 
@@ -92,7 +92,7 @@ def test_growth_that_is_only_suspected_is_asked_about():
 
     async def run() -> None:
         inquiry = RetainerRequests(agents)
-        inquiry.consider(frame(replace(LEAK, kind="growing")))
+        inquiry.send_due(frame(replace(LEAK, kind="growing")))
         await asyncio.sleep(0)
         await inquiry.close()
 

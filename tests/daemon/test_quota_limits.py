@@ -10,7 +10,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
-from gpumond.features.quotas.quotas import PROGRAMS_AT_ONCE, RETRY_SECONDS, SENT_PER_HOUR, QuotaLimits
+from gpumond.features.quotas.quotas import MAX_CONCURRENT_PROGRAMS, MAX_LIMITS_PER_HOUR, RETRY_SECONDS, QuotaLimits
 from gpumond.serve.examples import REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 
@@ -42,10 +42,10 @@ async def test_programs_that_do_not_answer_delay_no_other_user():
         return None
 
     limits = QuotaLimits(set_limit)
-    silent = [program(pid, 1) for pid in range(1, PROGRAMS_AT_ONCE + 5)]
+    silent = [program(pid, 1) for pid in range(1, MAX_CONCURRENT_PROGRAMS + 5)]
     limits.execute(snapshot(*silent, program(100, 2)))
     await settled()
-    assert len(sent) == PROGRAMS_AT_ONCE + 1
+    assert len(sent) == MAX_CONCURRENT_PROGRAMS + 1
     assert 100 in sent
     await limits.close()
 
@@ -59,12 +59,12 @@ async def test_limits_of_one_users_programs_are_sent_at_a_limited_rate():
         return AgentResponse("id", "", (AppliedLimit("torch", None, 40, True),))
 
     limits = QuotaLimits(set_limit)
-    for number in range(2 * SENT_PER_HOUR):
+    for number in range(2 * MAX_LIMITS_PER_HOUR):
         limits.execute(snapshot(program(number + 1, 1)))
         await settled()
     limits.execute(snapshot(program(1000, 2)))
     await settled()
-    assert sent == [1] * SENT_PER_HOUR + [2]
+    assert sent == [1] * MAX_LIMITS_PER_HOUR + [2]
     await limits.close()
 
 

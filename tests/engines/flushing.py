@@ -54,7 +54,10 @@ class World:
         self.engines = Engines()
         self.engines.configure(declarations)
         self.flusher = Flusher(
-            NoAgents(), self.read_driver, engines=EngineFlusher(self.engines, self.read_driver, timing), keep=self._keep
+            NoAgents(),
+            self.read_driver,
+            engine_step=EngineFlusher(self.engines, self.read_driver, timing),
+            store_receipt=self._keep,
         )
 
     async def _keep(self, receipt: Receipt) -> None:

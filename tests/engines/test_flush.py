@@ -362,7 +362,7 @@ def test_host_memory_must_fit(tmp_path: Path):
         async def little(processes: Any) -> int | None:
             return available
 
-        world.engines.host_memory = little  # type: ignore[method-assign]
+        world.engines.available_host_bytes = little  # type: ignore[method-assign]
         receipt = asyncio.run(world.flush())
         assert receipt.outcome == "refused"
         assert "up to 4.0 GiB moves to the host, where 1.0 GiB is available" in receipt.reason

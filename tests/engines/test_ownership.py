@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from gpumond.features.engines.ownership import WITH_PTRACE
+from gpumond.features.engines.ownership import PTRACE_REMEDY
 from tests.helpers.users import VICTIM, obstacle, python, python_path
 
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_listener_of_another_user_is_hidden_without_a_capability():
     with socket.create_server(("127.0.0.1", 0)) as server:
         pids, uid, problem = seen_from(server.getsockname()[1])
     assert (pids, uid) == ([], 0)
-    assert problem.endswith(f"seeing it requires CAP_SYS_PTRACE, which the daemon lacks: {WITH_PTRACE}")
+    assert problem.endswith(f"seeing it requires CAP_SYS_PTRACE, which the daemon lacks: {PTRACE_REMEDY}")
 
 
 @pytest.mark.skipif(KERNEL < (5, 14), reason="needs Linux 5.14: fdinfo is readable with CAP_SYS_PTRACE")

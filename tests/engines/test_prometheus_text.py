@@ -14,14 +14,14 @@ from gpumond.facts.errors import EngineError
 from gpumond.features.engines.engine_kinds import read_vllm
 from gpumond.features.engines.poller import MAX_RESPONSE_BYTES, carry_out
 from gpumond.features.engines.settings import EngineConfig
-from gpumond.features.engines.spec import MAX_LINES, Exchange, Metrics, get
+from gpumond.features.engines.spec import MAX_LINES, Exchange, MetricsPage, get
 from tests.helpers.engines import answering
 
 NAME = b"vllm:num_requests_running"
 
 
 def test_samples_of_a_name_are_summed():
-    page = Metrics(b'# HELP a x\na{x="1"} 2\na{x="2"} 3.5 1700000000\nab 7\na_total 1\n')
+    page = MetricsPage(b'# HELP a x\na{x="1"} 2\na{x="2"} 3.5 1700000000\nab 7\na_total 1\n')
     assert (page.total("a"), page.request_count("a"), page.mean("missing", "a")) == (5.5, 5, 2.75)
     assert [sample.labels for sample in page.samples("a")] == [{"x": "1"}, {"x": "2"}]
     assert (page.total("missing"), page.request_count("missing", "ab", "a_total")) == (None, 8)
@@ -29,22 +29,22 @@ def test_samples_of_a_name_are_summed():
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"1e999", b"1e300", b"-1e19", b"x", b"1.2.3", b""])
 def test_value_that_is_no_usable_number_is_absent(value: bytes):
-    page = Metrics(b"a " + value + b"\nb 1\n")
+    page = MetricsPage(b"a " + value + b"\nb 1\n")
     assert (page.total("a"), page.total("b")) == (None, 1.0)
 
 
 def test_counters_are_unknown_only_if_all_are_absent():
-    page = Metrics(b"a 1\n")
+    page = MetricsPage(b"a 1\n")
     assert (page.totals("a", "b"), page.totals("b", "c")) == ((1.0, 0.0), None)
 
 
 def test_page_of_too_many_lines_is_an_error():
     with pytest.raises(EngineError, match="more than 20,000 lines"):
-        Metrics(b"\n" * (MAX_LINES + 1))
+        MetricsPage(b"\n" * (MAX_LINES + 1))
 
 
 def test_line_with_a_long_label_is_skipped():
-    page = Metrics(b'a{x="' + b"y" * 2000 + b'"} 1\na 2\n')
+    page = MetricsPage(b'a{x="' + b"y" * 2000 + b'"} 1\na 2\n')
     assert page.total("a") == 2.0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpumond.facts.pools import Receipt
-from gpumond.features.engines.flush_step import released_too_little
+from gpumond.features.engines.flush_step import has_released_too_little
 from tests.engines.flushing import ALLOWED, BRIEF, Short, World, allowed, reached
 from tests.helpers.agents import GIB
 from tests.helpers.engines import FakeEngine, device, fake_engine, used_bytes
@@ -132,7 +132,7 @@ def test_return_waits_for_free_memory(tmp_path: Path):
             receipt = await world.flush()
             card.attach().allocate(9 * GIB)
             world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
-            world.flusher.resume_engine_returns()
+            world.flusher.continue_engine_returns()
             assert await reached(
                 lambda: "the engine needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason
             )
@@ -170,7 +170,7 @@ def test_next_daemon_continues_the_return(tmp_path: Path):
             assert engine.record()["paused"]
             second = World(card, allowed(engine))
             second.flusher.receipts.extend(first.flusher.receipts)
-            second.flusher.resume_engine_returns()
+            second.flusher.continue_engine_returns()
             assert await reached(lambda: bool(second.kept))
             await second.flusher.close()
 
@@ -185,7 +185,7 @@ def test_useful_release_stays(tmp_path: Path):
         async def scenario() -> None:
             world = World(card, allowed(engine))
             receipt = await world.flush()
-            assert not released_too_little([receipt])
+            assert not has_released_too_little([receipt])
             assert world.engines.readings()[0].out_of_service_seconds is None
 
         asyncio.run(scenario())

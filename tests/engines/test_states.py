@@ -12,7 +12,7 @@ import pytest
 from gpumond.facts.engines import EngineModel, EngineReading, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
 from gpumond.features.engines.engine_kinds import KINDS
-from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, quiet_seconds
+from gpumond.features.engines.poller import MAX_MODELS, Engines, idle_seconds, next_quiet_seconds
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.engines.spec import get
 from tests.engines.fake_engine import KINDS as FAKES
@@ -289,7 +289,7 @@ def test_hanging_read_ends_at_its_deadline(tmp_path: Path):
     ],
 )
 def test_quiet_time_ends_with_a_sign_of_a_request(before: EngineState | None, now: EngineState, expected: float):
-    assert quiet_seconds(before, now, 2.0, 10.0) == expected
+    assert next_quiet_seconds(before, now, 2.0, 10.0) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.snapshot import ProcessEnd, Snapshot
 from gpumond.facts.units import GIB
-from gpumond.features.fit.run_peaks import KEPT_RUNS, AutoNeed, PeaksPart, RunPeak, RunPeaks, upper_bound
+from gpumond.features.fit.run_peaks import MAX_RUNS_OF_WORKLOAD, AutoNeed, PeaksPart, RunPeak, RunPeaks, upper_bound
 from gpumond.features.quotas.admission_client import auto_need
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.memory_store import MemoryStore
@@ -49,7 +49,7 @@ def test_other_users_devices_and_numbers_of_ranks_do_not_count():
 
 def test_only_the_newest_runs_of_a_workload_are_kept():
     known = RunPeaks()
-    removed = [id for number in range(KEPT_RUNS + 2) for id in known.add(replace(RUN, id=str(number)))]
+    removed = [id for number in range(MAX_RUNS_OF_WORKLOAD + 2) for id in known.add(replace(RUN, id=str(number)))]
     assert removed == ["0", "1"]
 
 

@@ -14,12 +14,12 @@ from gpumond.facts.quota import ReclaimPolicy
 from gpumond.facts.snapshot import Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import (
+    FLUSH_PAUSE_SECONDS,
     GRANT_SECONDS,
-    HOLD_SECONDS,
-    IN_TOTAL,
     LEASE_SECONDS,
-    PAUSE_SECONDS,
-    PER_OWNER,
+    MAX_BLOCKING_SECONDS,
+    MAX_IN_TOTAL,
+    MAX_PER_USER,
     PROCESS_GRANT_SECONDS,
     Admission,
     Admissions,
@@ -168,12 +168,12 @@ def test_withdrawn_grant_is_released(world: World):
 
 
 def test_requests_are_limited_for_each_user_and_in_total(world: World):
-    for _ in range(PER_OWNER):
+    for _ in range(MAX_PER_USER):
         world.ask(20)
     with pytest.raises(TooManyAdmissions, match="16 per user"):
         world.ask(20)
-    for number in range(IN_TOTAL - PER_OWNER):
-        world.ask(20, owner=f"uid:{number // PER_OWNER}")
+    for number in range(MAX_IN_TOTAL - MAX_PER_USER):
+        world.ask(20, owner=f"uid:{number // MAX_PER_USER}")
     with pytest.raises(TooManyAdmissions, match="256 in total"):
         world.ask(20, owner="uid:5000")
 
@@ -191,7 +191,7 @@ async def test_programs_are_flushed_for_the_first_request_with_longer_and_longer
         await world.tick(10)
         if len(world.flushed) > len(times):
             times.append(world.now)
-    assert times == [0.0, PAUSE_SECONDS, 3 * PAUSE_SECONDS, 7 * PAUSE_SECONDS, 15 * PAUSE_SECONDS]
+    assert times == [factor * FLUSH_PAUSE_SECONDS for factor in (0, 1, 3, 7, 15)]
 
 
 @in_event_loop
@@ -345,7 +345,7 @@ async def test_request_keeps_other_users_back_for_a_limited_time():
     first = world.ask(20)
     second = world.ask(5, owner="uid:1001")
     assert (first.state, second.state) == ("waiting", "waiting")
-    for _ in range(int(HOLD_SECONDS // LEASE_SECONDS)):
+    for _ in range(int(MAX_BLOCKING_SECONDS // LEASE_SECONDS)):
         world.now += LEASE_SECONDS
         assert world.state(first) == "waiting"
         assert world.state(second, owner="uid:1001") == "waiting"

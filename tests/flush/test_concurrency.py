@@ -73,7 +73,7 @@ def test_silent_agents_of_another_user_do_not_delay_a_flush():
         silent = [train(pid, uid=7, workload=f"w{pid}") for pid in range(20, 24)]
         scripted = ScriptedPrograms(*silent, train(10))
         scripted.silent = {report.pid for report in silent}
-        flusher = scripted.flusher(neighbor_seconds=0.05)
+        flusher = scripted.flusher(max_neighbor_wait_seconds=0.05)
         other_flush = asyncio.create_task(flusher.flush(FlushRequest(target=Target(all=True, uid=7)), "uid:7"))
         while not scripted.flushed:
             await asyncio.sleep(0)
@@ -153,7 +153,7 @@ def test_neighbors_delay_the_flushes_of_a_user_once_in_total():
     reports = [train(10), train(11)]
 
     async def flush() -> None:
-        locks, over = FlushLocks(neighbor_seconds=5.0), asyncio.Event()
+        locks, over = FlushLocks(max_neighbor_wait_seconds=5.0), asyncio.Event()
 
         async def silent() -> None:
             async with locks.hold(train(20, uid=7)):

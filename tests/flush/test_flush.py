@@ -362,7 +362,7 @@ def test_agent_of_an_earlier_version_refuses_functions_without_a_pool():
 @pytest.mark.parametrize("suspended", [False, True])
 def test_plan_leaves_no_receipt(suspended: bool):
     scripted, noted = ScriptedPrograms(train(suspended=suspended)), list[Receipt]()
-    flusher = scripted.flusher(done=noted.append)
+    flusher = scripted.flusher(on_receipt=noted.append)
     answer = asyncio.run(flusher.flush(FlushRequest(target=Target(all=True), dry_run=True), "test"))
     assert [receipt.outcome for receipt in answer.receipts] == ["deferred" if suspended else "planned"]
     assert (noted, [*flusher.receipts]) == ([], [])

@@ -60,7 +60,8 @@ def test_kernel_resumes_before_a_cell_runs(daemon: RunningDaemon, monkeypatch: p
         client.execute_cell(first, 0)
         pid = int(text(first))
         until(
-            lambda: gpu_suspend.counted(daemon, pid) and any(each["suspendable"] for each in daemon.get("agents")), 60
+            lambda: gpu_suspend.driver_bytes(daemon, pid) and any(each["suspendable"] for each in daemon.get("agents")),
+            60,
         )
         assert gpu_suspend.ask(daemon, "suspensions", target={"pid": pid})["outcome"] == "suspended"
         client.execute_cell(second, 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ProgramScript
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, PlannedProgram
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, DeviceSpec, OutOfMemory, SimDevice
 
@@ -61,7 +61,7 @@ class _Context(Context):
 class Process:
     """One process of a program of the plan."""
 
-    def __init__(self, planned: ProgramScript, memory: DeviceMemory, uuid: str, pid: int, start_ticks: int) -> None:
+    def __init__(self, planned: PlannedProgram, memory: DeviceMemory, uuid: str, pid: int, start_ticks: int) -> None:
         self.planned, self.uuid, self.pid, self.start_ticks = planned, uuid, pid, start_ticks
         self.busy = 0.0
         self._memory = memory

@@ -12,7 +12,7 @@ from random import Random
 
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Sensors, Snapshot, SourceState
 from gpumond.features.loadgen.plan import LoadPlan
-from gpumond.features.loadgen.scenario_builder import Observation, ScriptEnding
+from gpumond.features.loadgen.scenario_builder import Observation, ProgramEnding
 from gpumond.sim.device import OutOfMemory
 from tests.helpers.simulated_program import UID, DeviceMemory, Process
 
@@ -56,7 +56,7 @@ class _Machine:
         self._memories = [DeviceMemory(plan.size_bytes) for _ in range(1 + max(p.device for p in plan.programs))]
         self._uuids = [f"GPU-{device:08x}-0000-4000-8000-000000000000" for device in range(len(self._memories))]
         self._running: dict[int, Process] = {}
-        self._left: list[tuple[Process, ScriptEnding]] = []
+        self._left: list[tuple[Process, ProgramEnding]] = []
         """Killed, with their memory still there."""
         self._pids = count(4000)
 
@@ -108,7 +108,7 @@ class _Machine:
             planned, self._memories[planned.device], self._uuids[planned.device], next(self._pids), ticks
         )
 
-    def _end(self, program: int, ending: ScriptEnding) -> None:
+    def _end(self, program: int, ending: ProgramEnding) -> None:
         process = self._running.pop(program, None)
         if process is None:
             return

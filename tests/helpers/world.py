@@ -18,7 +18,7 @@ from gpumond.facts.snapshot import (
     XidErrors,
 )
 from gpumond.facts.units import GIB, MIB
-from gpumond.features.loadgen.scenario_builder import ProgramScript
+from gpumond.features.loadgen.scenario_builder import PlannedProgram
 from gpumond.sim.device import OutOfMemory
 from tests.helpers.simulated_program import DeviceMemory, Process
 
@@ -88,7 +88,7 @@ class World:
     def start(self, name: str, uuid: str, agent: bool = True) -> Process:
         self.programs += 1
         pid, start_ticks = next(self._identities)
-        process = Process(ProgramScript(name, UUIDS.index(uuid), agent), self._memories[uuid], uuid, pid, start_ticks)
+        process = Process(PlannedProgram(name, UUIDS.index(uuid), agent), self._memories[uuid], uuid, pid, start_ticks)
         self._running[pid] = process
         return process
 

@@ -14,8 +14,8 @@ import pytest
 
 from gpumond.events import EventKind
 from gpumond.facts.units import size_text
-from gpumond.features.flush.routes import ANSWER, EXAMPLE
-from gpumond.features.quotas.command import KINDS
+from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_RESPONSE
+from gpumond.features.quotas.command import LIMIT_KEYS
 from gpumond.serve.examples import RECEIPT
 from gpumond.view.text import size
 from tests.helpers.agents import GIB
@@ -164,7 +164,9 @@ def receipts_of(daemon: RunningDaemon, workload: str) -> list[Any]:
 
 def test_refusal_is_shown_with_the_daemons_reason(browser: Browser, demo: RunningDaemon):
     """The plan is an example: the programs of a demo that has just started have nothing to release at times."""
-    plan = ANSWER.dump_python(replace(EXAMPLE, receipts=(replace(RECEIPT, outcome="planned"),)), mode="json")
+    plan = FLUSH_RESPONSE.dump_python(
+        replace(FLUSH_EXAMPLE, receipts=(replace(RECEIPT, outcome="planned"),)), mode="json"
+    )
 
     def refuse(route: Route) -> None:
         if not route.request.url.endswith("/flushes"):
@@ -676,7 +678,7 @@ def test_page_signs_in_with_the_code_in_its_address(browser: Browser, demo: Runn
 def test_quota_and_missing_reserve_of_a_process_are_shown(session: PageSession):
     frame = session.page.request.get(f"{session.page.url}api/v1/frame").json()
     process = next(each for each in frame["processes"] if each["workload"] == "train-llm")
-    quota = {f"{kind}_{part}": None for kind in KINDS for part in ("bytes", "quota")}
+    quota = {f"{kind}_{part}": None for kind in LIMIT_KEYS for part in ("bytes", "quota")}
     quota |= {"limit_bytes": 8 * GIB, "limit_quota": "research", "reserve_bytes": 6 * GIB, "reserve_quota": "floor"}
     process.update(quota=quota, limit_bytes=8 * GIB, reserve_shortage_bytes=GIB)
     show_frame(session, frame)

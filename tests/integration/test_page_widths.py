@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpumond.facts.pools import API_FORCE_HINT
-from gpumond.features.flush.routes import ANSWER, EXAMPLE
+from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_RESPONSE
 from gpumond.serve.examples import RECEIPT
 from tests.helpers.browser import PageSession, needs_chromium, open_page, show_frame, sign_in, signed_in
 from tests.helpers.running import RunningDaemon
@@ -32,7 +32,7 @@ def answered(*outcomes: str) -> Any:
         replace(RECEIPT, pid=100 + place, outcome=outcome, reason=REASON if outcome == "refused" else "")  # type: ignore[arg-type]
         for place, outcome in enumerate(outcomes)
     )
-    return ANSWER.dump_python(replace(EXAMPLE, receipts=receipts), mode="json")
+    return FLUSH_RESPONSE.dump_python(replace(FLUSH_EXAMPLE, receipts=receipts), mode="json")
 
 
 def is_inside(node: Locator, other: Locator) -> bool:

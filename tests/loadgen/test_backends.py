@@ -96,7 +96,7 @@ def test_machine_without_a_device_is_refused(tmp_path: Path):
 def test_unknown_device_is_refused(tmp_path: Path):
     status, _, err = FakeGpu(tmp_path).load("steady", "--backend", "cupy", "--device", "3")
     assert status == 1
-    assert "there is no device 3: use --device 0 to 0" in err
+    assert "there is no device 3: CUDA finds 1 GPU, and the first one is 0" in err
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])

@@ -15,7 +15,7 @@ import pytest
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 from gpumond.features.loadgen.plan import SCENARIOS, LoadPlan, plan
-from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ExpectedVerdict, ScriptStep
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ExpectedVerdict, PlanStep
 
 LEAKS = [name for name, scenario in SCENARIOS.items() if scenario.verdict == "leak"]
 INJECTED = [name for name, scenario in SCENARIOS.items() if scenario.verdict and name != "stress"]
@@ -102,7 +102,7 @@ def test_peak_is_that_of_the_steps_and_fits_the_device(name: str, seed: int):
 @pytest.mark.parametrize("seed", range(6))
 def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
     planned = plan(name, seed)
-    assert planned.truth == ExpectedVerdict()
+    assert planned.expected_verdict == ExpectedVerdict()
     assert planned.without_fault() is None
     assert planned.peak_bytes + CONTEXT_BYTES < 0.95 * planned.size_bytes
 
@@ -112,18 +112,18 @@ def test_device_never_fills_in_healthy_scenarios(name: str, seed: int):
 def test_leak_has_the_slope_of_its_truth(name: str, seed: int):
     """Compared with the twin, which has the same noise and no leak."""
     planned = plan(name, seed)
-    truth, twin = planned.truth, planned.without_fault()
+    verdict, twin = planned.expected_verdict, planned.without_fault()
     assert twin is not None
-    assert truth.kind == "leak"
-    assert truth.injected_at is not None
-    assert truth.ends_at is not None
-    assert truth.slope_bytes_per_second is not None
-    end = min(truth.ends_at, planned.duration_seconds)
-    window = 0.3 * (end - truth.injected_at)
+    assert verdict.kind == "leak"
+    assert verdict.injected_at is not None
+    assert verdict.ends_at is not None
+    assert verdict.slope_bytes_per_second is not None
+    end = min(verdict.ends_at, planned.duration_seconds)
+    window = 0.3 * (end - verdict.injected_at)
     ours, theirs = curve(planned), curve(twin)
-    grown = floor(ours, end - window, window) - floor(ours, truth.injected_at - 120, 120)
-    grown -= floor(theirs, end - window, window) - floor(theirs, truth.injected_at - 120, 120)
-    expected = truth.slope_bytes_per_second * (end - window - truth.injected_at)
+    grown = floor(ours, end - window, window) - floor(ours, verdict.injected_at - 120, 120)
+    grown -= floor(theirs, end - window, window) - floor(theirs, verdict.injected_at - 120, 120)
+    expected = verdict.slope_bytes_per_second * (end - window - verdict.injected_at)
     if name == "leak-linear":
         assert grown == pytest.approx(expected, rel=0.05, abs=512 * MIB)
     else:
@@ -133,11 +133,11 @@ def test_leak_has_the_slope_of_its_truth(name: str, seed: int):
 @pytest.mark.parametrize("seed", range(6))
 def test_linear_leak_fills_the_device_at_the_time_of_its_truth(seed: int):
     planned = plan("leak-linear", seed, rate="128MiB", duration="30h", noise="32MiB", neighbors=0)
-    assert planned.truth.oom_at is not None
-    assert planned.truth.injected_at is not None
-    assert planned.duration_seconds == planned.truth.oom_at + 5 * MINUTE_SECONDS
+    assert planned.expected_verdict.oom_at is not None
+    assert planned.expected_verdict.injected_at is not None
+    assert planned.duration_seconds == planned.expected_verdict.oom_at + 5 * MINUTE_SECONDS
     short = plan("leak-linear", seed, rate="128MiB", duration="3h", noise="32MiB", neighbors=0)
-    assert short.truth.oom_at == pytest.approx(planned.truth.oom_at, rel=0.01)
+    assert short.expected_verdict.oom_at == pytest.approx(planned.expected_verdict.oom_at, rel=0.01)
 
 
 @pytest.mark.parametrize("name", INJECTED)
@@ -145,12 +145,12 @@ def test_twin_differs_only_by_the_injection(name: str):
     planned = plan(name, 3)
     twin = planned.without_fault()
     assert twin is not None
-    assert twin.truth == ExpectedVerdict()
-    assert planned.truth.injected_at is not None
+    assert twin.expected_verdict == ExpectedVerdict()
+    assert planned.expected_verdict.injected_at is not None
     before = (
-        planned.truth.injected_at - 5 * MINUTE_SECONDS
+        planned.expected_verdict.injected_at - 5 * MINUTE_SECONDS
         if name in ("crash", "leak-at-eval")
-        else planned.truth.injected_at
+        else planned.expected_verdict.injected_at
     )
     ours = [unnumbered(step) for step in planned.steps if step.at < before]
     theirs = [unnumbered(step) for step in twin.steps if step.at < before]
@@ -159,18 +159,18 @@ def test_twin_differs_only_by_the_injection(name: str):
     assert (twin.observation, twin.programs, twin.options) == (planned.observation, planned.programs, planned.options)
 
 
-def unnumbered(step: ScriptStep) -> ScriptStep:
+def unnumbered(step: PlanStep) -> PlanStep:
     """Blocks are numbered as they are written, including the injected ones."""
     return step._replace(block=0)
 
 
 def test_fragmentation_has_constant_live_bytes():
     planned = plan("fragmentation", 1, neighbors=0)
-    assert planned.truth.injected_at is not None
+    assert planned.expected_verdict.injected_at is not None
     samples = curve(planned)
     peaks = [
         max(live for at, live in samples if start <= at < start + 600)
-        for start in range(int(planned.truth.injected_at), int(planned.duration_seconds) - 600, 600)
+        for start in range(int(planned.expected_verdict.injected_at), int(planned.duration_seconds) - 600, 600)
     ]
     assert max(peaks) < 1.02 * min(peaks)
 
@@ -181,10 +181,10 @@ def test_serving_program_leaks_at_the_given_rate(name: str):
     twin = planned.without_fault()
     assert twin is not None
     assert twin.steps == healthy.steps
-    assert (planned.truth.kind, planned.truth.form) == ("leak", "linear")
-    assert planned.truth.slope_bytes_per_second == pytest.approx(64 * MIB / 60)
-    assert planned.truth.injected_at is not None
-    assert 4 * HOUR_SECONDS <= planned.truth.injected_at <= 10 * HOUR_SECONDS
+    assert (planned.expected_verdict.kind, planned.expected_verdict.form) == ("leak", "linear")
+    assert planned.expected_verdict.slope_bytes_per_second == pytest.approx(64 * MIB / 60)
+    assert planned.expected_verdict.injected_at is not None
+    assert 4 * HOUR_SECONDS <= planned.expected_verdict.injected_at <= 10 * HOUR_SECONDS
     assert planned.size_bytes == 48 * GIB
 
 
@@ -228,10 +228,10 @@ def test_models_stay_for_tens_of_minutes():
 @pytest.mark.parametrize(("times", "kind"), [(1, "crash"), (2, "crash"), (3, "crash-loop")])
 def test_three_crashes_are_a_crash_loop(times: int, kind: str):
     planned = plan("crash", 4, times=times)
-    assert planned.truth.kind == kind
+    assert planned.expected_verdict.kind == kind
     deaths = [step.at for step in planned.steps if step.ending == "crash" and step.action == "end"]
     assert len(deaths) == times
-    assert deaths[min(times, 3) - 1 if times >= 3 else 0] == planned.truth.injected_at
+    assert deaths[min(times, 3) - 1 if times >= 3 else 0] == planned.expected_verdict.injected_at
     if times >= 3:
         assert deaths[2] - deaths[0] < HOUR_SECONDS
 
@@ -239,12 +239,12 @@ def test_three_crashes_are_a_crash_loop(times: int, kind: str):
 @pytest.mark.parametrize("name", INJECTED)
 def test_injection_after_the_end_is_not_in_the_truth(name: str):
     planned = plan(name, 0, duration="4m", times=1) if name == "crash" else plan(name, 0, duration="4m")
-    assert planned.truth == ExpectedVerdict()
+    assert planned.expected_verdict == ExpectedVerdict()
 
 
 @pytest.mark.parametrize(("fill", "kind"), [("90%", ""), ("98%", "pressure")])
 def test_nearly_full_device_is_under_pressure(fill: str, kind: str):
-    assert plan("stress", fill=fill).truth.kind == kind
+    assert plan("stress", fill=fill).expected_verdict.kind == kind
 
 
 def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
@@ -276,4 +276,4 @@ def test_invalid_option_is_named_with_the_expected_values(scenario: str, options
 
 def test_options_accept_sizes_and_durations_with_units():
     assert plan("p2", 1, rate="32MiB", duration="2h") == plan("p2", 1, rate=32 * MIB, duration=7200)
-    assert plan("p2", 1, rate="32MiB").truth.slope_bytes_per_second == pytest.approx(32 * MIB / 60)
+    assert plan("p2", 1, rate="32MiB").expected_verdict.slope_bytes_per_second == pytest.approx(32 * MIB / 60)

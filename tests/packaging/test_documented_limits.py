@@ -15,17 +15,17 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
-from gpumond.features.flush.alertmanager_hook import REMEMBERED
-from gpumond.features.flush.flusher import COOLDOWN_SECONDS, RECEIPTS_KEPT
-from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL, MAX_LABELS
-from gpumond.features.quotas.admissions import IN_TOTAL, PER_OWNER
-from gpumond.features.quotas.borrow import PER_HOUR
-from gpumond.features.quotas.cgroups import MAX_OWN
-from gpumond.features.quotas.quotas import MAX_QUOTAS, SENT_PER_HOUR
+from gpumond.features.flush.alertmanager_hook import MAX_REMEMBERED
+from gpumond.features.flush.flusher import COOLDOWN_SECONDS, MAX_RECEIPTS
+from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL_LENGTH, MAX_LABELS
+from gpumond.features.quotas.admissions import MAX_IN_TOTAL, MAX_PER_USER
+from gpumond.features.quotas.borrow import MAX_REQUESTS_PER_HOUR
+from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS
+from gpumond.features.quotas.quotas import MAX_LIMITS_PER_HOUR, MAX_QUOTAS
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
-from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
-from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
+from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE_CHARACTERS
+from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION_CHARACTERS
 from gpumond.host.logs import MAX_CHARACTERS, MAX_PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
@@ -97,12 +97,12 @@ STATED = {
     "[plans](terms.md#actions) that an agent makes": f"a burst of {PLAN_RATE[0]}, then one a second"
     * (PLAN_RATE[1] == 1),
     "flushes per program": f"one every {COOLDOWN_SECONDS:g} s by rules",
-    "limits that quotas set, per user": f"{SENT_PER_HOUR} an hour",
+    "limits that quotas set, per user": f"{MAX_LIMITS_PER_HOUR} an hour",
     "flushes per caller": f"{FLUSHES_PER_MINUTE} a minute",
-    "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{PER_HOUR} an hour",
-    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL:,} "
+    "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{MAX_REQUESTS_PER_HOUR} an hour",
+    "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL_LENGTH:,} "
     "characters",
-    "Alertmanager alerts recorded as handled, per caller": f"{REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -118,7 +118,7 @@ STATED = {
     "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",
     "a request's body": f"{MAX_BODY_BYTES // KIB} KiB",
     "event streams": f"{MAX_STREAMS}",
-    "requests for memory (`gpumond run --need`)": f"{PER_OWNER} per user, {IN_TOTAL} in total",
+    "requests for memory (`gpumond run --need`)": f"{MAX_PER_USER} per user, {MAX_IN_TOTAL} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
     "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
@@ -129,18 +129,21 @@ STATED = {
     "processes with a history": f"{MAX_PROCESSES:,}",
     "rules created through the API": f"{MAX_RULES}",
     "silences per caller": f"{silences.MAX_SILENCES}",
-    "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
-    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in total, "
+    "ended silences per caller": f"{silences.MAX_ENDED}, for {silences.ENDED_SECONDS / 86400:g} days",
+    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE_CHARACTERS} "
+    f"characters per value; {MAX_EXPRESSION_CHARACTERS} characters per regular expression, "
+    f"{silences.MAX_TOTAL_EXPRESSION_CHARACTERS} in total, "
     f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",
     "silence changes per caller": f"{SILENCES_PER_MINUTE} a minute",
     "test messages to alert receivers": f"{RECEIVER_TESTS_PER_MINUTE} a minute",
     "quotas created through the API": f"{MAX_QUOTAS}",
-    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": f"{MAX_OWN:,}",
+    "containers whose [`cgroup_limit`](../how-to/container-limits.md) the daemon can change or remove": (
+        f"{MAX_OWN_LIMITS:,}"
+    ),
     "baselines": f"{MAX_BASELINES}",
-    "receipts and events in memory": f"{RECEIPTS_KEPT:,} of each",
+    "receipts and events in memory": f"{MAX_RECEIPTS:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
         f"{BOUNDS.max_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.flush import FlushRequest, FlushResponse
 from gpumond.facts.messages import FlushCommand, FlushResult
-from gpumond.features.flush.routes import MANY_SECONDS
+from gpumond.features.flush.routes import SHARED_TIMEOUT_SECONDS
 from gpumond.host.peer import PeerIdentity
 from gpumond.serve import examples
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
@@ -65,8 +65,8 @@ def test_force_and_plan_are_passed_to_the_flusher():
     [
         (ADMIN, {"all": True}, 600.0),
         (bearer("gpm_flusher"), {"pid": 4242}, 600.0),
-        (bearer("gpm_flusher"), {"all": True}, MANY_SECONDS),
-        (bearer("gpm_flusher"), {"device": "0"}, MANY_SECONDS),
+        (bearer("gpm_flusher"), {"all": True}, SHARED_TIMEOUT_SECONDS),
+        (bearer("gpm_flusher"), {"device": "0"}, SHARED_TIMEOUT_SECONDS),
     ],
 )
 def test_long_timeouts_for_several_programs_require_admin(

@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.config.tokens import Token, token_digest
 from gpumond.config.web_file import WebSettings
-from gpumond.features.flush.routes import EXAMPLE_BODY as HOOK
+from gpumond.features.flush.routes import HOOK_BODY_EXAMPLE as HOOK
 from gpumond.page.files import PAGE
 from gpumond.serve.guard import Policy
 from gpumond.serve.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.flush.routes import EXAMPLE_BODY, MAX_ALERTS, MAX_LABEL, STARTS_AT
+from gpumond.features.flush.routes import HOOK_BODY_EXAMPLE, MAX_ALERTS, MAX_LABEL_LENGTH, STARTS_AT
 from gpumond.serve import examples
 from gpumond.serve.limits import FLUSHES_PER_MINUTE
 from tests.serve.application import TOKEN, View, ask
@@ -79,7 +79,7 @@ def test_notification_flushes_the_programs_by_the_limits_of_rules():
 
 
 def test_example_of_the_document_is_accepted():
-    assert post(View(), EXAMPLE_BODY).json()["alerts"][0]["starts_at"] == 1_790_000_000.125
+    assert post(View(), HOOK_BODY_EXAMPLE).json()["alerts"][0]["starts_at"] == 1_790_000_000.125
     assert STARTS_AT.endswith("20.125Z")
 
 
@@ -115,7 +115,7 @@ def test_other_alerts_are_skipped_with_the_reason():
         (changed(startsAt="2026-13-41T00:00:00Z"), "startsAt"),
         (changed(startsAt=1_790_000_000), "startsAt"),
         (changed(fingerprint="../x"), "fingerprint"),
-        (changed(labels={"uuid": "x" * (MAX_LABEL + 1)}), "labels"),
+        (changed(labels={"uuid": "x" * (MAX_LABEL_LENGTH + 1)}), "labels"),
         (changed(labels={f"l{number}": "" for number in range(65)}), "labels"),
         (changed(labels={"uuid": 1}), "labels"),
         (changed(labels={"uuid": "\ud800"}), "surrogate"),

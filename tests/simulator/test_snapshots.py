@@ -46,9 +46,9 @@ def test_two_plans_can_run_at_the_same_time():
     made = plan("leak-linear", 0, duration="1h", **QUIET)
     twin = made.without_fault()
     assert twin is not None
-    assert made.truth.injected_at is not None
+    assert made.expected_verdict.injected_at is not None
     for ours, theirs in zip(snapshots(made, 30.0), snapshots(twin, 30.0), strict=True):
-        if ours.taken_at - EPOCH < made.truth.injected_at:
+        if ours.taken_at - EPOCH < made.expected_verdict.injected_at:
             assert ours == theirs
     assert ours != theirs
 
@@ -70,7 +70,7 @@ def test_fragmentation_strands_more_bytes_at_constant_live_bytes():
     made = plan("fragmentation", 0, neighbors=0, gaps=0)
     found = list(pools(made))
     early, late = found[len(found) // 20][1], found[-1][1]
-    assert made.truth.injected_at is not None
+    assert made.expected_verdict.injected_at is not None
     assert late.held_bytes > 1.5 * late.live_bytes
     assert late.stranded_bytes > 15 * GIB > early.stranded_bytes
     peaks = (late.peak_live_bytes or 0) / (late.peak_held_bytes or 1)
@@ -94,10 +94,12 @@ def test_slow_fragmentation_is_limited_and_live_bytes_are_constant():
 @pytest.mark.parametrize("seed", range(3))
 def test_program_ends_when_the_truth_says_that_the_device_is_full(seed: int):
     made = plan("leak-linear", seed, rate="512MiB", duration="6h", **QUIET)
-    assert made.truth.oom_at is not None
-    assert made.truth.injected_at is not None
+    assert made.expected_verdict.oom_at is not None
+    assert made.expected_verdict.injected_at is not None
     died = max(at for at, _ in pools(made))
-    assert made.truth.oom_at == pytest.approx(died, abs=0.05 * (made.truth.oom_at - made.truth.injected_at))
+    assert made.expected_verdict.oom_at == pytest.approx(
+        died, abs=0.05 * (made.expected_verdict.oom_at - made.expected_verdict.injected_at)
+    )
 
 
 def last(made: LoadPlan) -> Snapshot:

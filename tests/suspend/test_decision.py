@@ -148,16 +148,16 @@ def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None,
 def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
     crashed = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(error="the checkpoint process has crashed"))
     assert crashed.program == replace(PROGRAM, state="resuming", reason="the checkpoint process has crashed")
-    assert (crashed.outcome, crashed.again) == ("failed", True)
+    assert (crashed.outcome, crashed.ask_again) == ("failed", True)
     again = settle(crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), state_query=True)
-    assert (again.program, again.outcome, again.again) == (crashed.program, None, True)
+    assert (again.program, again.outcome, again.ask_again) == (crashed.program, None, True)
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "remedy"),
     [
         ("suspending", "the program is being suspended", "wait for its receipt"),
-        ("suspended", "the program is already suspended", "gpumond resume --pid 10 resumes it"),
+        ("suspended", "the program is already suspended", "to resume it: gpumond resume --pid 10"),
         ("waiting", "the program is about to be resumed", "suspend it when it runs again"),
         ("resuming", "the program is about to be resumed", "suspend it when it runs again"),
         ("stuck", "the program is stuck: CUDA_ERROR", "kill it: kill -9 10"),

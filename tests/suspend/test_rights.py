@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 CODE = """
 import os, sys
 from gpumond.facts.messages import from_json
-from gpumond.features.suspend.checkpoint_process import CheckpointRequest, take_user
+from gpumond.features.suspend.checkpoint_process import CheckpointRequest, become_user
 request = from_json(CheckpointRequest, sys.argv[1].encode())
 if sys.argv[2] == "outside":
     os.setgroups([]); os.setresgid(*[request.uid] * 3); os.setresuid(*[request.uid] * 3)
-take_user(request)
+become_user(request)
 try:
     os.close(os.open(f"/proc/{request.pid}/mem", os.O_RDWR))
     reached = "reached"

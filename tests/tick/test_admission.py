@@ -237,16 +237,16 @@ def test_request_that_flushes_can_satisfy_keeps_others_back_for_a_limited_time()
     queue = AdmissionQueue((of_user("a", "first", 30), of_user("b", "other", 1)))
     cached = room(24, neighbor(1, 20))
     held = decided(queue, cached)
-    assert (granted_ids(held), held.holders) == ([], ("first",))
+    assert (granted_ids(held), held.blocking) == ([], ("first",))
     passed = decide(queue, [cached], {}, (), 0.0, {"first"})
-    assert (granted_ids(passed), passed.holders) == (["other"], ("first",))
+    assert (granted_ids(passed), passed.blocking) == (["other"], ("first",))
 
 
 def test_request_that_grants_of_others_keep_from_memory_holds_its_place():
     grants = decided(AdmissionQueue((of_user("a", "one", 60),)), room(64)).queue.grants
     queue = AdmissionQueue((of_user("b", "large", 40), of_user("c", "small", 1)), grants)
     decision = decided(queue, room(64))
-    assert (granted_ids(decision), decision.holders) == ([], ("large",))
+    assert (granted_ids(decision), decision.blocking) == ([], ("large",))
 
 
 def test_grants_of_one_user_count_for_others_up_to_a_share_of_the_device_or_the_largest():

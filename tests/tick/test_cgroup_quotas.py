@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.quota import Quota, QuotaTable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, Snapshot
-from gpumond.features.quotas.cgroups import MAX_OWN, RETRY_SECONDS, CgroupQuotas, OwnLimit, due_changes
+from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS, RETRY_SECONDS, CgroupQuotas, OwnLimit, due_changes
 from gpumond.features.quotas.command import cgroup_table
 from gpumond.features.quotas.quotas import assign_quotas
 from gpumond.features.quotas.settings import QuotaConfig
@@ -85,9 +85,9 @@ def test_process_outside_of_a_container_is_not_limited():
 
 
 def test_limits_of_the_oldest_containers_are_forgotten():
-    own = {str(n): OwnLimit(id=str(n), limit_bytes=1, before_bytes=None, quota="team") for n in range(MAX_OWN)}
+    own = {str(n): OwnLimit(id=str(n), limit_bytes=1, before_bytes=None, quota="team") for n in range(MAX_OWN_LIMITS)}
     _, after = due_changes(snapshot(team()), own)
-    assert (len(after), "0" in after, NAME in after) == (MAX_OWN, False, True)
+    assert (len(after), "0" in after, NAME in after) == (MAX_OWN_LIMITS, False, True)
 
 
 def test_limit_of_its_container_is_that_of_a_process_without_an_agent():

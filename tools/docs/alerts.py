@@ -16,12 +16,12 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = (DEPLOY / "prometheus/gpumond.rules.yaml", DEPLOY / "kubernetes/monitoring/prometheusrule.yaml")
 
 
-_VALUES: Mapping[Unit, str] = {
+_VALUE_TEMPLATES: Mapping[Unit, str] = {
     "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
     "ratio": "{{ $value | humanizePercentage }}",
     "seconds": "{{ $value | humanizeDuration }}",
 }
-_EXPRESSIONS: Mapping[str, str] = {
+_PLACEHOLDER_TEMPLATES: Mapping[str, str] = {
     "bytes": "{{ $value | humanize1024 | reReplaceAll `k` `K` }}B",
     "time_to_full": "{{ range printf `gpumond_time_to_full_seconds{cluster=%q, job=%q, instance=%q, uuid=%q, pid=%q}` "
     "$labels.cluster $labels.job $labels.instance $labels.uuid $labels.pid | query }}; the GPU will be full in "
@@ -41,12 +41,12 @@ def prometheus_texts(rule: Rule, unit: Unit) -> tuple[str, str]:
 
     ``unit``: that of the rule's value.
     """
-    words = {**_EXPRESSIONS, "value": _VALUES.get(unit, "{{ $value | humanize }}")}
+    templates = {**_PLACEHOLDER_TEMPLATES, "value": _VALUE_TEMPLATES.get(unit, "{{ $value | humanize }}")}
 
-    def expanded(text: str) -> str:
-        return re.sub(r"\{(\w+)\}", lambda found: words.get(found[1], f"{{{{ $labels.{found[1]} }}}}"), text)
+    def expand(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda match: templates.get(match[1], f"{{{{ $labels.{match[1]} }}}}"), text)
 
-    summary, description = (expanded(text_for(text, 2)) for text in TEMPLATES[rule.name])
+    summary, description = (expand(text_for(text, 2)) for text in TEMPLATES[rule.name])
     return summary, description
 
 
@@ -58,14 +58,14 @@ def with_texts(text: str) -> str:
     """Return the text of a file of rules with the summaries and descriptions of TEXTS."""
     lines, name = [], ""
     for line in text.split("\n"):
-        alert = re.match(r" *- alert: (\w+)$", line)
-        name = alert[1] if alert else name
-        found = re.match(r"( *)(summary|description): ", line)
-        if not found or name not in TEXTS:
+        alert_match = re.match(r" *- alert: (\w+)$", line)
+        name = alert_match[1] if alert_match else name
+        match = re.match(r"( *)(summary|description): ", line)
+        if not match or name not in TEXTS:
             lines.append(line)
-        elif found[2] == "summary":
+        elif match[2] == "summary":
             summary, description = (json.dumps(each, ensure_ascii=False) for each in TEXTS[name])
-            lines += [f"{found[1]}summary: {summary}", f"{found[1]}description: {description}"]
+            lines += [f"{match[1]}summary: {summary}", f"{match[1]}description: {description}"]
     return "\n".join(lines)
 
 

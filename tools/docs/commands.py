@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 
 from gpumond.commands import main as cli
-from tools.docs.figures import wrapped
-from tools.docs.man import help_of, options, subcommands, value
+from tools.docs.figures import wrap
+from tools.docs.man import argument_name, help_of, options, subcommands
 
 HEADER = """\
 # Commands
@@ -106,7 +106,7 @@ NOTES = {
 }
 """What ``--help`` doesn't say, with the page that explains the command."""
 
-DESCRIBED = (
+COMMON_OPTIONS = (
     r"^your daemon's address \(default: \$GPUMOND_URL, then"
     r"|^[a-z ]+ (a workload by its name, or a process by its pid|one process|every process of one workload)$"
 )
@@ -120,7 +120,7 @@ SAID_BEFORE = (
 )
 """Parts of descriptions that the page's beginning contains."""
 
-REPEATED = 8
+MIN_REPEATED_ROWS = 8
 """Least number of rows equal to an earlier section's, for which a section refers to that one."""
 
 
@@ -136,32 +136,32 @@ def document() -> str:
 
 
 def _sections(
-    parser: argparse.ArgumentParser, earlier: dict[str, str], level: str = "###", shared: Collection[str] = ()
+    parser: argparse.ArgumentParser, earlier: dict[str, str], level: str = "###", parent_rows: Collection[str] = ()
 ) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands, without the rows that they share.
 
     ``earlier``: the command in whose section a row is; this section's rows are added to it.
     """
     note = f" {NOTES[parser.prog]}" if parser.prog in NOTES else ""
-    yield f"\n{level} `{parser.prog}`\n\n{wrapped(f'{parser.description}{note}')}\n"
-    own = list(subcommands(parser))
-    counts = Counter(row for each in own for row in _rows(each) if row.startswith("| `-"))
-    common = [row for row, count in counts.items() if count > 0.7 * len(own)]
-    if synopsis := "" if own else _synopsis(parser):
+    yield f"\n{level} `{parser.prog}`\n\n{wrap(f'{parser.description}{note}')}\n"
+    subparsers = list(subcommands(parser))
+    counts = Counter(row for each in subparsers for row in _rows(each) if row.startswith("| `-"))
+    common_rows = [row for row, count in counts.items() if count > 0.7 * len(subparsers)]
+    if synopsis := "" if subparsers else _synopsis(parser):
         yield f"\n```\n{parser.prog} {synopsis}\n```\n"
-    if common:
+    if common_rows:
         yield f"\nOptions of most `{parser.prog}` commands:\n"
-    if rows := [row for row in [*_rows(parser), *common] if row not in shared]:
-        yield "\n| option | meaning |\n|---|---|\n" + "".join(_referring(rows, earlier))
+    if rows := [row for row in [*_rows(parser), *common_rows] if row not in parent_rows]:
+        yield "\n| option | meaning |\n|---|---|\n" + "".join(_refer_to_earlier(rows, earlier))
         earlier.update((row, parser.prog) for row in rows if row not in earlier)
-    for each in own:
-        yield from _sections(each, earlier, f"{level}#", common)
+    for each in subparsers:
+        yield from _sections(each, earlier, f"{level}#", common_rows)
 
 
-def _referring(rows: list[str], earlier: Mapping[str, str]) -> Iterator[str]:
+def _refer_to_earlier(rows: list[str], earlier: Mapping[str, str]) -> Iterator[str]:
     """Yield the rows, but a single one for those that are equal to an earlier section's."""
     counts = Counter(earlier[row] for row in rows if row in earlier)
-    for other in [other for other, count in counts.items() if count >= REPEATED]:
+    for other in [other for other, count in counts.items() if count >= MIN_REPEATED_ROWS]:
         names = ", ".join(re.sub("`(-[^ `]+).*", r"`\1`", row[2:].strip()) for row in rows if earlier.get(row) == other)
         rows = [row for row in rows if earlier.get(row) != other]
         rows.append(f"| {names} | as for [`{other}`](#{other.replace(' ', '-')}) |\n")
@@ -171,17 +171,17 @@ def _referring(rows: list[str], earlier: Mapping[str, str]) -> Iterator[str]:
 def _rows(parser: argparse.ArgumentParser) -> list[str]:
     """Return a row for each option and argument, except those of the load generator's scenarios."""
     groups = [group for group in parser._action_groups if "scenario" in str(group.title)]
-    elsewhere = {id(action) for group in groups for action in group._group_actions}
-    return [row for action in options(parser) if id(action) not in elsewhere and (row := _row(parser, action))]
+    scenario_actions = {id(action) for group in groups for action in group._group_actions}
+    return [row for action in options(parser) if id(action) not in scenario_actions and (row := _row(parser, action))]
 
 
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     """Return the row of an option or argument; an empty text for those that the page's beginning describes."""
     text = help_of(parser, action)
-    if text == "print JSON" or re.search(DESCRIBED, text):
+    if text == "print JSON" or re.search(COMMON_OPTIONS, text):
         return ""
-    names = [f"{one} {value(action)}" if action.nargs != 0 else one for one in action.option_strings]
-    cell = ", ".join(f"`{name}`" for name in names) or f"`{value(action)}`"
+    names = [f"{name} {argument_name(action)}" if action.nargs != 0 else name for name in action.option_strings]
+    cell = ", ".join(f"`{name}`" for name in names) or f"`{argument_name(action)}`"
     text = re.sub(SAID_BEFORE, "", text)
     return "| {} | {} |\n".format(cell.replace("|", r"\|"), text.replace("|", r"\|"))
 
@@ -191,11 +191,13 @@ def _synopsis(parser: argparse.ArgumentParser) -> str:
     if parser.usage:
         return parser.usage.removeprefix("%(prog)s [-h] ")
     required = [
-        f"{each.option_strings[0]} {value(each)}" for each in options(parser) if each.option_strings and each.required
+        f"{each.option_strings[0]} {argument_name(each)}"
+        for each in options(parser)
+        if each.option_strings and each.required
     ]
     arguments = [each for each in options(parser) if not each.option_strings]
     forms = {"?": "[{}]", "*": "[{}…]", "+": "{}…"}
-    names = [forms.get(str(each.nargs), "{}").format(value(each)) for each in arguments]
+    names = [forms.get(str(each.nargs), "{}").format(argument_name(each)) for each in arguments]
     return " ".join([*required, "[OPTIONS]", *names]) if required or names else ""
 
 

@@ -90,10 +90,11 @@ a restart. If the file is invalid, the daemon keeps its settings, and `gpumond d
 [fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
 certificate: the daemon uses it within a second.
 
-The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's user
-can read it. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault. It can't read
-`state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the default
-directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status 2.
+The daemon keeps a copy of the last valid file, `last-configuration.yaml`, in the state directory. Only the daemon's
+user can read it. If your file is invalid when the daemon starts, the daemon uses the copy and reports the same fault.
+It can't read `state_dir` from an invalid file, so it looks for the copy in `--state-dir`, `GPUMOND_STATE_DIR` or the
+default directory. Without a copy, or if the `web_config` file or `tokens_file` is invalid, the daemon exits with status
+2.
 
 ## Logs
 
@@ -102,7 +103,7 @@ The daemon logs to standard error, as text or, with `log_format: json`, as JSON 
 entries](store.md#the-audit-log).
 """
 
-TYPES: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}
+TYPE_TEXTS: Mapping[Any, str] = {str: "text", Path: "path", float: "duration", bool: "true or false"}
 
 
 def document() -> str:
@@ -114,18 +115,18 @@ def rows() -> Iterator[str]:
     for name, field in SettingsConfig.model_fields.items():
         flag = f"`--{name.replace('_', '-')}`" if name in FLAGS else ""
         reload = "yes" if name in RELOADABLE else ""
-        yield f"| `{name}` | {kind(field)} | {default(field)} | {flag} | {reload} | {field.description} |\n"
+        yield f"| `{name}` | {type_text(field)} | {default_text(field)} | {flag} | {reload} | {field.description} |\n"
 
 
-def kind(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
     if isinstance(field.default, (tuple, dict)):
         return "list" if isinstance(field.default, tuple) else "keys and values"
-    named = (argument for argument in (field.annotation, *get_args(field.annotation)) if argument in TYPES)
+    types = (argument for argument in (field.annotation, *get_args(field.annotation)) if argument in TYPE_TEXTS)
     values = ", ".join(f"`{value}`" for value in literals(field.annotation))
-    text = TYPES.get(next(named, None)) or values or "keys and values"
+    text = TYPE_TEXTS.get(next(types, None)) or values or "keys and values"
     bounds = {key: getattr(part, key) for part in field.metadata for key in ("ge", "le") if hasattr(part, key)}
-    least, most = (duration(bounds[key]) if key in bounds else "" for key in ("ge", "le"))
-    return text + (f", {least} to {most}" if most else f", at least {least}" if least else "")
+    minimum, maximum = (duration_text(bounds[key]) if key in bounds else "" for key in ("ge", "le"))
+    return text + (f", {minimum} to {maximum}" if maximum else f", at least {minimum}" if minimum else "")
 
 
 def literals(annotation: object) -> Iterator[str]:
@@ -136,21 +137,21 @@ def literals(annotation: object) -> Iterator[str]:
             yield from literals(argument)
 
 
-def default(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
     match field.default:
         case None | () | dict():
             return ""
         case bool(value):
             return f"`{value}`".lower()
         case float(seconds):
-            return f"`{duration(seconds)}`"
+            return f"`{duration_text(seconds)}`"
         case tuple(values):
             return f"`[{', '.join(f'{{name: {value.name}, type: {value.type}}}' for value in values)}]`"
         case value:
             return f"`{value}`"
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     return f"{seconds / 86400:g}d" if seconds >= 86400 else f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
 
 

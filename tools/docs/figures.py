@@ -31,7 +31,7 @@ from bench.tables import memory_ratio, peers_table
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCK = re.compile(r"<!-- figures(?:\n(.*?)\n| (\S+) )-->\n.*?<!-- end of figures -->", re.DOTALL)
+FIGURES_BLOCK = re.compile(r"<!-- figures(?:\n(.*?)\n| (\S+) )-->\n.*?<!-- end of figures -->", re.DOTALL)
 WIDTH = 120
 UNITS = {
     "percent": 100.0,
@@ -44,7 +44,7 @@ UNITS = {
 }
 """Factors: ``seconds`` for milliseconds, ``minutes`` for seconds, ``GiB_of_MiB`` for MiB, the others for bytes and
 ratios."""
-LISTS: Mapping[str, Callable[[list[Any]], float]] = {
+LIST_FUNCTIONS: Mapping[str, Callable[[list[Any]], float]] = {
     "min": min,
     "median": statistics.median,
     "max": max,
@@ -70,7 +70,9 @@ class Figure:
             return Figure(list(self.value.values()) if key == "each" else self.value[str(key)])
         if isinstance(key, int):
             return Figure(self.value[key])
-        return Figure(LISTS[key](self.value) if key in LISTS else [one[key] for one in self.value if key in one])
+        return Figure(
+            LIST_FUNCTIONS[key](self.value) if key in LIST_FUNCTIONS else [one[key] for one in self.value if key in one]
+        )
 
     def __getattr__(self, unit: str) -> Figure:
         return Figure(UNITS[unit] * self.value)
@@ -86,7 +88,7 @@ class Results(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if name in TABLES:
-            return table(name)
+            return table_text(name)
         self[name] = Figure(figures(name))
         return self[name]
 
@@ -95,27 +97,27 @@ def figures(file: str) -> Any:
     return json.loads((RESULTS / f"{file}.json").read_text())["figures"]
 
 
-def table(name: str) -> str:
+def table_text(name: str) -> str:
     """Return a table, or a line that states how to measure it if there is no result file."""
-    file, command, write = TABLES[name]
+    file, command, make_text = TABLES[name]
     if not (RESULTS / f"{file}.json").exists():
         return f"No result is stored. `python -m {command} --save` measures it."
-    return write(figures(file))
+    return make_text(figures(file))
 
 
-def filled(text: str) -> str:
+def fill_figures(text: str) -> str:
     """Return a document with the current figures."""
     results = Results()
 
-    def block(found: re.Match[str]) -> str:
-        source = found[1] or (ROOT / found[2]).read_text().strip()
-        comment = f"\n{found[1]}\n" if found[1] else f" {found[2]} "
-        return f"<!-- figures{comment}-->\n\n{wrapped(source.format_map(results))}\n\n<!-- end of figures -->"
+    def replaced_block(match: re.Match[str]) -> str:
+        source = match[1] or (ROOT / match[2]).read_text().strip()
+        comment = f"\n{match[1]}\n" if match[1] else f" {match[2]} "
+        return f"<!-- figures{comment}-->\n\n{wrap(source.format_map(results))}\n\n<!-- end of figures -->"
 
-    return BLOCK.sub(block, text)
+    return FIGURES_BLOCK.sub(replaced_block, text)
 
 
-def wrapped(text: str) -> str:
+def wrap(text: str) -> str:
     """Return paragraphs and items of lists in lines of normal length; a table is not changed."""
     parts = re.split(r"\n(?=- )|\n(?=\n)|(?<=\n)\n", text)
     return "\n".join(part if part.startswith("|") else _fill(part) for part in parts)
@@ -128,16 +130,16 @@ def _fill(part: str) -> str:
     return lines.replace("\0", " ")
 
 
-def outdated() -> Iterator[tuple[Path, str]]:
+def outdated_documents() -> Iterator[tuple[Path, str]]:
     """Yield each document that differs from its result files, and its current text."""
     for path in DOCUMENTS:
         text = path.read_text()
-        if (now := filled(text)) != text:
-            yield path, now
+        if (current := fill_figures(text)) != text:
+            yield path, current
 
 
 def main() -> None:
-    for path, text in outdated():
+    for path, text in outdated_documents():
         path.write_text(text)
 
 

@@ -60,13 +60,13 @@ def document() -> str:
 
 def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands."""
-    yield f'.SS "{_text(parser.prog)}"\n{_text(parser.description or "")}\n'
+    yield f'.SS "{_roff_text(parser.prog)}"\n{_roff_text(parser.description or "")}\n'
     for own in subcommands(parser):
         yield from _sections(own)
     for action in options(parser):
-        yield f".TP\n{_term(action)}\n{_text(help_of(parser, action))}\n"
+        yield f".TP\n{_term(action)}\n{_roff_text(help_of(parser, action))}\n"
     if isinstance(parser.epilog, str) and parser.epilog.startswith("examples:"):
-        examples = (_text(line.strip()) for line in parser.epilog.splitlines()[1:])
+        examples = (_roff_text(line.strip()) for line in parser.epilog.splitlines()[1:])
         yield ".PP\nExamples:\n.PP\n.nf\n.RS\n" + "".join(f"{line}\n" for line in examples) + ".RE\n.fi\n"
 
 
@@ -88,7 +88,7 @@ def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return " ".join(parser._get_formatter()._expand_help(action).split()) if action.help else ""
 
 
-def value(action: argparse.Action) -> str:
+def argument_name(action: argparse.Action) -> str:
     """Return the name of an argument, or of an option's value."""
     choices = "|".join(map(str, action.choices)) if action.choices else ""
     named = action.metavar if isinstance(action.metavar, str) else ""
@@ -98,12 +98,12 @@ def value(action: argparse.Action) -> str:
 def _term(action: argparse.Action) -> str:
     """Return the options or the name of an argument, with its value."""
     if not action.option_strings:
-        return rf"\fI{_text(value(action))}\fR"
-    names = rf"\fB{_text(', '.join(action.option_strings))}\fR"
-    return names if action.nargs == 0 else rf"{names} \fI{_text(value(action))}\fR"
+        return rf"\fI{_roff_text(argument_name(action))}\fR"
+    names = rf"\fB{_roff_text(', '.join(action.option_strings))}\fR"
+    return names if action.nargs == 0 else rf"{names} \fI{_roff_text(argument_name(action))}\fR"
 
 
-def _text(text: str) -> str:
+def _roff_text(text: str) -> str:
     """Return text that roff does not interpret."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-")
     return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE)

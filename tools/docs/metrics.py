@@ -60,7 +60,7 @@ SECTIONS: Mapping[str, str] = {
 }
 """Titles, and the beginnings of the metrics' names, after ``gpumond_``; a metric is in the first section that fits."""
 
-OWN = """
+DAEMON_HEADER = """
 ## Metrics about the daemon
 
 `python_info` and `process_*` describe the daemon's process, as in other Python exporters. `gpumond_collector_*`
@@ -70,7 +70,7 @@ describe the [driver process](terms.md#programs).
 |---|---|---|---|
 """
 
-DCGM = """
+DCGM_HEADER = """
 ## DCGM's names
 
 `/metrics?compat=VERSION` returns NVIDIA devices' metrics with dcgm-exporter's names, labels and units. To add these
@@ -91,14 +91,14 @@ or later. `DCGM_FI_DEV_XID_ERROR` is the code of the last Xid error, or 0; to co
 |---|---|
 """
 
-NOT_AVAILABLE = """
+UNAVAILABLE_HEADER = """
 These metrics aren't available:
 
 | name | reason or replacement |
 |---|---|
 """
 
-LEFT_OUT: Mapping[str, str] = {
+UNAVAILABLE_METRICS: Mapping[str, str] = {
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": (
         "requires DCGM's own sampling; use PROF_NVLINK_TX_BYTES and _RX_BYTES"
     ),
@@ -110,17 +110,22 @@ LEFT_OUT: Mapping[str, str] = {
 
 
 def document() -> str:
-    ours = HEADER + "".join(sections()) + OWN + "\n".join(sorted(own_rows())) + "\n"
-    theirs = DCGM + "".join(map(dcgm_row, dcgm.FAMILIES))
+    ours = HEADER + "".join(sections()) + DAEMON_HEADER + "\n".join(sorted(daemon_rows())) + "\n"
+    theirs = DCGM_HEADER + "".join(map(dcgm_row, dcgm.FAMILIES))
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
-    return ours + theirs + NOT_AVAILABLE + "".join(f"| {name} | {why} |\n" for name, why in LEFT_OUT.items())
+    return (
+        ours
+        + theirs
+        + UNAVAILABLE_HEADER
+        + "".join(f"| {name} | {why} |\n" for name, why in UNAVAILABLE_METRICS.items())
+    )
 
 
 def dcgm_row(family: dcgm.DcgmFamily) -> str:
-    former, unit = family.name(True), family.unit.former
+    earlier_name, unit = family.name(True), family.unit.former
     if unit != family.unit.name:
-        former += f" ({unit})"
-    return f"| {family.name(False)} | {former} |\n"
+        earlier_name += f" ({unit})"
+    return f"| {family.name(False)} | {earlier_name} |\n"
 
 
 def sections() -> Iterator[str]:
@@ -141,7 +146,7 @@ def sections() -> Iterator[str]:
             yield row(family.name, family.kind, labels_left, family.help) + "\n"
 
 
-def own_rows() -> Iterator[str]:
+def daemon_rows() -> Iterator[str]:
     registry = Telemetry().registry
     for metric in registry.collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name

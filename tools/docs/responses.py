@@ -11,7 +11,7 @@ from starlette.datastructures import State
 
 from gpumond.features import routers
 from gpumond.serve.app import create_app
-from tools.docs.figures import wrapped
+from tools.docs.figures import wrap
 
 HEADER = """\
 # HTTP API responses
@@ -59,7 +59,7 @@ WIDTH = 120
 LONG = 200
 """Length from which a part is not shown a second time."""
 
-ALIKE = """
+SIMILAR_HEADER = """
 ## Routes with the same format
 
 | route | format |
@@ -68,39 +68,39 @@ ALIKE = """
 
 
 def document() -> str:
-    alike: list[str] = []
-    shown = "".join(sections(create_app(State(), routers()).openapi()["paths"], alike))
-    return HEADER + ALIKE + "".join(alike) + shown
+    similar_rows: list[str] = []
+    shown = "".join(sections(create_app(State(), routers()).openapi()["paths"], similar_rows))
+    return HEADER + SIMILAR_HEADER + "".join(similar_rows) + shown
 
 
-def sections(paths: dict[str, Any], alike: list[str]) -> Iterator[str]:
+def sections(paths: dict[str, Any], similar_rows: list[str]) -> Iterator[str]:
     """Yield a section for each new example, and add to ``alike`` the rows of the other routes."""
-    places: dict[str, str] = {}
+    format_by_json: dict[str, str] = {}
     for path, methods in paths.items():
         for method, operation in methods.items():
             for status, response in operation["responses"].items():
                 content = response.get("content", {}).get("application/json", {})
                 if status.startswith("2") and "example" in content:
-                    example, title = known(content["example"]), f"{method.upper()} {path}"
-                    if shown := places.get(written(example)):
+                    example, title = without_unknown_values(content["example"]), f"{method.upper()} {path}"
+                    if format_text := format_by_json.get(json_text(example)):
                         code = "" if status == "200" else f" (status {status})"
-                        alike.append(f"| `{title}`{code} | {shown} |\n")
+                        similar_rows.append(f"| `{title}`{code} | {format_text} |\n")
                         continue
                     code = "" if status == "200" else f" Status {status}."
-                    short, elsewhere = shortened(example, places)
-                    yield f"\n## {title}\n\n{operation['summary']}.{code}\n\n```json\n{written(short)}\n```\n"
+                    short, elsewhere = shortened(example, format_by_json)
+                    yield f"\n## {title}\n\n{operation['summary']}.{code}\n\n```json\n{json_text(short)}\n```\n"
                     if elsewhere:
-                        yield "\n" + wrapped(f"`…` is {', '.join(dict.fromkeys(elsewhere))}.") + "\n"
+                        yield "\n" + wrap(f"`…` is {', '.join(dict.fromkeys(elsewhere))}.") + "\n"
                     link = f"[{title}](#{re.sub(r'[^a-z0-9_ -]', '', title.lower()).replace(' ', '-')})"
                     for place, part in parts(example):
-                        places.setdefault(written(part), f"{named(place)} {link}" if place else link)
+                        format_by_json.setdefault(json_text(part), f"{part_words(place)} {link}" if place else link)
 
 
-def named(place: str) -> str:
+def part_words(place: str) -> str:
     """Return the words for a part of an example, to which the example's link is added."""
     whole = place.removesuffix("[0]").removeprefix("[0].")
-    of = f"`{whole}` in" if whole else ""
-    return of if not place.endswith("[0]") else f"one element of {of}".rstrip()
+    text = f"`{whole}` in" if whole else ""
+    return text if not place.endswith("[0]") else f"one element of {text}".rstrip()
 
 
 def shortened(value: Any, places: Mapping[str, str], top: bool = True) -> tuple[Any, list[str]]:
@@ -110,7 +110,7 @@ def shortened(value: Any, places: Mapping[str, str], top: bool = True) -> tuple[
     """
     if not isinstance(value, dict | list):
         return value, []
-    text = written(value)
+    text = json_text(value)
     if not top and len(text) > LONG and text in places:
         return (["…"] if isinstance(value, list) else {"…": "…"}), [places[text]]
     elsewhere: list[str] = []
@@ -137,23 +137,23 @@ def parts(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from parts(value[0], f"{place}[0]")
 
 
-def known(value: Any) -> Any:
+def without_unknown_values(value: Any) -> Any:
     """Return the value without keys whose value is null or an empty list."""
     if isinstance(value, dict):
-        return {key: known(part) for key, part in value.items() if part is not None and part != []}
-    return [known(part) for part in value] if isinstance(value, list) else value
+        return {key: without_unknown_values(part) for key, part in value.items() if part is not None and part != []}
+    return [without_unknown_values(part) for part in value] if isinstance(value, list) else value
 
 
-def written(value: Any, indent: str = "", key: str = "") -> str:
+def json_text(value: Any, indent: str = "", key: str = "") -> str:
     """Return JSON in which a value that fits into one line is one line."""
     line = json.dumps(value, ensure_ascii=False).replace('{"…": "…"}', "{…}").replace('"…"', "…")
     if len(indent) + len(key) + len(line) < WIDTH or not isinstance(value, dict | list):
         return key + line
     inner = indent + "  "
     if isinstance(value, dict):
-        parts, brackets = [written(part, inner, f"{json.dumps(name)}: ") for name, part in value.items()], "{}"
+        parts, brackets = [json_text(part, inner, f"{json.dumps(name)}: ") for name, part in value.items()], "{}"
     else:
-        parts, brackets = [written(part, inner) for part in value], "[]"
+        parts, brackets = [json_text(part, inner) for part in value], "[]"
     return f"{key}{brackets[0]}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{brackets[1]}"
 
 

@@ -9,11 +9,11 @@ from itertools import groupby
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
+from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, UNITS, match_keys
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
-from tools.docs.figures import wrapped
+from tools.docs.figures import wrap
 
 HEADER = """\
 # Rules
@@ -98,13 +98,13 @@ tests:
 ```
 """
 
-INCREASE = f"increase of `{{}}` {IN_WINDOW}"
+INCREASE_MEANING = f"increase of `{{}}` {IN_WINDOW}"
 BUILT_IN_HEADER = """\
 ## Built-in rules
 
 | rule | condition | `clear` | `for` | `keep_firing_for` | severity |
 |---|---|---|---|---|---|"""
-ALWAYS = ("value", "threshold")
+COMMON_PLACEHOLDERS = ("value", "threshold")
 """Placeholders of every scope."""
 VALUES_NOTE = (
     "A boolean is 1 or 0. A value that ends in `_increase` is a counter's increase in the last 10 minutes; an "
@@ -125,10 +125,10 @@ def document() -> str:
 def built_in() -> Iterator[str]:
     yield BUILT_IN_HEADER
     for rule in BUILT_IN:
-        yield f"| {' | '.join(cells(rule))} |"
+        yield f"| {' | '.join(rule_cells(rule))} |"
 
 
-def cells(rule: Rule) -> Iterator[str]:
+def rule_cells(rule: Rule) -> Iterator[str]:
     unit = UNITS[rule.scope][rule.value]
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
     yield f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
@@ -140,19 +140,19 @@ def cells(rule: Rule) -> Iterator[str]:
 
 
 def values() -> Iterator[str]:
-    yield f"\n## Values\n\n{wrapped(VALUES_NOTE)}"
-    for scope in VALUES:
+    yield f"\n## Values\n\n{wrap(VALUES_NOTE)}"
+    for scope in MEANINGS:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
-        rows = list(names(scope))
+        rows = list(value_rows(scope))
         sensors = [row for row in rows if scope == "device" and is_metric(*row)]
         for (unit, meaning), group in groupby([row for row in rows if row not in sensors], key=lambda row: row[1:]):
             yield f"| {', '.join(name for name, *_ in group)} | {unit} | {meaning} |"
         if sensors:
-            yield f"\n{wrapped(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
+            yield f"\n{wrap(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
         for unit in dict.fromkeys(unit for _, unit, _ in sensors):
             yield f"| {unit} | {', '.join(name for name, of, _ in sensors if of == unit)} |"
-        yield from listed("label to match", {name: match_keys(name) for name in VALUES}, scope)
-        yield from listed("placeholder", PLACEHOLDERS, scope)
+        yield from meaning_table("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
+        yield from meaning_table("placeholder", PLACEHOLDERS, scope)
 
 
 def is_metric(name: str, unit: str, meaning: str) -> bool:
@@ -161,15 +161,15 @@ def is_metric(name: str, unit: str, meaning: str) -> bool:
     return any(as_item(family.help) == meaning for family in FAMILIES if family.name in (metric, f"{metric}_total"))
 
 
-def names(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
+def value_rows(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
+    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in MEANINGS[scope].items()}
     for name, meaning in table.items():
-        if meaning != INCREASE.format(name.removesuffix("_increase")):
-            increase = table.get(f"{name}_increase") == INCREASE.format(name)
-            said = re.sub(r"the `[\w-]+` (\[verdict\]|reason)", r"this \1", meaning)
-            said = re.sub(r"`\w+` (of the \w+'s pools)", r"This value \1", said)
-            yield f"`{name}`{f', `{name}_increase`' * increase}", str(UNITS[scope][name]), as_item(said)
+        if meaning != INCREASE_MEANING.format(name.removesuffix("_increase")):
+            has_increase = table.get(f"{name}_increase") == INCREASE_MEANING.format(name)
+            text = re.sub(r"the `[\w-]+` (\[verdict\]|reason)", r"this \1", meaning)
+            text = re.sub(r"`\w+` (of the \w+'s pools)", r"This value \1", text)
+            yield f"`{name}`{f', `{name}_increase`' * has_increase}", str(UNITS[scope][name]), as_item(text)
 
 
 def as_item(text: str) -> str:
@@ -184,8 +184,10 @@ def as_item(text: str) -> str:
     return "; ".join(f"{part[0].lower() if part[1:2].islower() else part[0]}{part[1:]}" for part in parts)
 
 
-def listed(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
-    if rows := [f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in ALWAYS]:
+def meaning_table(title: str, table: Mapping[RuleScope, Mapping[str, str]], scope: RuleScope) -> Iterator[str]:
+    if rows := [
+        f"| `{name}` | {meaning} |" for name, meaning in table[scope].items() if name not in COMMON_PLACEHOLDERS
+    ]:
         yield f"\n| {title} | meaning |\n|---|---|"
         yield from rows
 

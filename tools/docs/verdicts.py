@@ -32,8 +32,8 @@ def document() -> str:
 
 
 def row(kind: VerdictKind) -> str:
-    of_type = "problem" if kind.remedy else "pattern" if kind.is_pattern else "informational"
-    return f"| `{kind.name}` | {of_type} | {kind.meaning} | {kind.evidence} | {kind.remedy} |\n"
+    type_name = "problem" if kind.remedy else "pattern" if kind.is_pattern else "informational"
+    return f"| `{kind.name}` | {type_name} | {kind.meaning} | {kind.evidence} | {kind.remedy} |\n"
 
 
 if __name__ == "__main__":

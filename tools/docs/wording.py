@@ -22,23 +22,23 @@ GROUPS = {
 }
 MAX_OF = 20
 MIN_YOU = 8
-LEFT_OUT = re.compile(r"<!--.*?-->|^ *```.*?^ *```|^ *\|.*?$|^#.*?$|^ *-{3,}$|^\.[A-Z].*?$", re.DOTALL | re.MULTILINE)
+NOT_TEXT = re.compile(r"<!--.*?-->|^ *```.*?^ *```|^ *\|.*?$|^#.*?$|^ *-{3,}$|^\.[A-Z].*?$", re.DOTALL | re.MULTILINE)
 ADDRESS = re.compile(r"\]\([^)]*\)")
 CODE = re.compile(r"`[^`]*`")
 
 
-def words(text: str) -> list[str]:
+def running_words(text: str) -> list[str]:
     """Words of the running text, in lower case; a piece of code in a sentence is one word."""
-    running = CODE.sub("x", ADDRESS.sub("]", LEFT_OUT.sub("", text)))
+    running = CODE.sub("x", ADDRESS.sub("]", NOT_TEXT.sub("", text)))
     return re.findall(r"[a-z]+(?:'[a-z]+)?", running.lower())
 
 
 def row(name: str, *texts: str) -> str:
     """Return the number of words, and "of" and "you" (or "your", "you'll") per 1,000 of them."""
-    found = [word for text in texts for word in words(text)]
-    number = max(len(found), 1)
-    you = sum(word.partition("'")[0] in ("you", "your", "yours") for word in found)
-    return f"{name:56}{len(found):>8}{found.count('of') * 1000 / number:>8.1f}{you * 1000 / number:>8.1f}"
+    words = [word for text in texts for word in running_words(text)]
+    count = max(len(words), 1)
+    you_count = sum(word.partition("'")[0] in ("you", "your", "yours") for word in words)
+    return f"{name:56}{len(words):>8}{words.count('of') * 1000 / count:>8.1f}{you_count * 1000 / count:>8.1f}"
 
 
 def document(pages: bool = False) -> str:

@@ -27,7 +27,7 @@ from gpumond.view.text import moment, output_width, safe, size, table, wrapped_t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "show the memory of")
-    add_recording(parser)
+    add_recording_option(parser)
     add_option(parser, "--folded FILE", "with --record: download one process's stacks to this file")
     client.add_arguments(parser)
 
@@ -35,30 +35,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.folded is not None and not arguments.record:
         raise ConfigError("--folded requires --record")
-    body = recording(arguments)
-    one_for = None if arguments.folded is None else "--folded"
+    body = recording_body(arguments)
+    single_program_option = None if arguments.folded is None else "--folded"
     answers, status = client.ask_programs(
-        arguments, client.select_programs(arguments), "why", body, arguments.record + RESPONSE_SECONDS, one_for
+        arguments,
+        client.select_programs(arguments),
+        "why",
+        body,
+        arguments.record + RESPONSE_TIMEOUT_SECONDS,
+        single_program_option,
     )
     gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
-    frame, rules = _concluded(arguments.url) if answers and not arguments.json else ({}, {})
-    failed = _with_case(arguments.url) if answers and not arguments.json else frozenset()
-    for program, found in answers:
-        if arguments.folded is not None and found["folded"] is not None:
-            fetch(arguments.url, program.pid, found["folded"], arguments.folded)
+    frame, rules = _frame_and_rules(arguments.url) if answers and not arguments.json else ({}, {})
+    pids_with_case = _pids_with_case(arguments.url) if answers and not arguments.json else frozenset()
+    for program, answer in answers:
+        if arguments.folded is not None and answer["folded"] is not None:
+            download_dump(arguments.url, program.pid, answer["folded"], arguments.folded)
         if not arguments.json:
             subject = [] if arguments.pid is not None else [f"{program}:"]
-            record = f"gpumond why --pid {program.pid} --record 30s shows the lines that allocate"
-            steps = [f"gpumond oom show --pid {program.pid} shows its newest out-of-memory error"]
-            steps = [*(steps if program.pid in failed else ()), *(() if found["sites"] else (record,))]
-            text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(found, gpus), *steps])
+            record = f"to see the lines that allocate: gpumond why --pid {program.pid} --record 30s"
+            steps = [f"to see its newest out-of-memory error: gpumond oom show --pid {program.pid}"]
+            steps = [*(steps if program.pid in pids_with_case else ()), *(() if answer["sites"] else (record,))]
+            text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(answer, gpus), *steps])
             print(client.paragraph(text, arguments.url))
     if arguments.json and answers:
         print(client.answers_json(arguments, answers))
     return status
 
 
-def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+def _frame_and_rules(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
     """Return the daemon's frame, and its rules by name if an alert is active. Both are empty if they are unknown."""
     with suppress(DaemonError):
         frame = client.frame(url)
@@ -71,16 +76,16 @@ def _concluded(url: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, A
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _CasePid:
     """What is needed of a case."""
 
     pid: int
 
 
-def _with_case(url: str) -> frozenset[int]:
+def _pids_with_case(url: str) -> frozenset[int]:
     """Return the pids of the programs with a case of an out-of-memory error; none if they are unknown."""
     with suppress(DaemonError):
-        cases = checked_as(tuple[_Case, ...], client.get(url, "/api/v1/oom"), "cases")
+        cases = checked_as(tuple[_CasePid, ...], client.get(url, "/api/v1/oom"), "cases")
         return frozenset(each["pid"] for each in cases)
     return frozenset()
 
@@ -94,35 +99,35 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
-            summary, _, past = dict(alert.get("annotations", ())).get("summary", "").partition(ALERT_WAS)
+            summary, _, is_past = dict(alert.get("annotations", ())).get("summary", "").partition(ALERT_WAS)
             summary, _, again = summary.partition(AGAIN_SINCE)
             since = f"again since {again}" if again else f"since {moment(alert['fired_at'] or alert['active_at'])}"
             state = f"{alert['phase']} {since}"
-            reason = _compared(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICT_NAMES else "")
-            yield safe(f"alert {alert['rule']} {summary if past else state + reason}")
+            reason = _threshold_text(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICT_NAMES else "")
+            yield safe(f"alert {alert['rule']} {summary if is_past else state + reason}")
 
 
-def _compared(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
+def _threshold_text(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
     """Return an alert's value and its rule's threshold; empty for a rule of a condition, whose threshold is 0."""
     rule = rules.get(alert["rule"], {})
     name = rule.get("value") or ""
-    limits = [f"{word} {_amount(name, rule[word])}" for word in ("above", "below") if rule.get(word)]
+    limits = [f"{word} {_value_text(name, rule[word])}" for word in ("above", "below") if rule.get(word)]
     if not name or not limits:
         return ""
-    return f"; {name} is {_amount(name, alert['value'])} (threshold: {' or '.join(limits)})"
+    return f"; {name} is {_value_text(name, alert['value'])} (threshold: {' or '.join(limits)})"
 
 
-def _amount(name: str, value: float) -> str:
+def _value_text(name: str, value: float) -> str:
     if name.endswith("_seconds"):
         return units.duration_text(value)
     return size_text(value) if "_bytes" in name else f"{value:.4g}"
 
 
-RESPONSE_SECONDS = 60.0
+RESPONSE_TIMEOUT_SECONDS = 60.0
 """Longest wait for the answer of a program, besides the recording."""
 
 
-def add_recording(parser: argparse.ArgumentParser) -> None:
+def add_recording_option(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--record DURATION",
@@ -132,12 +137,12 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def recording(arguments: argparse.Namespace) -> dict[str, float]:
+def recording_body(arguments: argparse.Namespace) -> dict[str, float]:
     """Return the body of a request."""
     return {"record_seconds": arguments.record} if arguments.record else {}
 
 
-def fetch(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
+def download_dump(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
     """Write a snapshot's file to ``out``, which is complete or absent. Raises GpumondError."""
     if dump.get("id") is None:
         raise DaemonError("the program's agent is too old to send the file")
@@ -159,20 +164,25 @@ class SnapshotCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_target(parser, "request a snapshot from")
-        add_recording(parser)
+        add_recording_option(parser)
         add_option(parser, "--out FILE", "download one process's snapshot to this file")
         client.add_arguments(parser)
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        body = recording(arguments)
-        one_for = None if arguments.out is None else "--out"
+        body = recording_body(arguments)
+        single_program_option = None if arguments.out is None else "--out"
         answers, status = client.ask_programs(
-            arguments, client.select_programs(arguments), "snapshot", body, arguments.record + RESPONSE_SECONDS, one_for
+            arguments,
+            client.select_programs(arguments),
+            "snapshot",
+            body,
+            arguments.record + RESPONSE_TIMEOUT_SECONDS,
+            single_program_option,
         )
         for program, dump in answers:
             if arguments.out is not None:
-                fetch(arguments.url, program.pid, dump, arguments.out)
+                download_dump(arguments.url, program.pid, dump, arguments.out)
             if not arguments.json:
                 where = arguments.out or f"{dump['path']} on the program's machine; --out FILE downloads it"
                 subject = "" if arguments.pid is not None else f"{program}: "
@@ -182,7 +192,7 @@ class SnapshotCommand:
         return status
 
 
-LIMIT_SECONDS = 40.0
+LIMIT_TIMEOUT_SECONDS = 40.0
 
 
 class LimitCommand:
@@ -211,28 +221,28 @@ class LimitCommand:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        targeted = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
+        has_target = (arguments.pid, arguments.workload, arguments.device) != (None, None, None)
         try:
             limit_bytes = None if arguments.limit == "none" else parse_size_argument(arguments.limit)
             if limit_bytes == 0:
                 raise ValueError("the size must be above 0")
         except ValueError as error:
-            given = f"SIZE {arguments.limit!r:.80}: {error}"
+            problem = f"SIZE {arguments.limit!r:.80}: {error}"
             example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")
-            raise ConfigError(given if targeted else f"SIZE is required, for example: {example}") from None
-        if not targeted:
+            raise ConfigError(problem if has_target else f"SIZE is required, for example: {example}") from None
+        if not has_target:
             raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
         programs = client.select_programs(arguments)
         if (
             limit_bytes is not None
             and not arguments.yes
-            and (exceeding := _exceeding(arguments, programs, limit_bytes))
+            and (warnings := _excess_warnings(arguments, programs, limit_bytes))
         ):
-            print(wrapped_text("\n".join(exceeding), output_width()), file=sys.stderr)
+            print(wrapped_text("\n".join(warnings), output_width()), file=sys.stderr)
             if sys.stdin.isatty() and not arguments.json:
                 confirm(f"Limit to {size_text(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
-        answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_SECONDS)
+        answers, status = client.ask_programs(arguments, programs, "limit", body, LIMIT_TIMEOUT_SECONDS)
         if not answers:
             return status
         if arguments.json:
@@ -251,20 +261,24 @@ class LimitCommand:
                 "yes" if each["applied"] else "no",
                 each["reason"],
             ]
-            for program, applied in answers
-            for each in applied
+            for program, limits in answers
+            for each in limits
         ]
         print(table(header, rows))
-        limited = {each["device_uuid"] for _, applied in answers for each in applied if each["applied"]}
+        limited_devices = {each["device_uuid"] for _, limits in answers for each in limits if each["applied"]}
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
-        for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited)):
+        for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited_devices)):
             print(wrapped_text(line, output_width()))
-        if limit_bytes is not None and limited:
-            print(client.paragraph(f"to remove this limit: gpumond limit {_target(arguments)} none", arguments.url))
+        if limit_bytes is not None and limited_devices:
+            print(
+                client.paragraph(
+                    f"to remove this limit: gpumond limit {_target_options(arguments)} none", arguments.url
+                )
+            )
         return status
 
 
-def _target(arguments: argparse.Namespace) -> str:
+def _target_options(arguments: argparse.Namespace) -> str:
     """Return the words that select the programs again."""
     name = arguments.workload
     words = [] if name is None else ["--workload", name] if name.isdecimal() else [name]
@@ -273,39 +287,43 @@ def _target(arguments: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def notes_on_small_devices(frame: Mapping[str, Any], limit: int | None, uuids: Collection[str]) -> Iterator[str]:
+def notes_on_small_devices(frame: Mapping[str, Any], limit_bytes: int | None, uuids: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each device that is smaller than the limit."""
     for device in frame["snapshot"]["devices"]:
         size_bytes = device["size_bytes"]
-        if device["uuid"] in uuids and limit is not None and size_bytes is not None and limit > size_bytes:
+        if device["uuid"] in uuids and limit_bytes is not None and size_bytes is not None and limit_bytes > size_bytes:
             yield f"this limit has no effect on GPU {device['index']}, which has only {size_text(size_bytes)}"
 
 
-def notes_on_quotas(frame: Mapping[str, Any], limit: int | None, pids: Collection[int]) -> Iterator[str]:
+def notes_on_quotas(frame: Mapping[str, Any], limit_bytes: int | None, pids: Collection[int]) -> Iterator[str]:
     """Yield the processes for which a quota sets a lower limit than the one that was requested."""
     for process in frame["processes"]:
         quota = process["quota"] or {}
-        required = quota.get("limit_bytes")
-        if process["pid"] in pids and required is not None and (limit is None or limit > required):
+        quota_bytes = quota.get("limit_bytes")
+        if process["pid"] in pids and quota_bytes is not None and (limit_bytes is None or limit_bytes > quota_bytes):
             name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
-            yield f"the {safe(quota['limit_quota'])} quota will soon reset the limit of {name} to {size_text(required)}"
+            reset = f"will soon reset the limit of {name} to {size_text(quota_bytes)}"
+            yield f"the {safe(quota['limit_quota'])} quota {reset}"
 
 
-def _exceeding(arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit: int) -> list[str]:
+def _excess_warnings(
+    arguments: argparse.Namespace, programs: Iterable[client.TargetProgram], limit_bytes: int
+) -> list[str]:
     """Return a sentence about each pool that a limit makes useless."""
     uuid = arguments.device and client.resolve_device_uuid(arguments.url, arguments.device)
     pids = {program.pid for program in programs}
     agents = [each for each in client.get(arguments.url, "/api/v1/agents") if each["pid"] in pids]
-    return [line for agent in agents if agent["allows_limit"] for line in notes_on_excess(agent, limit, uuid)]
+    return [line for agent in agents if agent["allows_limit"] for line in notes_on_excess(agent, limit_bytes, uuid)]
 
 
-def notes_on_excess(agent: Mapping[str, Any], limit: int, device_uuid: str | None) -> Iterator[str]:
+def notes_on_excess(agent: Mapping[str, Any], limit_bytes: int, device_uuid: str | None) -> Iterator[str]:
     """Yield what follows for each pool of a program that holds more than a limit, even without its cache."""
     for pool in agent["pools"]:
-        held, cached = pool["held_bytes"], pool["reclaimable"]["likely"]
-        if held - cached <= limit or device_uuid not in (None, pool["device_uuid"]):
+        held_bytes, cached_bytes = pool["held_bytes"], pool["reclaimable"]["likely"]
+        if held_bytes - cached_bytes <= limit_bytes or device_uuid not in (None, pool["device_uuid"]):
             continue
-        more = f" besides its cache ({size_text(cached)})" if cached else ""
+        more = f" besides its cache ({size_text(cached_bytes)})" if cached_bytes else ""
         name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
-        fails = f"its next allocation from the driver fails unless it frees {size_text(held - cached - limit)}{more}"
-        yield f"{name} holds {size_text(held)}: with this limit, {fails}"
+        excess = size_text(held_bytes - cached_bytes - limit_bytes)
+        consequence = f"its next allocation from the driver fails unless it frees {excess}{more}"
+        yield f"{name} holds {size_text(held_bytes)}: with this limit, {consequence}"

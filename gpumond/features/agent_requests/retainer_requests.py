@@ -26,20 +26,20 @@ class RetainerRequests:
 
     def __init__(self, agents: AgentServer) -> None:
         self._agents = agents
-        self._asked: dict[tuple[ProcessKey, float], None] = {}
+        self._requested: dict[tuple[ProcessKey, float], None] = {}
         self._tasks = Tasks()
 
-    def consider(self, frame: Frame) -> None:
+    def send_due(self, frame: Frame) -> None:
         """Send a request for each new growth of a connected program."""
         for verdict in frame.verdicts:
             process = verdict.process
             report = None if process is None else frame.snapshot.reports_by_process.get(process)
             if verdict.kind not in ("leak", "growing") or process is None or report is None:
                 continue
-            leak = process, verdict.since
-            if leak not in self._asked:
-                self._asked[leak] = None
-                self._asked = dict(list(self._asked.items())[-MAX_REMEMBERED:])
+            growth = process, verdict.since
+            if growth not in self._requested:
+                self._requested[growth] = None
+                self._requested = dict(list(self._requested.items())[-MAX_REMEMBERED:])
                 self._tasks.start(self._ask(identity_of(report)))
 
     async def close(self) -> None:
@@ -57,4 +57,4 @@ class RetainerRequestsPart(RetainerRequests, Part):
         super().__init__(core.programs)
 
     def act(self, tick: Tick) -> None:
-        self.consider(tick.frame)
+        self.send_due(tick.frame)

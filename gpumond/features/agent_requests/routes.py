@@ -142,7 +142,7 @@ async def why(
     answer = await _ask(request, pid, "classes", caller, record_seconds=_seconds(body))
     if isinstance(answer, Response):
         return answer
-    found = Why(
+    result = Why(
         classes=answer.classes,
         sites=answer.sites,
         unrecorded_bytes=answer.unrecorded_bytes,
@@ -154,7 +154,7 @@ async def why(
         paused_seconds=answer.paused_seconds,
         age_seconds=answer.age_seconds,
     )
-    return json_response(Why, found)
+    return json_response(Why, result)
 
 
 @router.get(
@@ -179,17 +179,17 @@ async def snapshot_file(
     404: no agent has this pid, or it's another user's program. 409: the file doesn't exist; see `detail`. 504: the
     program didn't respond.
     """
-    found = await core_of(request).requests.fetch(pid, snapshot_id, caller.name, caller.uid)
-    if found is None:
+    download = await core_of(request).requests.fetch(pid, snapshot_id, caller.name, caller.uid)
+    if download is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected")
-    if isinstance(found, AgentResponse):
-        return problem(409, found.reason or "the program didn't carry out the request")
+    if isinstance(download, AgentResponse):
+        return problem(409, download.reason or "the program didn't carry out the request")
     headers = {
-        "Content-Length": str(found.size_bytes),
+        "Content-Length": str(download.size_bytes),
         "Content-Disposition": f'attachment; filename="gpumond-{pid}-{snapshot_id}"',
         "Cache-Control": "no-store",
     }
-    return StreamingResponse(found.parts, media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(download.parts, media_type="application/octet-stream", headers=headers)
 
 
 def _seconds(body: RecordingBody | None) -> float | None:
@@ -199,10 +199,10 @@ def _seconds(body: RecordingBody | None) -> float | None:
 def _kv_cache_bytes(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> int | None:
     """Return the KV cache of an engine whose only process this is, if it may be part of the only pool."""
     for engine in frame.snapshot.engines if frame else ():
-        stated = engine.kv_cache_bytes
-        if [each.pid for each in engine.processes] == [pid] and stated is not None and len(classes) == 1:
+        kv_cache_bytes = engine.kv_cache_bytes
+        if [each.pid for each in engine.processes] == [pid] and kv_cache_bytes is not None and len(classes) == 1:
             tensors = classes[0].tensors_bytes
-            return stated if tensors is not None and stated <= tensors else None
+            return kv_cache_bytes if tensors is not None and kv_cache_bytes <= tensors else None
     return None
 
 
@@ -211,12 +211,12 @@ def _advice(frame: Frame | None, pid: int, classes: tuple[LiveClasses, ...]) -> 
     report = None if frame is None else next((each for each in frame.snapshot.reports if each.pid == pid), None)
     if frame is None or report is None:
         return ()
-    found: dict[str, None] = {}
-    for uuid in dict.fromkeys(one.device_uuid for one in classes):
-        retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
-        case = replace(context_of(report, uuid, frame.snapshot, retried), classes=classes)
-        found.update(dict.fromkeys(advice_texts(case)))
-    return tuple(found)
+    unique_texts: dict[str, None] = {}
+    for uuid in dict.fromkeys(each.device_uuid for each in classes):
+        has_retried = any(pool.retries or pool.ooms for pool in report.pools if pool.device_uuid == uuid)
+        case = replace(context_of(report, uuid, frame.snapshot, has_retried), classes=classes)
+        unique_texts.update(dict.fromkeys(advice_texts(case)))
+    return tuple(unique_texts)
 
 
 async def _ask(
@@ -235,7 +235,7 @@ async def _ask(
     if answer is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected; the outcome is unknown")
     if kind == "limit":
-        succeeded = any(one.applied for one in answer.limits)
+        succeeded = any(each.applied for each in answer.limits)
     elif kind == "classes":
         succeeded = bool(answer.classes or answer.sites)
     else:

@@ -25,35 +25,43 @@ from gpumond.cli.progress import Progress
 from gpumond.facts.errors import DaemonError, ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import size_text
-from gpumond.features.baselines.statistics import NAME, Comparison, Difference, Threshold, parse_measure_threshold
+from gpumond.features.baselines.statistics import (
+    NAME_PATTERN,
+    Comparison,
+    Difference,
+    Threshold,
+    parse_measure_threshold,
+)
 from gpumond.view import html_report
 from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
 SAVING_SECONDS = 30.0
-DIFFERENCES = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
+DIFFERENCE_HEADER = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
-    record = what.add_parser("record", help="measure memory use and store it")
-    compare = what.add_parser("compare", help="measure again and show what changed")
-    entries = what.add_parser("list", help="list the stored baselines")
-    delete = what.add_parser("delete", help="delete a baseline")
+    actions = parser.add_subparsers(dest="what", metavar="record|compare|list|delete", required=True)
+    record = actions.add_parser("record", help="measure memory use and store it")
+    compare = actions.add_parser("compare", help="measure again and show what changed")
+    entries = actions.add_parser("list", help="list the stored baselines")
+    delete = actions.add_parser("delete", help="delete a baseline")
     for parser in (record, compare, delete):
-        parser.add_argument("name", type=option_type(_name), metavar="NAME", help="the baseline's name")
-    length: dict[str, Any] = {"dest": "duration", "type": parse_duration}
-    add_option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **length)
+        parser.add_argument("name", type=option_type(_parse_name), metavar="NAME", help="the baseline's name")
+    duration_options: dict[str, Any] = {"dest": "duration", "type": parse_duration}
+    add_option(record, "--for DURATION", "how long to measure, such as 10m", required=True, **duration_options)
     add_option(record, "--workload NAME", "measure only this workload")
-    add_option(compare, "--for DURATION", "how long to measure; without it, show the last comparison", **length)
-    limit: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
+    add_option(
+        compare, "--for DURATION", "how long to measure; without it, show the last comparison", **duration_options
+    )
+    threshold_options: dict[str, Any] = {"dest": "thresholds", "action": "append", "default": []}
     add_option(
         compare,
         "--fail-above PERCENT",
         "exit with 1 if peak live memory grew by more than this, such as 5%%",
-        type=option_type(_growth),
-        **limit,
+        type=option_type(_parse_growth),
+        **threshold_options,
     )
     add_option(
         compare,
@@ -61,22 +69,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit with 1 if a measure changed by more than this; repeatable: 'held_typical>1GiB' (grew by more than "
         "1 GiB), 'retries_rate>0', 'utilization_typical<-10%%' (fell by more than 10%%)",
         type=option_type(parse_measure_threshold),
-        **limit,
+        **threshold_options,
     )
     add_option(compare, "--html FILE", "write a report with charts to this HTML file", type=Path)
     for each in (record, compare, entries, delete):
         client.add_arguments(each)
 
 
-def _name(text: str) -> str:
-    if not re.fullmatch(NAME, text):
+def _parse_name(text: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, text):
         raise ValueError(
             "not a valid baseline name: expected a letter or digit, then up to 63 letters, digits, '.', '_' or '-'"
         )
     return text
 
 
-def _growth(text: str) -> Threshold:
+def _parse_growth(text: str) -> Threshold:
     try:
         return parse_measure_threshold(f"live_peak>{text}")
     except ValueError:
@@ -90,14 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _record(arguments: argparse.Namespace) -> int:
     body = {"for_seconds": arguments.duration, "workload": arguments.workload}
     client.put(arguments.url, f"{ROUTE}/{arguments.name}", body)
-    kept = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
+    baseline = _wait(arguments.url, f"{ROUTE}/{arguments.name}", body["for_seconds"])
     header = ("WORKLOAD", "MEASURE", ">TYPICAL", ">LOW", ">HIGH", ">PEAK")
-    if kept["workloads"] or arguments.json:
-        print_result(arguments, kept, lambda: table(header, _measures(kept)))
-    if kept["workloads"]:
+    if baseline["workloads"] or arguments.json:
+        print_result(arguments, baseline, lambda: table(header, _measure_rows(baseline)))
+    if baseline["workloads"]:
         return DONE
-    whose = "no process" if arguments.workload is None else f"no process of the workload {arguments.workload}"
-    print_error(f"gpumond: {whose} used GPU memory during the measurement; check that it is running")
+    subject = "no process" if arguments.workload is None else f"no process of the workload {arguments.workload}"
+    print_error(f"gpumond: {subject} used GPU memory during the measurement; check that it is running")
     return NOTHING_TO_DO
 
 
@@ -106,18 +114,18 @@ def _compare(arguments: argparse.Namespace) -> int:
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout_seconds=30)
-        found = _wait(arguments.url, route, arguments.duration)
+        answer = _wait(arguments.url, route, arguments.duration)
     else:
-        found = client.get(arguments.url, route)
+        answer = client.get(arguments.url, route)
     try:
-        comparison = from_json(Comparison, to_json(found))
+        comparison = from_json(Comparison, to_json(answer))
     except ProtocolError as error:
         raise DaemonError(
             f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
-    print_result(arguments, found, lambda: "\n".join(_report(comparison)))
+    print_result(arguments, answer, lambda: "\n".join(_comparison_lines(comparison)))
     if arguments.html is not None:
-        html_report.write(arguments.html, _page(comparison))
+        html_report.write(arguments.html, _html_page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
     for failure in failures:
         print_error(f"gpumond: {failure}")
@@ -127,11 +135,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     entries = client.get(arguments.url, ROUTE)
     header = ("NAME", "STARTED", ">SECONDS", "STATE", "WORKLOADS")
-    nothing = "no baseline is recorded; gpumond baseline record NAME --for 10m records one"
+    nothing = "no baseline is recorded; to record one: gpumond baseline record NAME --for 10m"
     print_result(
         arguments,
         entries,
-        lambda: table(header, map(_entry, entries)) if entries else client.paragraph(nothing, arguments.url),
+        lambda: table(header, map(_baseline_row, entries)) if entries else client.paragraph(nothing, arguments.url),
     )
     return DONE
 
@@ -163,20 +171,20 @@ def _wait(url: str, route: str, for_seconds: float) -> Any:
 def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]) -> Iterator[str]:
     """Return a message for each threshold that was exceeded or could not be evaluated."""
     for limit in thresholds:
-        own = [each for each in differences if each.name == limit.name]
-        if not own:
+        matching = [each for each in differences if each.name == limit.name]
+        if not matching:
             yield f"{limit.text}: no comparable measurement"
-        for each in own:
+        for each in matching:
             if each.difference is None:
                 side = "after" if each.after is None else "before"
                 yield f"{limit.text}: {each.workload} wasn't measured {side}"
             elif limit.is_exceeded_by(each):
-                before, after = _shown(each, each.before), _shown(each, each.after)
-                yield f"{limit.text}: {each.workload} changed from {before} to {after} {_share(each)}".rstrip()
+                before, after = _value_text(each, each.before), _value_text(each, each.after)
+                yield f"{limit.text}: {each.workload} changed from {before} to {after} {_change_text(each)}".rstrip()
 
 
-def _report(comparison: Comparison) -> Iterator[str]:
-    yield table(DIFFERENCES, _rows(comparison.differences))
+def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+    yield table(DIFFERENCE_HEADER, _rows(comparison.differences))
     if warning := _length_warning(comparison):
         yield f"\n{warning}"
 
@@ -191,7 +199,7 @@ def _length_warning(comparison: Comparison) -> str:
     )
 
 
-def _page(comparison: Comparison) -> str:
+def _html_page(comparison: Comparison) -> str:
     """Return the comparison as an HTML document: the table, and a chart of each workload."""
     started = [moment(at) for at in (comparison.before_started_at, comparison.after_started_at)]
     parts = [
@@ -199,7 +207,7 @@ def _page(comparison: Comparison) -> str:
             f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
             f"After: {comparison.after_seconds:.0f} s from {started[1]}."
         ),
-        html_report.table(DIFFERENCES, _rows(comparison.differences)),
+        html_report.table(DIFFERENCE_HEADER, _rows(comparison.differences)),
     ]
     if warning := _length_warning(comparison):
         parts.append(html_report.paragraph(warning))
@@ -236,32 +244,39 @@ def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
     for each in differences:
         if each.before or each.after:
             values = (each.before, each.after, each.difference)
-            shown = [_shown(each, number) for number in values]
-            yield [each.workload, each.name, *shown, _share(each), _shown(each, each.low), _shown(each, each.high)]
+            value_texts = [_value_text(each, value) for value in values]
+            yield [
+                each.workload,
+                each.name,
+                *value_texts,
+                _change_text(each),
+                _value_text(each, each.low),
+                _value_text(each, each.high),
+            ]
 
 
-def _shown(each: Difference, number: float | None) -> str:
-    if number is None:
+def _value_text(difference: Difference, value: float | None) -> str:
+    if value is None:
         return "-"
-    if each.measure == "utilization":
-        return f"{100 * number:.1f}%"
-    return f"{number:.1f}/h" if each.measure == "retries" else size_text(number)
+    if difference.measure == "utilization":
+        return f"{100 * value:.1f}%"
+    return f"{value:.1f}/h" if difference.measure == "retries" else size_text(value)
 
 
-def _share(each: Difference) -> str:
-    return "" if each.ratio is None else f"{100 * each.ratio:+.1f}%"
+def _change_text(difference: Difference) -> str:
+    return "" if difference.ratio is None else f"{100 * difference.ratio:+.1f}%"
 
 
-def _measures(kept: Any) -> Iterator[list[str]]:
-    for workload in kept["workloads"]:
+def _measure_rows(baseline: Any) -> Iterator[list[str]]:
+    for workload in baseline["workloads"]:
         for each in workload["measures"]:
-            found = each["distribution"]
-            shown = Difference(workload["workload"], each["measure"], "", None, None)
-            values = (_shown(shown, found[name]) for name in ("typical", "low", "high", "peak"))
+            distribution = each["distribution"]
+            difference = Difference(workload["workload"], each["measure"], "", None, None)
+            values = (_value_text(difference, distribution[name]) for name in ("typical", "low", "high", "peak"))
             yield [workload["workload"], each["measure"], *values]
 
 
-def _entry(entry: Any) -> list[str]:
+def _baseline_row(entry: Any) -> list[str]:
     started = moment(entry["started_at"] or None)
     state = "complete" if entry["complete"] else "measuring"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]

@@ -18,7 +18,7 @@ from gpumond.features.baselines.statistics import (
     Baseline,
     Blocks,
     Comparison,
-    Measured,
+    MeasureDistribution,
     WorkloadMeasures,
     compare,
 )
@@ -43,7 +43,7 @@ class BaselineService:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._tables: Mapping[Side, Table[Baseline]] = {side: baseline_table(store, side) for side in _SIDES}
+        self._tables: Mapping[Side, Table[Baseline]] = {side: baseline_table(store, side) for side in SIDES}
         self._recordings: dict[tuple[str, Side], BaselineRecorder] = {}
         self._saving: asyncio.Task[None] | None = None
 
@@ -65,50 +65,50 @@ class BaselineService:
             if not recording.complete:
                 recording.add_receipt(receipt)
 
-    async def record(self, name: str, for_seconds: float, workload: str | None, by: str) -> None:
+    async def record(self, name: str, for_seconds: float, workload: str | None, requested_by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
         rows, size_bytes = await self._tables["before"].size()
         if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_BYTES:
             raise EntryConflict("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
-        await self._store.audit(by, "baseline.record", detail)
+        await self._store.audit(requested_by, "baseline.record", detail)
         self._recordings[name, "before"] = BaselineRecorder(name, for_seconds, workload)
 
-    async def measure_again(self, name: str, for_seconds: float, by: str) -> None:
+    async def measure_again(self, name: str, for_seconds: float, requested_by: str) -> None:
         """Record the side that ``comparison`` compares with. Raises NoSuchEntry, StoreUnavailable."""
-        before = await self._kept("before", name)
-        await self._store.audit(by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
+        before = await self._stored("before", name)
+        await self._store.audit(requested_by, "baseline.compare", {"name": name, "for_seconds": for_seconds})
         self._recordings[name, "after"] = BaselineRecorder(name, for_seconds, before.workload)
 
-    async def all(self) -> list[Baseline]:
+    async def baselines(self) -> list[Baseline]:
         """Return all baselines; those in progress are not complete."""
-        kept = {row.name: row.value for row in await self._tables["before"].rows()}
+        stored = {row.name: row.value for row in await self._tables["before"].rows()}
         recordings = {name: _unsaved(each) for (name, side), each in self._recordings.items() if side == "before"}
-        return [baseline for _, baseline in sorted((kept | recordings).items())]
+        return [baseline for _, baseline in sorted((stored | recordings).items())]
 
     async def get(self, name: str) -> Baseline:
         """Return a baseline. Raises NoSuchEntry."""
         recording = self._recordings.get((name, "before"))
-        return _unsaved(recording) if recording else await self._kept("before", name)
+        return _unsaved(recording) if recording else await self._stored("before", name)
 
     async def comparison(self, name: str, other: str | None = None) -> Comparison:
         """Compare with another baseline, or with the last or the present second recording. Raises NoSuchEntry."""
-        before = await self._kept("before", name)
+        before = await self._stored("before", name)
         if other is not None:
-            return compare(before, await self._kept("before", other))
+            return compare(before, await self._stored("before", other))
         recording = self._recordings.get((name, "after"))
-        return compare(before, _unsaved(recording) if recording else await self._kept("after", name))
+        return compare(before, _unsaved(recording) if recording else await self._stored("after", name))
 
-    async def delete(self, name: str, by: str) -> None:
+    async def delete(self, name: str, requested_by: str) -> None:
         """Delete a baseline. Raises NoSuchEntry."""
-        stopped = [self._recordings.pop((name, side), None) for side in _SIDES]
-        if not await self._tables["before"].delete(name, by) and not any(stopped):
-            raise _no_baseline("before", name)
+        stopped = [self._recordings.pop((name, side), None) for side in SIDES]
+        if not await self._tables["before"].delete(name, requested_by) and not any(stopped):
+            raise _no_baseline_error("before", name)
 
-    async def _kept(self, side: Side, name: str) -> Baseline:
+    async def _stored(self, side: Side, name: str) -> Baseline:
         rows = await self._tables[side].rows(name)
         if not rows:
-            raise _no_baseline(side, name)
+            raise _no_baseline_error(side, name)
         return rows[0].value
 
     async def _save_quietly(self) -> None:
@@ -129,7 +129,7 @@ class BaselineService:
                     await self._tables["before"].delete(name, "gpumond")
 
 
-_SIDES: tuple[Side, Side] = ("before", "after")
+SIDES: tuple[Side, Side] = ("before", "after")
 
 
 def _unsaved(recording: BaselineRecorder) -> Baseline:
@@ -138,15 +138,15 @@ def _unsaved(recording: BaselineRecorder) -> Baseline:
     return replace(baseline, complete=False) if baseline.complete else baseline
 
 
-def _no_baseline(side: Side, name: str) -> NoSuchEntry:
+def _no_baseline_error(side: Side, name: str) -> NoSuchEntry:
     if side == "before":
-        return NoSuchEntry(f"there is no baseline {name}; record one with: gpumond baseline record {name} --for 10m")
+        return NoSuchEntry(f"there is no baseline {name}; to record it: gpumond baseline record {name} --for 10m")
     return NoSuchEntry(
-        f"there is no measurement to compare {name} with; start one with: gpumond baseline compare {name} --for 10m"
+        f"there is no measurement to compare {name} with; to start one: gpumond baseline compare {name} --for 10m"
     )
 
 
-SHARES = {
+MEASURES_OF_SHARE = {
     "live": ("live", "held"),
     "cached": ("reclaimable", "held"),
     "stranded": ("stranded", "held"),
@@ -157,17 +157,17 @@ SHARES = {
 
 MAX_WORKLOADS = 64
 
-Counter = tuple[ProcessKey, str, str]
+RetryCounter = tuple[ProcessKey, str, str]
 """Process, allocator and device UUID"""
 
 
 @dataclass(slots=True)
-class _Workload:
+class _WorkloadRecording:
     seconds: float = 0.0
     blocks: dict[str, Blocks] = field(default_factory=lambda: defaultdict(Blocks))
     devices: set[str] = field(default_factory=set)
-    first_retries: dict[Counter, int] = field(default_factory=dict)
-    last_retries: dict[Counter, int] = field(default_factory=dict)
+    first_retries: dict[RetryCounter, int] = field(default_factory=dict)
+    last_retries: dict[RetryCounter, int] = field(default_factory=dict)
     flushes: int = 0
 
 
@@ -178,7 +178,7 @@ class BaselineRecorder:
         self.name, self.for_seconds, self.workload = name, for_seconds, workload
         self._began: tuple[float, float] | None = None
         self._now = 0.0
-        self._workloads: dict[str, _Workload] = {}
+        self._workloads: dict[str, _WorkloadRecording] = {}
 
     @property
     def complete(self) -> bool:
@@ -187,27 +187,27 @@ class BaselineRecorder:
     def add(self, frame: Frame) -> None:
         """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
         elapsed = frame.snapshot.elapsed_seconds
-        passed = elapsed - self._now if self._began else 0.0
+        passed_seconds = elapsed - self._now if self._began else 0.0
         self._began = self._began or (frame.snapshot.taken_at, elapsed)
         self._now = elapsed
-        unknown = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
+        missing_devices = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
         for name, lines in self._lines(frame).items():
             if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
                 continue
-            workload = self._workloads.setdefault(name, _Workload())
+            workload = self._workloads.setdefault(name, _WorkloadRecording())
             workload.devices = {line.device_uuid for line in lines}
-            if workload.devices & unknown:
+            if workload.devices & missing_devices:
                 continue
-            workload.seconds += passed
-            for measure, value in _sums(lines).items():
+            workload.seconds += passed_seconds
+            for measure, value in _measure_sums(lines).items():
                 workload.blocks[measure].add(value)
-            busy = [
+            utilizations = [
                 device.sensors.gpu_utilization_ratio
                 for device in frame.snapshot.devices
                 if device.uuid in workload.devices and device.sensors.gpu_utilization_ratio is not None
             ]
-            if busy:
-                workload.blocks["utilization"].add(sum(busy) / len(busy))
+            if utilizations:
+                workload.blocks["utilization"].add(sum(utilizations) / len(utilizations))
         self._count_retries(frame)
 
     def add_receipt(self, receipt: Receipt) -> None:
@@ -218,9 +218,11 @@ class BaselineRecorder:
 
     def baseline(self) -> Baseline:
         """Return the baseline recorded so far."""
-        at, since = self._began or (0.0, 0.0)
-        workloads = tuple(_measures(name, self._workloads[name]) for name in sorted(self._workloads))
-        return Baseline(self.name, self.workload, at, self.for_seconds, self._now - since, self.complete, workloads)
+        started_at, since = self._began or (0.0, 0.0)
+        workloads = tuple(_workload_measures(name, self._workloads[name]) for name in sorted(self._workloads))
+        return Baseline(
+            self.name, self.workload, started_at, self.for_seconds, self._now - since, self.complete, workloads
+        )
 
     def _lines(self, frame: Frame) -> dict[str, list[LedgerLine]]:
         """Return the lines by workload. A program without an agent is named by its command."""
@@ -230,12 +232,12 @@ class BaselineRecorder:
             for key, process in device.processes_by_key.items()
             if process.comm
         }
-        table: dict[str, list[LedgerLine]] = {}
+        lines_by_workload: dict[str, list[LedgerLine]] = {}
         for line in frame.ledger.lines:
             name = line.workload or (names.get((line.device_uuid, line.process), "") if line.process else "")
-            if name and line.share in SHARES and self.workload in (None, name):
-                table.setdefault(name, []).append(line)
-        return table
+            if name and line.share in MEASURES_OF_SHARE and self.workload in (None, name):
+                lines_by_workload.setdefault(name, []).append(line)
+        return lines_by_workload
 
     def _count_retries(self, frame: Frame) -> None:
         for process, report in frame.snapshot.reports_by_process.items():
@@ -247,19 +249,19 @@ class BaselineRecorder:
                     workload.last_retries[counter] = pool.retries
 
 
-def _sums(lines: list[LedgerLine]) -> dict[str, float]:
+def _measure_sums(lines: list[LedgerLine]) -> dict[str, float]:
     """Return the sums of the measures; without an agent only ``used`` is known."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         sums["used"] += line.used_bytes
-        for measure in SHARES[line.share]:
+        for measure in MEASURES_OF_SHARE[line.share]:
             sums[measure] += line.used_bytes
     return sums
 
 
-def _measures(name: str, workload: _Workload) -> WorkloadMeasures:
+def _workload_measures(name: str, workload: _WorkloadRecording) -> WorkloadMeasures:
     measured = tuple(
-        Measured(measure, distribution)
+        MeasureDistribution(measure, distribution)
         for measure in MEASURES
         if measure in workload.blocks and (distribution := workload.blocks[measure].distribution()) is not None
     )

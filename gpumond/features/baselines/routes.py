@@ -13,12 +13,12 @@ from gpumond.config.models import EncodableModel
 from gpumond.facts.units import DAY_SECONDS, GIB
 from gpumond.features.baselines.recordings import BaselineService
 from gpumond.features.baselines.statistics import (
-    NAME,
+    NAME_PATTERN,
     Baseline,
     Comparison,
     Difference,
     Distribution,
-    Measured,
+    MeasureDistribution,
     WorkloadMeasures,
 )
 from gpumond.serve import examples
@@ -27,10 +27,14 @@ from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("baselines")
 
-Name = Annotated[str, Path(pattern=f"^{NAME}$", description="1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")]
+Name = Annotated[
+    str, Path(pattern=f"^{NAME_PATTERN}$", description="1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")
+]
 Other = Annotated[
     str | None,
-    Query(alias="with", pattern=f"^{NAME}$", description="Name of the other baseline; without it, the measurement"),
+    Query(
+        alias="with", pattern=f"^{NAME_PATTERN}$", description="Name of the other baseline; without it, the measurement"
+    ),
 ]
 
 
@@ -62,12 +66,20 @@ class CompareBody(EncodableModel):
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)
 
 
-LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
-LIVE = Measured("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, LEVELS))
-EXAMPLE = Baseline(
-    "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
+EXAMPLE_LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
+EXAMPLE_MEASURE = MeasureDistribution(
+    "live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, EXAMPLE_LEVELS)
 )
-STARTED = replace(EXAMPLE, seconds=0.0, complete=False, workloads=())
+EXAMPLE_BASELINE = Baseline(
+    "nightly",
+    "train",
+    examples.TAKEN_AT,
+    600.0,
+    600.0,
+    True,
+    (WorkloadMeasures("train", 600.0, (EXAMPLE_MEASURE,), 3, 1),),
+)
+EXAMPLE_RECORDING = replace(EXAMPLE_BASELINE, seconds=0.0, complete=False, workloads=())
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
@@ -91,26 +103,32 @@ def _service(request: Request) -> BaselineService:
     return core_of(request).get(BaselineService)
 
 
-@router.read("/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE)], (503, 507))
+@router.read(
+    "/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE_BASELINE)], (503, 507)
+)
 async def baselines(request: Request) -> Response:
-    return json_response(list[BaselineEntry], [_entry(each) for each in await _service(request).all()])
+    return json_response(list[BaselineEntry], [_entry(each) for each in await _service(request).baselines()])
 
 
-@router.read("/baselines/{name}", "One baseline with its distributions", Baseline, EXAMPLE, (404, 422, 503, 507))
+@router.read(
+    "/baselines/{name}", "One baseline with its distributions", Baseline, EXAMPLE_BASELINE, (404, 422, 503, 507)
+)
 async def baseline(request: Request, name: Name) -> Response:
     return json_response(Baseline, await _service(request).get(name))
 
 
-@router.change("PUT /baselines/{name}", "Record a baseline", Baseline, STARTED, (409, 422, 503, 507), status=202)
-async def record(request: Request, name: Name, body: RecordBody, by: str = Depends(require_rules)) -> Response:
+@router.change(
+    "PUT /baselines/{name}", "Record a baseline", Baseline, EXAMPLE_RECORDING, (409, 422, 503, 507), status=202
+)
+async def record(request: Request, name: Name, body: RecordBody, caller_name: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns immediately. It replaces an existing baseline with this name at the end."""
-    await _service(request).record(name, body.for_seconds, body.workload, by)
+    await _service(request).record(name, body.for_seconds, body.workload, caller_name)
     return json_response(Baseline, await _service(request).get(name), 202)
 
 
 @router.deletion("/baselines/{name}", "Delete a baseline, or cancel its recording", (404, 422, 503, 507))
-async def remove(request: Request, name: Name, by: str = Depends(require_rules)) -> Response:
-    await _service(request).delete(name, by)
+async def remove(request: Request, name: Name, caller_name: str = Depends(require_rules)) -> Response:
+    await _service(request).delete(name, caller_name)
     return Response(status_code=204)
 
 
@@ -122,9 +140,11 @@ async def remove(request: Request, name: Name, by: str = Depends(require_rules))
     (404, 422, 503, 507),
     status=202,
 )
-async def measure_again(request: Request, name: Name, body: CompareBody, by: str = Depends(require_rules)) -> Response:
+async def measure_again(
+    request: Request, name: Name, body: CompareBody, caller_name: str = Depends(require_rules)
+) -> Response:
     """Starts a new measurement of the baseline's workloads and returns immediately."""
-    await _service(request).measure_again(name, body.for_seconds, by)
+    await _service(request).measure_again(name, body.for_seconds, caller_name)
     return json_response(Comparison, await _service(request).comparison(name), 202)
 
 

@@ -21,7 +21,7 @@ from statistics import median
 from gpumond.diagnosis.trend import quantile
 from gpumond.facts import units
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """The form of a baseline's name."""
 
 MAX_BLOCKS = 120
@@ -32,7 +32,7 @@ MEASURES = ("live", "held", "reclaimable", "stranded", "overhead", "used", "util
 """Bytes of a workload over all its processes and devices; utilization: the ratio of its devices; flush_yield: what each
 flush released."""
 
-Shift = tuple[float, float | None, float | None]
+ShiftEstimate = tuple[float, float | None, float | None]
 
 _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
@@ -49,7 +49,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasureDistribution:
     """One measure of one workload."""
 
     measure: str
@@ -64,7 +64,7 @@ class WorkloadMeasures:
 
     workload: str
     seconds: float
-    measures: tuple[Measured, ...]
+    measures: tuple[MeasureDistribution, ...]
     retries: int | None = None
     flushes: int = 0
 
@@ -128,13 +128,13 @@ class Threshold:
     bound: float
     relative: bool
 
-    def is_exceeded_by(self, found: Difference) -> bool:
+    def is_exceeded_by(self, difference: Difference) -> bool:
         """Return True if the difference exceeds the threshold; an increase from zero exceeds any share."""
-        if found.name != self.name or found.difference is None:
+        if difference.name != self.name or difference.difference is None:
             return False
-        change = found.difference
+        change = difference.difference
         if self.relative:
-            change = found.ratio if found.ratio is not None else inf if change > 0 else 0.0
+            change = difference.ratio if difference.ratio is not None else inf if change > 0 else 0.0
         return change > self.bound if self.above else change < self.bound
 
 
@@ -172,11 +172,14 @@ class Blocks:
         )
 
 
-def shift(before: Sequence[float], after: Sequence[float]) -> Shift:
+def estimate_shift(before: Sequence[float], after: Sequence[float]) -> ShiftEstimate:
     """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95% interval; None for too few values."""
-    differences = sorted(b - a for a in before for b in after)
-    n, m = len(before), len(after)
-    rank = floor(n * m / 2 - CONFIDENCE_Z * sqrt(n * m * (n + m + 1) / 12))
+    differences = sorted(later - earlier for earlier in before for later in after)
+    before_count, after_count = len(before), len(after)
+    rank = floor(
+        before_count * after_count / 2
+        - CONFIDENCE_Z * sqrt(before_count * after_count * (before_count + after_count + 1) / 12)
+    )
     if rank < 1:
         return median(differences), None, None
     return median(differences), differences[rank - 1], differences[-rank]
@@ -214,29 +217,36 @@ def parse_measure_threshold(text: str) -> Threshold:
 
 
 def _differences(workload: str, old: WorkloadMeasures | None, new: WorkloadMeasures | None) -> Iterator[Difference]:
-    before, after = _by_measure(old), _by_measure(new)
+    before, after = _distributions(old), _distributions(new)
     for measure in MEASURES:
-        one, other = before.get(measure), after.get(measure)
-        if one is not None or other is not None:
-            yield _difference(workload, measure, "peak", one.peak if one else None, other.peak if other else None)
-            estimated = shift(one.levels, other.levels) if one and other else None
-            levels = one.typical if one else None, other.typical if other else None
-            yield _difference(workload, measure, "typical", *levels, estimated)
+        earlier, later = before.get(measure), after.get(measure)
+        if earlier is not None or later is not None:
+            yield _difference(
+                workload, measure, "peak", earlier.peak if earlier else None, later.peak if later else None
+            )
+            estimate = estimate_shift(earlier.levels, later.levels) if earlier and later else None
+            typical_values = earlier.typical if earlier else None, later.typical if later else None
+            yield _difference(workload, measure, "typical", *typical_values, estimate)
     rates = _per_hour(old), _per_hour(new)
     if rates != (None, None):
         yield _difference(workload, "retries", "rate", *rates)
 
 
 def _difference(
-    workload: str, measure: str, stat: str, before: float | None, after: float | None, estimated: Shift | None = None
+    workload: str,
+    measure: str,
+    stat: str,
+    before: float | None,
+    after: float | None,
+    estimate: ShiftEstimate | None = None,
 ) -> Difference:
     if before is None or after is None:
         return Difference(workload, measure, stat, before, after)
-    change, low, high = estimated or (after - before, None, None)
+    change, low, high = estimate or (after - before, None, None)
     return Difference(workload, measure, stat, before, after, change, change / before if before else None, low, high)
 
 
-def _by_measure(side: WorkloadMeasures | None) -> dict[str, Distribution]:
+def _distributions(side: WorkloadMeasures | None) -> dict[str, Distribution]:
     return {each.measure: each.distribution for each in side.measures} if side else {}
 
 

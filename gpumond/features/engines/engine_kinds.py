@@ -14,11 +14,11 @@ from gpumond.facts.engines import EngineModel, EngineState
 from gpumond.facts.errors import EngineError, EngineTimeout
 from gpumond.facts.pools import ExpectedRelease
 from gpumond.features.engines.spec import (
-    NAME_LENGTH,
+    MAX_NAME_LENGTH,
     EngineRequest,
     EngineSpec,
     Exchange,
-    Metrics,
+    MetricsPage,
     ReleaseMethod,
     check_model_to_unload,
     entries,
@@ -26,8 +26,8 @@ from gpumond.features.engines.spec import (
     json_part,
     load_models,
     models_to_unload,
-    name_of,
     post,
+    printable_name,
     read_flag,
     send_in_order,
     unload_models,
@@ -53,10 +53,10 @@ def read_ollama(engine: EngineConfig) -> Exchange[EngineState]:
             expiry = json_part(entry, "expires_at", kind=str) or ""
             pinned = expiry[:4].isdigit() and int(expiry[:4]) >= OLLAMA_PINNED_FROM_YEAR
             size, context = json_part(entry, "size_vram", kind=int), json_part(entry, "context_length", kind=int)
-            models.append(EngineModel(name_of(name), size, pinned, context))
-            expiries.append(f"{name} {expiry}"[:NAME_LENGTH])
+            models.append(EngineModel(printable_name(name), size, pinned, context))
+            expiries.append(f"{name} {expiry}"[:MAX_NAME_LENGTH])
             if not pinned and _has_passed(expiry):
-                overdue.append(name_of(name))
+                overdue.append(printable_name(name))
     return EngineState(
         models=tuple(models),
         held_bytes=sum(model.size_bytes or 0 for model in models),
@@ -133,21 +133,21 @@ def read_comfyui(engine: EngineConfig) -> Exchange[EngineState]:
     """
     queue = (yield get("/prompt")).raise_for_status().json
     stats = (yield get("/system_stats")).raise_for_status().json
-    held = [json_part(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
-    stated = [size for size in held if size is not None]
+    device_sizes = [json_part(device, "torch_vram_total", kind=int) for device in entries(stats, "devices")]
+    known_sizes = [size for size in device_sizes if size is not None]
     try:
         answer = yield get("/history", max_items="1")
         history = answer.json if answer.status == 200 else None
     except EngineError:  # the last prompt and its outputs have no limit of size
         history = None
-    count = json_part(queue, "exec_info", "queue_remaining", kind=int)
-    if count is None:
+    remaining = json_part(queue, "exec_info", "queue_remaining", kind=int)
+    if remaining is None:
         raise EngineError("the response has no exec_info.queue_remaining: is the engine's kind correct?")
     return EngineState(
-        running=min(count, 1),
-        waiting=max(count - 1, 0),
-        held_bytes=sum(stated) if stated else None,
-        work=tuple(map(name_of, history)) if isinstance(history, dict) else None,  # the id of the last prompt
+        running=min(remaining, 1),
+        waiting=max(remaining - 1, 0),
+        held_bytes=sum(known_sizes) if known_sizes else None,
+        work=tuple(map(printable_name, history)) if isinstance(history, dict) else None,  # the id of the last prompt
     )
 
 
@@ -180,13 +180,13 @@ LLAMA_ROUTER_WORK = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_
 
 
 def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
-    listed = [
+    models = [
         each
         for each in entries((yield get("/models")).raise_for_status().json, "data")
         if json_part(each, "id", kind=str)
     ]
-    status = {name_of(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in listed}
-    aliases = {name_of(entry["id"]): tuple(map(name_of, entries(entry, "aliases"))) for entry in listed}
+    status = {printable_name(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in models}
+    aliases = {printable_name(entry["id"]): tuple(map(printable_name, entries(entry, "aliases"))) for entry in models}
     counts: list[tuple[int | None, int | None]] = []
     work: list[float | str] | None = []
     no_counts_reason = ""
@@ -196,7 +196,7 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
             answer.raise_for_status()
         if answer.status == 501:
             no_counts_reason = "start the router with --metrics"
-        page = Metrics(answer.body if answer.status == 200 else b"")
+        page = MetricsPage(answer.body if answer.status == 200 else b"")
         counts.append((page.request_count(LLAMA_ROUTER_REQUESTS[0]), page.request_count(LLAMA_ROUTER_REQUESTS[1])))
         counters = page.totals(*LLAMA_ROUTER_WORK)
         work = None if work is None or counters is None else [*work, name, *counters]
@@ -206,8 +206,8 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     loading = [name for name, value in status.items() if value == "loading"]
     return EngineState(
         models=loaded,
-        running=_sum(running for running, _ in counts),
-        waiting=_sum(waiting for _, waiting in counts),
+        running=_sum_if_known(running for running, _ in counts),
+        waiting=_sum_if_known(waiting for _, waiting in counts),
         sleeping=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
@@ -216,7 +216,7 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
     )
 
 
-def _sum(counts: Iterable[int | None]) -> int | None:
+def _sum_if_known(counts: Iterable[int | None]) -> int | None:
     """Return the sum; None if one of the counts is unknown."""
     total = 0
     for count in counts:
@@ -228,13 +228,13 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 def undo_llama_router(engine: EngineConfig, models: tuple[str, ...]) -> Exchange[None]:
     """Load the models that no request has loaded yet."""
-    listed = entries((yield get("/models")).raise_for_status().json, "data")
-    present = {
+    models_json = entries((yield get("/models")).raise_for_status().json, "data")
+    loaded = {
         json_part(each, "id")
-        for each in listed
+        for each in models_json
         if json_part(each, "status", "value") in ("loaded", "loading", "sleeping")
     }
-    yield from load_models({model: post("/models/load", {"model": model}) for model in models if model not in present})
+    yield from load_models({model: post("/models/load", {"model": model}) for model in models if model not in loaded})
 
 
 LLAMA_ROUTER = EngineSpec(
@@ -267,12 +267,12 @@ TRITON_DONE = ("nv_inference_request_success", "nv_inference_request_failure")
 def read_triton(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the index and the metrics. The pending requests exclude the running ones, of which only the end is seen."""
     index = (yield post("/v2/repository/index", {})).raise_for_status().json
-    listed = [entry for entry in entries([index], 0) if json_part(entry, "name", kind=str)]
-    ready = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") == "READY"]
-    busy = [name_of(entry["name"]) for entry in listed if json_part(entry, "state") in ("LOADING", "UNLOADING")]
+    models = [entry for entry in entries([index], 0) if json_part(entry, "name", kind=str)]
+    ready = [printable_name(entry["name"]) for entry in models if json_part(entry, "state") == "READY"]
+    busy = [printable_name(entry["name"]) for entry in models if json_part(entry, "state") in ("LOADING", "UNLOADING")]
     waiting, work = None, None
     if engine.metrics_address is not None:
-        page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
+        page = MetricsPage((yield get("/metrics", of_metrics=True)).raise_for_status().body)
         waiting = page.request_count(TRITON_PENDING)
         work = page.totals(*TRITON_DONE)
     return EngineState(
@@ -287,16 +287,16 @@ def check_triton(engine: EngineConfig, state: EngineState) -> Exchange[str]:
     """Refuse without the pending requests, and for a model that an ensemble uses which stays."""
     if engine.metrics_address is None:
         return "the number of pending requests is unknown: set metrics_url, for example http://127.0.0.1:8002"
-    models = [model.name for model in models_to_unload(engine, state)]
-    if not models:
+    unloaded = [model.name for model in models_to_unload(engine, state)]
+    if not unloaded:
         return "none of the models under models: is ready; list the models to unload there"
     for model in state.models:
-        if model.name not in models:
+        if model.name not in unloaded:
             answer = yield get(f"/v2/models/{quote(model.name, safe='')}/config")
             steps = entries(answer.json, "ensemble_scheduling", "step") if answer.status == 200 else []
-            used = [name for step in steps if (name := json_part(step, "model_name")) in models]
-            if used:
-                return f"the ensemble {model.name} uses {used[0]}: list both under models:, or neither"
+            components = [name for step in steps if (name := json_part(step, "model_name")) in unloaded]
+            if components:
+                return f"the ensemble {model.name} uses {components[0]}: list both under models:, or neither"
     return ""
 
 
@@ -343,9 +343,9 @@ An unload is answered before the memory is free, and frameworks keep a part of i
 def read_a1111(engine: EngineConfig) -> Exchange[EngineState]:
     state = json_part((yield get("/sdapi/v1/progress", skip_current_image="true")).raise_for_status().json, "state")
     jobs, job = json_part(state, "job_count", kind=int), json_part(state, "job", kind=str)
-    begun = json_part(state, "job_timestamp", kind=str)
+    job_started_at = json_part(state, "job_timestamp", kind=str)
     running = None if jobs is None else max(jobs, 1 if job else 0, 0)
-    return EngineState(running=running, work=(begun,) if begun else None)
+    return EngineState(running=running, work=(job_started_at,) if job_started_at else None)
 
 
 A1111 = EngineSpec(
@@ -376,14 +376,14 @@ VLLM_WORK = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:r
 
 def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
     """Read the metrics and, where the release is allowed, ``/is_sleeping`` and ``/is_paused`` (development mode)."""
-    page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
+    page = MetricsPage((yield get("/metrics", of_metrics=True)).raise_for_status().body)
     running = page.request_count(VLLM_RUNNING)
     if running is None:
         raise EngineError(
             f"the metrics lack {VLLM_RUNNING}: start vLLM without --disable-log-stats, or correct the kind"
         )
-    states = page.samples("vllm:engine_sleep_state")
-    awake = [sample.value for sample in states if sample.labels.get("sleep_state") == "awake"]
+    sleep_states = page.samples("vllm:engine_sleep_state")
+    awake = [sample.value for sample in sleep_states if sample.labels.get("sleep_state") == "awake"]
     sleeping: bool | None = None if not awake else min(awake) <= 0  # all states are 0 without the KV cache alone
     paused: bool | None = None
     if engine.may_release:
@@ -391,9 +391,11 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
         if reported is not None and not paused:  # it is true for a mere pause, too
             sleeping = sleeping or reported
     models = {
-        name_of(sample.labels["model_name"]) for sample in page.samples(VLLM_RUNNING) if "model_name" in sample.labels
+        printable_name(sample.labels["model_name"])
+        for sample in page.samples(VLLM_RUNNING)
+        if "model_name" in sample.labels
     }
-    busy = page.total("vllm:sleep_mode_operations_in_flight")
+    operations = page.total("vllm:sleep_mode_operations_in_flight")
     return EngineState(
         models=tuple(map(EngineModel, sorted(models))),
         running=running,
@@ -402,7 +404,7 @@ def read_vllm(engine: EngineConfig) -> Exchange[EngineState]:
         sleeping=sleeping,
         paused=paused,
         work=page.totals(*VLLM_WORK),
-        obstacle="the engine is going to sleep or waking up" if busy else "",
+        obstacle="the engine is going to sleep or waking up" if operations else "",
     )
 
 
@@ -477,7 +479,7 @@ def read_sglang(engine: EngineConfig) -> Exchange[EngineState]:
     loads = yield get("/v1/loads", include="core,memory")
     if answer.status == 404:
         return _sglang_loads(loads.raise_for_status().json)
-    page = _SglangOneRank(answer.raise_for_status().body)
+    page = _SglangFirstRank(answer.raise_for_status().body)
     return replace(
         _sglang_loads(loads.json) if loads.status == 200 else EngineState(),
         running=page.request_count("sglang:num_running_reqs"),
@@ -487,7 +489,7 @@ def read_sglang(engine: EngineConfig) -> Exchange[EngineState]:
     )
 
 
-class _SglangOneRank(Metrics):
+class _SglangFirstRank(MetricsPage):
     """Samples of the first tensor-parallel rank of each replica, since each rank counts the same requests."""
 
     def __init__(self, page: bytes) -> None:
@@ -495,16 +497,16 @@ class _SglangOneRank(Metrics):
         super().__init__(b"\n".join(line for line in lines if b'tp_rank="' not in line or b'tp_rank="0"' in line))
 
 
-def _bytes(gigabytes: float | None, ranks: int | None) -> int | None:
-    return int(gigabytes * SGLANG_GB) * ranks if gigabytes and ranks else None
+def _bytes_of_all_ranks(gigabytes_per_rank: float | None, ranks: int | None) -> int | None:
+    return int(gigabytes_per_rank * SGLANG_GB) * ranks if gigabytes_per_rank and ranks else None
 
 
-def _sglang_used_ratio(page: Metrics) -> float | None:
+def _sglang_used_ratio(page: MetricsPage) -> float | None:
     """Return the part of the KV cache that requests use; cached prefixes, which can be evicted, do not count."""
     parts = [page.total(f"sglang:kv_{part}_tokens") for part in ("used", "evictable", "available")]
-    known = [part for part in parts if part is not None]
-    if len(known) == len(parts) and sum(known) > 0:
-        return known[0] / sum(known)
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) == len(parts) and sum(known_parts) > 0:
+        return known_parts[0] / sum(known_parts)
     return page.mean("sglang:token_usage")
 
 
@@ -516,15 +518,15 @@ def _sglang_loads(answer: object) -> EngineState:
         values = [json_part(rank, *path, kind=(int, float)) for rank in ranks]
         return sum(values) if values and None not in values else None
 
-    running, waiting, in_use = total("num_running_reqs"), total("num_waiting_reqs"), total("token_usage")
+    running, waiting, kv_cache_used = total("num_running_reqs"), total("num_waiting_reqs"), total("token_usage")
     sizes = [total("memory", f"{part}_gb") for part in ("kv_cache", "weight", "graph")]
-    known = [size for size in sizes if size is not None]
+    known_sizes = [size for size in sizes if size is not None]
     return EngineState(
         running=None if running is None else int(running),
         waiting=None if waiting is None else int(waiting),
-        kv_cache_bytes=_bytes(sizes[0], accelerators),
-        kv_cache_used_ratio=None if in_use is None else in_use / len(ranks),
-        held_bytes=_bytes(sum(known), accelerators) if len(known) == len(sizes) else None,
+        kv_cache_bytes=_bytes_of_all_ranks(sizes[0], accelerators),
+        kv_cache_used_ratio=None if kv_cache_used is None else kv_cache_used / len(ranks),
+        held_bytes=_bytes_of_all_ranks(sum(known_sizes), accelerators) if len(known_sizes) == len(sizes) else None,
     )
 
 
@@ -560,7 +562,7 @@ def release_tensorrt_llm(engine: EngineConfig, state: EngineState) -> Exchange[t
     """Release what the method names, and return the tags that are parked afterwards. Without a tag, all is released."""
     body = {} if engine.method == "sleep" else {"tags": ["kv_cache"]}
     (yield post("/release_memory", body)).raise_for_status()
-    return tuple(map(name_of, entries((yield get("/memory_status")).raise_for_status().json, "parked_tags")))
+    return tuple(map(printable_name, entries((yield get("/memory_status")).raise_for_status().json, "parked_tags")))
 
 
 def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Exchange[None]:
@@ -598,7 +600,7 @@ LMDEPLOY_WORK = ("lmdeploy:prompt_tokens_total", "lmdeploy:generation_tokens_tot
 
 
 def read_lmdeploy(engine: EngineConfig) -> Exchange[EngineState]:
-    page = Metrics((yield get("/metrics", of_metrics=True)).raise_for_status().body)
+    page = MetricsPage((yield get("/metrics", of_metrics=True)).raise_for_status().body)
     return EngineState(
         running=page.request_count("lmdeploy:num_requests_running"),
         waiting=page.request_count(*LMDEPLOY_WAITING),
@@ -649,34 +651,34 @@ def read_generic(engine: EngineConfig) -> Exchange[EngineState]:
     assert pointers is not None, "the configuration requires it"
     answer = (yield pointers.request).raise_for_status().json
 
-    def value(pointer: str) -> Any:
-        found = resolve(answer, pointer) if pointer else None
-        if pointer and found is None:
+    def value_at(pointer: str) -> Any:
+        value = resolve(answer, pointer) if pointer else None
+        if pointer and value is None:
             raise EngineError(f"the response has no value at {pointer}")
-        return found
+        return value
 
-    def number(pointer: str) -> float | None:
-        stated = value(pointer)
-        return float(stated) if isinstance(stated, (int, float)) and not isinstance(stated, bool) else None
+    def number_at(pointer: str) -> float | None:
+        value = value_at(pointer)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
-    def count(pointer: str) -> int | None:
+    def count_at(pointer: str) -> int | None:
         """Return a number, the length of a list or object, or 1 for True."""
-        stated = value(pointer)
-        if isinstance(stated, (list, dict)):
-            return len(stated)
-        if stated is not None and (not isinstance(stated, (int, float)) or stated < 0):
+        value = value_at(pointer)
+        if isinstance(value, (list, dict)):
+            return len(value)
+        if value is not None and (not isinstance(value, (int, float)) or value < 0):
             raise EngineError(f"the value at {pointer} in the response must be a number, a list or a boolean")
-        return None if stated is None else -int(-stated // 1)  # half a request is a request
+        return None if value is None else -int(-value // 1)  # half a request is a request
 
-    models, sleeping, work = value(pointers.models), value(pointers.sleeping), value(pointers.work)
-    kv_cache, held = number(pointers.kv_cache_bytes), number(pointers.held_bytes)
+    models, sleeping, work = value_at(pointers.models), value_at(pointers.sleeping), value_at(pointers.work)
+    kv_cache, held = number_at(pointers.kv_cache_bytes), number_at(pointers.held_bytes)
     names = models if isinstance(models, (list, dict)) else [models]
     return EngineState(
-        models=tuple(EngineModel(name_of(name)) for name in names if isinstance(name, str)),
-        running=count(pointers.running),
-        waiting=count(pointers.waiting),
+        models=tuple(EngineModel(printable_name(name)) for name in names if isinstance(name, str)),
+        running=count_at(pointers.running),
+        waiting=count_at(pointers.waiting),
         kv_cache_bytes=None if kv_cache is None else int(kv_cache),
-        kv_cache_used_ratio=number(pointers.kv_cache_used_ratio),
+        kv_cache_used_ratio=number_at(pointers.kv_cache_used_ratio),
         held_bytes=None if held is None else int(held),
         sleeping=sleeping if isinstance(sleeping, bool) else None,
         work=None if work is None else (str(work),),

@@ -31,7 +31,7 @@ from gpumond.host.machine import available_bytes
 from gpumond.host.tasks import cancel_all
 
 MAX_RESPONSE_BYTES = 2 << 20
-HINTS: Mapping[tuple[str, HttpFailure], str] = {
+CONNECTION_HINTS: Mapping[tuple[str, HttpFailure], str] = {
     ("http", "not_http"): "; if the server uses TLS, set an https:// url",
     ("https", "tls"): "; if the server has no TLS, set an http:// url",
     ("https", "certificate"): "; set ca_file, and server_name if the certificate has another name",
@@ -49,14 +49,16 @@ async def carry_out(engine: EngineConfig, exchange: Exchange[T], seconds: float)
     answer: EngineResponse | None = None
     error: EngineError | None = None
     while True:
-        call, result = await asyncio.to_thread(_advance, exchange, answer, error)
-        if call is None:
+        request, result = await asyncio.to_thread(_advance, exchange, answer, error)
+        if request is None:
             return cast("T", result)
-        rest = deadline - time.monotonic()
-        limit = call.seconds if error and call.seconds else min(rest, call.seconds or rest)
+        remaining_seconds = deadline - time.monotonic()
+        limit_seconds = request.seconds or remaining_seconds
+        if not (error and request.seconds):
+            limit_seconds = min(remaining_seconds, limit_seconds)
         answer, error = None, None
         try:
-            answer = await send(engine, call, max(0.001, limit))
+            answer = await send(engine, request, max(0.001, limit_seconds))
         except EngineError as failure:
             error = failure
 
@@ -71,23 +73,23 @@ def _advance(
         return None, done.value
 
 
-async def send(engine: EngineConfig, call: EngineRequest, seconds: float) -> EngineResponse:
+async def send(engine: EngineConfig, request: EngineRequest, seconds: float) -> EngineResponse:
     """Return the answer to one request. Raises EngineError, and EngineTimeout after ``seconds``."""
-    address = engine.metrics_address if call.of_metrics and engine.metrics_address else engine.address
-    body = None if call.body is None else json.dumps(call.body).encode()
-    target = address.prefix + call.path
-    fields = {"Accept": "*/*"} | ({} if body is None else {"Content-Type": "application/json"})
+    address = engine.metrics_address if request.of_metrics and engine.metrics_address else engine.address
+    body = None if request.body is None else json.dumps(request.body).encode()
+    target = address.prefix + request.path
+    headers = {"Accept": "*/*"} | ({} if body is None else {"Content-Type": "application/json"})
     try:
-        fields |= _credentials(engine.auth, call.method, urlsplit(target).path, body or b"")
-        request = HttpRequest(call.method, target, fields, body)
-        answer = await exchange_async(_connection(engine, address), request, seconds, MAX_RESPONSE_BYTES)
+        headers |= _credentials(engine.auth, request.method, urlsplit(target).path, body or b"")
+        http_request = HttpRequest(request.method, target, headers, body)
+        answer = await exchange_async(_connection(engine, address), http_request, seconds, MAX_RESPONSE_BYTES)
     except ConfigError as error:
         raise EngineError(str(error)) from None
     except HttpError as error:
         if error.reason == "timeout":
-            path = urlsplit(call.path).path
-            raise EngineTimeout(f"no response to {call.method} {path} within {seconds:.3g} s") from None
-        hint = HINTS.get((address.scheme, error.reason), "")
+            path = urlsplit(request.path).path
+            raise EngineTimeout(f"no response to {request.method} {path} within {seconds:.3g} s") from None
+        hint = CONNECTION_HINTS.get((address.scheme, error.reason), "")
         raise EngineError(f"{address}: {error}{hint}") from None
     return EngineResponse(answer.status, answer.body)
 
@@ -127,11 +129,20 @@ def hmac_headers(key: str, method: str, path: str, body: bytes, timestamp: str, 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 10.0
-FIRST_FRAME_SECONDS = 0.5
+FIRST_READING_SECONDS = 0.5
 READ_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
 MAX_MODELS = 1000
-READ = ("models", "running", "waiting", "kv_cache_bytes", "kv_cache_used_ratio", "sleeping", "paused", "held_bytes")
+STATE_FIELDS = (
+    "models",
+    "running",
+    "waiting",
+    "kv_cache_bytes",
+    "kv_cache_used_ratio",
+    "sleeping",
+    "paused",
+    "held_bytes",
+)
 """Values of a reading that the engine states."""
 
 GpuProcesses = Callable[[], Mapping[ProcessKey, float | None] | None]
@@ -140,22 +151,24 @@ their use of a device; None before its first reading.
 """
 
 
-def quiet_seconds(before: EngineState | None, now: EngineState, quiet: float, seconds: float) -> float:
-    """Return the time without a sign of a request, ``seconds`` after the state before."""
+def next_quiet_seconds(
+    before: EngineState | None, now: EngineState, quiet_seconds: float, elapsed_seconds: float
+) -> float:
+    """Return the time without a sign of a request, ``elapsed_seconds`` after the state before."""
     if now.requests or now.obstacle or before is None or before.work != now.work:
         return 0.0
-    return quiet + seconds
+    return quiet_seconds + elapsed_seconds
 
 
-def idle_seconds(state: EngineState, quiet: float, by_driver: Sequence[float | None]) -> float | None:
+def idle_seconds(state: EngineState, quiet_seconds: float, driver_idle_seconds: Sequence[float | None]) -> float | None:
     """Return the idle time of an engine: the shorter of what it states and of what the driver states for its processes.
 
     None if the engine does not state its running requests, and the driver not the use of all its processes.
     """
-    known = [seconds for seconds in by_driver if seconds is not None]
-    if state.requests is None and (not known or len(known) < len(by_driver)):
+    known_seconds = [seconds for seconds in driver_idle_seconds if seconds is not None]
+    if state.requests is None and (not known_seconds or len(known_seconds) < len(driver_idle_seconds)):
         return None
-    return min([quiet, *known])
+    return min([quiet_seconds, *known_seconds])
 
 
 class _Engine:
@@ -166,22 +179,23 @@ class _Engine:
         self.state: EngineState | None = None
         self.read_at = 0.0
         self.problem = NOT_READ
-        self.find_processes = EngineProcesses()
-        self.quiet = 0.0
+        self.processes = EngineProcesses()
+        self.quiet_seconds = 0.0
         self.pinned_uid: int | None = None
-        self.set_out_of_service: tuple[float, str] | None = None
+        self.out_of_service: tuple[float, str] | None = None
+        """Since when it has been out of service, as monotonic time, and why its return has failed."""
         self.task: asyncio.Task[None] | None = None
 
-    def foreign_listener(self, found: EngineProcesses) -> str:
+    def listener_problem(self, processes: EngineProcesses) -> str:
         """Return the reason why nothing is sent to this listener; empty if it is the one that is meant."""
-        user, uid = self.declaration.user, found.uid
+        user, uid = self.declaration.user, processes.uid
         if user is None and not self.declaration.trusts_the_first_listener:
             return ""
         if uid is None:
-            return found.problem or "the user that listens at the engine's address is unknown"
+            return processes.problem or "the user that listens at the engine's address is unknown"
         if user is not None:
-            known = user in (user_name(uid), str(uid))
-            return "" if known else f"the engine's listener belongs to uid {uid}, not to {user}"
+            is_expected = user in (user_name(uid), str(uid))
+            return "" if is_expected else f"the engine's listener belongs to uid {uid}, not to {user}"
         if self.pinned_uid in (None, uid):
             return ""
         return (
@@ -189,42 +203,44 @@ class _Engine:
             "sent; set user:, or reload the configuration after a change"
         )
 
-    def keep(self, state: EngineState, now: float) -> None:
-        seconds = now - self.read_at if self.state else 0.0
-        self.quiet = quiet_seconds(self.state, state, self.quiet, seconds)
+    def record_state(self, state: EngineState, now: float) -> None:
+        elapsed_seconds = now - self.read_at if self.state else 0.0
+        self.quiet_seconds = next_quiet_seconds(self.state, state, self.quiet_seconds, elapsed_seconds)
         self.state, self.read_at, self.problem = state, now, ""
         if self.declaration.trusts_the_first_listener and self.pinned_uid is None:
-            self.pinned_uid = self.find_processes.uid
+            self.pinned_uid = self.processes.uid
 
-    def lose(self, problem: str) -> None:
+    def record_problem(self, problem: str) -> None:
         if not self.problem:
             log.warning("engine %s: %s", self.declaration.name, problem)
-        self.state, self.quiet, self.problem = None, 0.0, problem
+        self.state, self.quiet_seconds, self.problem = None, 0.0, problem
 
-    def reading(self, now: float, by_driver: Mapping[ProcessKey, float | None]) -> EngineReading:
-        """Return its newest reading. ``by_driver``: idle times of processes, as the driver states them."""
-        declaration, state, owned = self.declaration, self.state, self.find_processes
+    def reading(self, now: float, driver_idle_seconds: Mapping[ProcessKey, float | None]) -> EngineReading:
+        """Return its newest reading. ``driver_idle_seconds``: idle times of processes, as the driver states them."""
+        declaration, state, processes = self.declaration, self.state, self.processes
         method = declaration.release_method
         reading = EngineReading(
             name=declaration.name,
             kind=declaration.kind,
             up=state is not None,
             problem=self.problem,
-            processes=tuple(EngineProcess(*key) for key in sorted(owned.processes)),
-            processes_problem=owned.problem,
-            uid=owned.uid,
+            processes=tuple(EngineProcess(*key) for key in sorted(processes.processes)),
+            processes_problem=processes.problem,
+            uid=processes.uid,
             pinned_uid=self.pinned_uid,
             methods=(method.name,) if method else (),
-            out_of_service_seconds=now - self.set_out_of_service[0] if self.set_out_of_service else None,
-            out_of_service_reason=self.set_out_of_service[1] if self.set_out_of_service else "",
+            out_of_service_seconds=now - self.out_of_service[0] if self.out_of_service else None,
+            out_of_service_reason=self.out_of_service[1] if self.out_of_service else "",
         )
         if state is None:
             return reading
         return replace(
             reading,
             age_seconds=now - self.read_at,
-            idle_seconds=idle_seconds(state, self.quiet, [by_driver.get(key) for key in owned.processes]),
-            **{name: getattr(state, name) for name in READ},
+            idle_seconds=idle_seconds(
+                state, self.quiet_seconds, [driver_idle_seconds.get(key) for key in processes.processes]
+            ),
+            **{name: getattr(state, name) for name in STATE_FIELDS},
         )
 
 
@@ -240,19 +256,19 @@ class Engines:
         """Begin to read the engines. The first read follows the driver's first reading."""
         self._gpu_processes = gpu_processes
         for engine in self._engines.values():
-            self._begin(engine)
+            self._start_polling(engine)
 
     def configure(self, declarations: Sequence[EngineConfig]) -> None:
         """Replace the declared engines; an unchanged one keeps its state."""
-        before, self._engines = self._engines, {}
+        earlier, self._engines = self._engines, {}
         for declaration in declarations:
-            known = before.get(declaration.name)
-            if known is not None and known.declaration == declaration:
-                self._engines[declaration.name] = before.pop(declaration.name)
+            unchanged = earlier.get(declaration.name)
+            if unchanged is not None and unchanged.declaration == declaration:
+                self._engines[declaration.name] = earlier.pop(declaration.name)
             else:
                 self._engines[declaration.name] = engine = _Engine(declaration)
-                self._begin(engine)
-        for engine in before.values():
+                self._start_polling(engine)
+        for engine in earlier.values():
             if engine.task:
                 engine.task.cancel()
 
@@ -265,70 +281,70 @@ class Engines:
 
     def readings(self) -> tuple[EngineReading, ...]:
         """Return the newest reading of each engine."""
-        now, by_driver = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
-        return tuple(engine.reading(now, by_driver) for engine in self._engines.values())
+        now, driver_idle_seconds = time.monotonic(), (self._gpu_processes() if self._gpu_processes else None) or {}
+        return tuple(engine.reading(now, driver_idle_seconds) for engine in self._engines.values())
 
     def set_out_of_service(self, name: str, since: float | None, problem: str = "") -> None:
         """Note that an engine is being returned to service since a time of the monotonic clock; None: no longer."""
         if name in self._engines:
-            self._engines[name].set_out_of_service = None if since is None else (since, problem)
+            self._engines[name].out_of_service = None if since is None else (since, problem)
 
     async def read(self, name: str) -> EngineState:
         """Read one engine now. Raises EngineError."""
-        engine = self._declared(name)
+        engine = self._engine(name)
         declaration = engine.declaration
         try:
             state = await carry_out(declaration, declaration.spec.read(declaration), READ_SECONDS)
         except EngineError as error:
-            engine.lose(str(error))
+            engine.record_problem(str(error))
             raise
         if len(state.models) > MAX_MODELS:
-            engine.lose(f"the engine lists more than {MAX_MODELS:,} models")
+            engine.record_problem(f"the engine lists more than {MAX_MODELS:,} models")
             raise EngineError(engine.problem)
-        engine.keep(state, time.monotonic())
+        engine.record_state(state, time.monotonic())
         return state
 
     async def find_processes(self, name: str, candidates: Iterable[ProcessKey]) -> EngineProcesses:
         """Return the processes of one engine among the candidates."""
-        engine = self._declared(name)
-        found = await asyncio.to_thread(find_processes, engine.declaration.address, list(candidates), self._proc)
-        if problem := engine.foreign_listener(found):
-            found = EngineProcesses(uid=found.uid, problem=problem)
-        engine.find_processes = found
-        return found
+        engine = self._engine(name)
+        processes = await asyncio.to_thread(find_processes, engine.declaration.address, list(candidates), self._proc)
+        if problem := engine.listener_problem(processes):
+            processes = EngineProcesses(uid=processes.uid, problem=problem)
+        engine.processes = processes
+        return processes
 
     async def carry_out(self, name: str, exchange: Exchange[T], seconds: float) -> T:
         """Carry out an exchange with one engine. Raises EngineError."""
-        return await carry_out(self._declared(name).declaration, exchange, seconds)
+        return await carry_out(self._engine(name).declaration, exchange, seconds)
 
-    async def host_memory(self, processes: Iterable[ProcessKey]) -> int | None:
+    async def available_host_bytes(self, processes: Iterable[ProcessKey]) -> int | None:
         """Return the bytes of host memory that these processes can still allocate; None if unknown."""
         return await asyncio.to_thread(available_bytes, [key.pid for key in processes], self._proc)
 
-    def _declared(self, name: str) -> _Engine:
+    def _engine(self, name: str) -> _Engine:
         if name not in self._engines:  # a reload has removed it
             raise EngineError(f"no engine {name} is configured")
         return self._engines[name]
 
-    def _begin(self, engine: _Engine) -> None:
+    def _start_polling(self, engine: _Engine) -> None:
         if self._gpu_processes is not None:
             engine.task = asyncio.ensure_future(self._poll(engine, self._gpu_processes))
 
     async def _poll(self, engine: _Engine, gpu_processes: GpuProcesses) -> None:
         name = engine.declaration.name
         while (candidates := gpu_processes()) is None:
-            await asyncio.sleep(FIRST_FRAME_SECONDS)
+            await asyncio.sleep(FIRST_READING_SECONDS)
         while self._engines.get(name) is engine:
             try:
-                found = await self.find_processes(name, candidates)
-                if problem := engine.foreign_listener(found):
-                    engine.lose(problem)
+                processes = await self.find_processes(name, candidates)
+                if problem := engine.listener_problem(processes):
+                    engine.record_problem(problem)
                 else:
                     await self.read(name)
             except EngineError:
                 pass  # the reading states it
             except Exception:
-                engine.lose("the engine's state couldn't be read; see the daemon's log")
+                engine.record_problem("the engine's state couldn't be read; see the daemon's log")
                 log.exception("engine %s: the read failed", name)
             await asyncio.sleep(self._poll_seconds)
             candidates = gpu_processes() or {}

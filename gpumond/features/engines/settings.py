@@ -20,17 +20,17 @@ from gpumond.facts.pools import ENGINE_STEP
 from gpumond.features.engines.engine_kinds import KINDS
 from gpumond.features.engines.spec import Address, EngineRequest, EngineSpec, ReleaseMethod
 
-POINTER = re.compile(r"(/([^~/]|~[01])*)+")
-HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+POINTER_PATTERN = re.compile(r"(/([^~/]|~[01])*)+")
+HEADER_PATTERN = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
-def _pointer(text: str) -> str:
-    if text and not POINTER.fullmatch(text):
+def _check_pointer(text: str) -> str:
+    if text and not POINTER_PATTERN.fullmatch(text):
         raise ValueError("expected a JSON pointer such as /requests/running")
     return text
 
 
-Pointer = Annotated[str, AfterValidator(_pointer)]
+Pointer = Annotated[str, AfterValidator(_check_pointer)]
 
 
 class AuthConfig(StrictModel):
@@ -44,7 +44,7 @@ class AuthConfig(StrictModel):
     hmac_key_file: Path | None = None
 
     @model_validator(mode="after")
-    def _one_kind(self) -> AuthConfig:
+    def _check_one_kind(self) -> AuthConfig:
         files = (self.bearer_token_file, self.password_file, self.header_file, self.hmac_key_file)
         if sum(file is not None for file in files) != 1:
             raise ValueError(
@@ -55,7 +55,7 @@ class AuthConfig(StrictModel):
             raise ValueError("set both username and password_file, or neither")
         if (self.header is None) != (self.header_file is None):
             raise ValueError("set both header and header_file, or neither")
-        if self.header is not None and not HEADER.fullmatch(self.header):
+        if self.header is not None and not HEADER_PATTERN.fullmatch(self.header):
             raise ValueError(f"{self.header!r:.80} isn't a header name such as X-Api-Key")
         return self
 
@@ -68,7 +68,7 @@ class RequestConfig(StrictModel):
     body: Any = None
 
     @model_validator(mode="after")
-    def _one_method(self) -> RequestConfig:
+    def _check_one_method(self) -> RequestConfig:
         path = self.get if self.get is not None else self.post
         if path is None or (self.get is not None and self.post is not None):
             raise ValueError("set exactly one of get and post, with a path such as /unload")
@@ -162,7 +162,7 @@ class EngineConfig(StrictModel):
 
     @field_validator("kind")
     @classmethod
-    def _known_kind(cls, kind: str) -> str:
+    def _check_kind(cls, kind: str) -> str:
         if kind not in KINDS:
             raise ValueError(f"expected one of {', '.join(KINDS)}; describe any other engine with kind: generic")
         return kind

@@ -1,7 +1,7 @@
 """Records of which a kind of serving engine consists. No I/O: a kind states its requests as an exchange.
 
 An exchange is a generator. It yields an EngineRequest, receives the EngineResponse or an EngineError, and returns its
-result; ``poller`` carries it out. ``samples`` reads an engine's metrics page.
+result; ``poller`` carries it out. `MetricsPage` reads an engine's metrics.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MetricSample(NamedTuple):
     value: float
 
 
-class Metrics:
+class MetricsPage:
     """Samples of a page by name. Those that are not finite, or larger than 2^63, are absent.
 
     Raises EngineError for a page of too many lines.
@@ -89,8 +89,8 @@ class Metrics:
 
 T = TypeVar("T")
 
-NAME_LENGTH = 200
-MAX_INTEGER = 1 << 63
+MAX_NAME_LENGTH = 200
+MAX_MAGNITUDE = 1 << 63
 
 
 class Address(NamedTuple):
@@ -142,30 +142,30 @@ class EngineResponse(NamedTuple):
     def json(self) -> Any:
         """The body. Raises EngineError if it is not JSON, or has a number that is not finite or above 2^63."""
         try:
-            return json.loads(self.body, parse_float=_float, parse_int=_int, parse_constant=_float)
+            return json.loads(self.body, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_parse_float)
         except (ValueError, RecursionError):
             raise EngineError("the response isn't JSON: is the engine's kind correct?") from None
 
     def raise_for_status(self) -> EngineResponse:
         """Return the answer. Raises EngineRejected unless its status is 2xx."""
         if not 200 <= self.status < 300:
-            text = printable_text(self.body[: 4 * NAME_LENGTH].decode("utf-8", "replace"))[:NAME_LENGTH]
-            raise EngineRejected(self.status, "; ".join(filter(None, (text, REMEDIES.get(self.status)))))
+            text = printable_text(self.body[: 4 * MAX_NAME_LENGTH].decode("utf-8", "replace"))[:MAX_NAME_LENGTH]
+            raise EngineRejected(self.status, "; ".join(filter(None, (text, REMEDY_BY_STATUS.get(self.status)))))
         return self
 
 
-REMEDIES = {401: "set the engine's key with auth:", 403: "check the key in auth:"}
+REMEDY_BY_STATUS = {401: "set the engine's key with auth:", 403: "check the key in auth:"}
 """What resolves a rejection, by status."""
 
 
-def _bounded(number: type[float] | type[int], text: str) -> float:
-    value = number(text)
-    if not abs(value) < MAX_INTEGER:
+def _parse_bounded(parse: type[float] | type[int], text: str) -> float:
+    value = parse(text)
+    if not abs(value) < MAX_MAGNITUDE:
         raise ValueError("not finite, or too large")
     return value
 
 
-_float, _int = partial(_bounded, float), partial(_bounded, int)
+_parse_float, _parse_int = partial(_parse_bounded, float), partial(_parse_bounded, int)
 
 
 Exchange = Generator[EngineRequest, EngineResponse, T]
@@ -183,13 +183,13 @@ def json_part(value: Any, *path: str | int, kind: type | tuple[type, ...] = obje
 
 def entries(value: Any, *path: str | int) -> list[Any]:
     """Return a list in a JSON value; empty if there is none."""
-    listed: list[Any] = json_part(value, *path, kind=list) or []
-    return listed
+    part: list[Any] = json_part(value, *path, kind=list) or []
+    return part
 
 
-def name_of(value: object) -> str:
+def printable_name(value: object) -> str:
     """Return a name from an answer, safe to print."""
-    return printable_text(str(value))[:NAME_LENGTH]
+    return printable_text(str(value))[:MAX_NAME_LENGTH]
 
 
 def read_flag(name: str) -> Exchange[bool | None]:
@@ -266,12 +266,12 @@ class EngineSpec:
     config_error: Callable[[EngineConfig], str] = lambda engine: ""
 
 
-def send_in_order(*calls: EngineRequest) -> Callable[[EngineConfig, object], Exchange[tuple[str, ...]]]:
+def send_in_order(*requests: EngineRequest) -> Callable[[EngineConfig, object], Exchange[tuple[str, ...]]]:
     """Return a ``release`` or ``undo`` that sends these requests, each after the one before was accepted."""
 
     def exchange(engine: EngineConfig, state: object) -> Exchange[tuple[str, ...]]:
-        for call in calls:
-            (yield call).raise_for_status()
+        for request in requests:
+            (yield request).raise_for_status()
         return ()
 
     return exchange
@@ -290,30 +290,34 @@ def check_model_to_unload(engine: EngineConfig, state: EngineState) -> Exchange[
     yield from ()
     if models_to_unload(engine, state) or not state.models:
         return ""
-    names, pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
-    reason = f"{'pinned with keep_alive, or ' if pinned else ''}not listed under models:"
+    names, any_pinned = ", ".join(model.name for model in state.models), any(model.pinned for model in state.models)
+    reason = f"{'pinned with keep_alive, or ' if any_pinned else ''}not listed under models:"
     return f"{names}: {reason}; list them under models: to unload them"
 
 
 def unload_models(
-    call: Callable[[EngineModel], EngineRequest], text: Callable[[EngineModel], str] = lambda model: model.name
+    request_for: Callable[[EngineModel], EngineRequest],
+    reload_name: Callable[[EngineModel], str] = lambda model: model.name,
 ) -> Callable[[EngineConfig, EngineState], Exchange[tuple[str, ...]]]:
-    """Return a ``release`` that sends a request for each model to unload. ``text``: what loads it again."""
+    """Return a ``release`` that sends a request for each model to unload.
+
+    ``reload_name``: the name by which ``undo`` loads the model again.
+    """
 
     def exchange(engine: EngineConfig, state: EngineState) -> Exchange[tuple[str, ...]]:
         models = models_to_unload(engine, state)
         for model in models:
-            (yield call(model)).raise_for_status()
-        return tuple(map(text, models))
+            (yield request_for(model)).raise_for_status()
+        return tuple(map(reload_name, models))
 
     return exchange
 
 
-def load_models(calls: Mapping[str, EngineRequest]) -> Exchange[None]:
+def load_models(requests: Mapping[str, EngineRequest]) -> Exchange[None]:
     """Send one request for each model, also after a failure. Raises EngineError."""
     failed = []
-    for model, call in calls.items():
-        answer = yield call
+    for model, request in requests.items():
+        answer = yield request
         if answer.status != 200 and b"already" not in answer.body:  # a request of another program was faster
             failed.append(model)
     if failed:

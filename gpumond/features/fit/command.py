@@ -37,20 +37,20 @@ from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import DeviceSpec, OutOfMemory, create
 from gpumond.view.text import table
 
-MARGIN = 1.05
+MARGIN_FACTOR = 1.05
 """Factor for what the simulation leaves out, such as the workspaces of cuDNN."""
 MAX_RUN_SECONDS = 600.0
 ASSUMED_BYTES = 80 * GIB
 """Size of the device that the program sees if neither a daemon nor the driver states one."""
-ASSUMED = f"a GPU of {size_text(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
-PLACE = "{batch}"
+ASSUMED_DEVICE = f"a GPU of {size_text(ASSUMED_BYTES)}, because neither the daemon nor the driver reports one"
+BATCH_PLACEHOLDER = "{batch}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--batch LOW..HIGH",
-        f"find the largest batch that fits; write {PLACE} in the command where the batch size goes",
+        f"find the largest batch that fits; write {BATCH_PLACEHOLDER} in the command where the batch size goes",
     )
     add_option(parser, "--device GPU", "with --batch: which GPU (default: the largest)")
     client.add_arguments(parser)
@@ -74,21 +74,22 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("expected a script or -m MODULE after the interpreter, as in python train.py")
     if program[0] != "-m" and not os.path.exists(program[0]):
         raise ConfigError(f"the script {program[0]} doesn't exist")
-    devices, context = _machine(arguments.url)
+    devices, context_bytes = _devices_and_context(arguments.url)
     if arguments.batch is not None:
-        return _largest_batch(arguments, command, devices, context)
-    size, assumed = _size(devices)
-    trace = dict(trace_program(command, size))
+        return _largest_batch(arguments, command, devices, context_bytes)
+    size_bytes, assumed = _largest_size(devices)
+    trace = dict(trace_program(command, size_bytes))
     if trace["reason"]:
         print_error(f"gpumond: no estimate: {trace['reason']}")
         return FAILED
     trace["assumptions"] = [*assumed, *trace["assumptions"]]
     need = replay(trace)
-    places = list(_places(devices, need, context))
+    fits = list(_device_fits(devices, need, context_bytes))
     if arguments.json:
-        print(json.dumps({**asdict(need), "context_bytes": context, "trace": _facts(trace), "devices": places}))
+        trace_json = {"steps": trace["steps"], "assumptions": trace["assumptions"]}
+        print(json.dumps({**asdict(need), "context_bytes": context_bytes, "trace": trace_json, "devices": fits}))
     else:
-        print(_text(need, trace, context, places))
+        print(_estimate_text(need, trace, context_bytes, fits))
     return DONE
 
 
@@ -116,18 +117,18 @@ def trace_program(command: Sequence[str], size_bytes: int) -> Mapping[str, Any]:
         interpreter, program = split_interpreter(command)
         tracer = [*interpreter, "-m", "gpumond.features.fit.tracer", os.fspath(out), str(size_bytes), *program]
         try:
-            status = _run_and_show(tracer, environ)
+            status = _run_with_progress(tracer, environ)
         except subprocess.TimeoutExpired:
             return {"reason": f"the program's optimizer didn't complete two steps in {MAX_RUN_SECONDS:.0f} s"}
         except OSError as error:
             return {"reason": f"{command[0]}: {error.strerror}"}
         if not out.exists():
             return {"reason": f"the program exited with status {status} before its trace was complete"}
-        found: Mapping[str, Any] = json.loads(out.read_text())
-        return found
+        trace: Mapping[str, Any] = json.loads(out.read_text())
+        return trace
 
 
-def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_with_progress(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command, and show for how long. Raises OSError, or TimeoutExpired after ``MAX_RUN_SECONDS``."""
     start, progress = time.monotonic(), Progress()
     with subprocess.Popen(command, env=environ, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
@@ -145,12 +146,12 @@ def _run_and_show(command: Sequence[str], environ: Mapping[str, str]) -> int:
             process.kill()
 
 
-def needed_bytes(need: Need, context: int | None) -> int:
+def needed_bytes(need: Need, context_bytes: int | None) -> int:
     """Return the bytes that a device must have free: held bytes with a margin, and the context."""
-    return int(need.held_bytes * MARGIN) + (context or 0)
+    return int(need.held_bytes * MARGIN_FACTOR) + (context_bytes or 0)
 
 
-def _machine(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
+def _devices_and_context(url: str) -> tuple[list[Mapping[str, Any]], int | None]:
     """Return the devices, each with its reclaimable bytes, and the context of a program there.
 
     Without a daemon, the driver is read once, and neither reclaimable bytes nor the context are known.
@@ -179,109 +180,115 @@ def _read_driver() -> Sequence[DeviceReading]:
     return ()
 
 
-def _size(devices: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+def _largest_size(devices: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
     """Return the size of the largest device, and what was assumed for it."""
     size = max((each["size_bytes"] or 0 for each in devices), default=0)
-    return (size, []) if size else (ASSUMED_BYTES, [ASSUMED])
+    return (size, []) if size else (ASSUMED_BYTES, [ASSUMED_DEVICE])
 
 
-def _places(devices: Sequence[Mapping[str, Any]], need: Need, context: int | None) -> Iterator[dict[str, Any]]:
-    total = needed_bytes(need, context)
+def _device_fits(
+    devices: Sequence[Mapping[str, Any]], need: Need, context_bytes: int | None
+) -> Iterator[dict[str, Any]]:
+    needed = needed_bytes(need, context_bytes)
     for device in devices:
         free, size = device["free_bytes"], device["size_bytes"]
         if free is None and size is not None and device["used_bytes"] is not None:
             free = size - device["used_bytes"]
         if size is None or free is None:
             fits = "unknown"
-        elif total > size:
+        elif needed > size:
             fits = "never"
-        elif total <= free:
+        elif needed <= free:
             fits = "now"
         else:
-            fits = "after a flush" if total <= free + device["reclaimable_bytes"] else "after other programs exit"
+            fits = "after a flush" if needed <= free + device["reclaimable_bytes"] else "after other programs exit"
         yield {"index": device["index"], "name": device["name"], "free_bytes": free, "fits": fits}
 
 
-def _facts(trace: Mapping[str, Any]) -> dict[str, Any]:
-    return {"steps": trace["steps"], "assumptions": trace["assumptions"]}
-
-
-def _text(need: Need, trace: Mapping[str, Any], context: int | None, places: Sequence[Mapping[str, Any]]) -> str:
-    shown = (
-        "unknown until a program has run on this machine with gpumond run" if context is None else size_text(context)
+def _estimate_text(
+    need: Need, trace: Mapping[str, Any], context_bytes: int | None, fits: Sequence[Mapping[str, Any]]
+) -> str:
+    context_text = (
+        "unknown until a program has run on this machine with gpumond run"
+        if context_bytes is None
+        else size_text(context_bytes)
     )
     lines = [
         f"peak: {size_text(need.live_bytes)} live, {size_text(need.held_bytes)} held, in step {need.step}; "
-        f"CUDA context: {shown}",
-        f"estimate for a GPU, with a margin of {MARGIN - 1:.0%}: {size_text(needed_bytes(need, context))}",
+        f"CUDA context: {context_text}",
+        f"estimate for a GPU, with a margin of {MARGIN_FACTOR - 1:.0%}: {size_text(needed_bytes(need, context_bytes))}",
     ]
     if trace["steps"]:  # only an optimizer's step shows what its classes are
-        rows = [[SHOWN[name], size_text(need.classes.get(name, 0))] for name in (*CLASSES, REST)]
+        rows = [[CLASS_LABELS[name], size_text(need.classes.get(name, 0))] for name in (*CLASSES, OTHER_CLASS)]
         lines.append(table(("CLASS", ">BYTES"), rows))
     lines += [f"assumed: {each}" for each in trace["assumptions"]]
     if not trace["steps"]:
         lines.append("assumed: the program doesn't train; it ran until it exited")
-    if places:
-        rows = [[str(p["index"]), p["name"], size_text(p["free_bytes"] or 0), p["fits"]] for p in places]
+    if fits:
+        rows = [[str(each["index"]), each["name"], size_text(each["free_bytes"] or 0), each["fits"]] for each in fits]
         lines.append(table((">GPU", "NAME", ">FREE", "FITS"), rows))
     return "\n".join(lines)
 
 
 def _largest_batch(
-    arguments: argparse.Namespace, command: Sequence[str], devices: Sequence[Mapping[str, Any]], context: int | None
+    arguments: argparse.Namespace,
+    command: Sequence[str],
+    devices: Sequence[Mapping[str, Any]],
+    context_bytes: int | None,
 ) -> int:
-    low, high = _range(arguments.batch)
-    if not any(PLACE in word for word in command):
+    low, high = _parse_range(arguments.batch)
+    if not any(BATCH_PLACEHOLDER in word for word in command):
         raise ConfigError(
-            f"--batch: write {PLACE} in the command where the batch size goes, as in --batch-size {PLACE}"
+            f"--batch: write {BATCH_PLACEHOLDER} in the command where the batch size goes, as in "
+            f"--batch-size {BATCH_PLACEHOLDER}"
         )
     if arguments.device is not None:
         fields = ("uuid", "index", "pci_bus_id", "parent_uuid")
-        known = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
-        uuid = find_device_uuid(arguments.device, known)
+        readings = [DeviceReading(**{field: each[field] for field in fields}) for each in devices]
+        uuid = find_device_uuid(arguments.device, readings)
         devices = [each for each in devices if each["uuid"] == uuid]
-    size, assumed = _size(devices)
+    size_bytes, assumed = _largest_size(devices)
     for each in assumed:
         print_error(f"gpumond: assumed: {each}")
     best: tuple[int, int] | None = None
     while low <= high:
         batch = (low + high + 1) // 2
-        trace = trace_program([word.replace(PLACE, str(batch)) for word in command], size)
+        trace = trace_program([word.replace(BATCH_PLACEHOLDER, str(batch)) for word in command], size_bytes)
         if trace["reason"]:
             print_error(f"gpumond: no estimate for a batch of {batch}: {trace['reason']}")
             return FAILED
-        total = needed_bytes(replay(trace), context)
-        print_error(f"gpumond: a batch of {batch} needs {size_text(total)}")
-        if total <= size:
-            best, low = (batch, total), batch + 1
+        needed = needed_bytes(replay(trace), context_bytes)
+        print_error(f"gpumond: a batch of {batch} needs {size_text(needed)}")
+        if needed <= size_bytes:
+            best, low = (batch, needed), batch + 1
         else:
             high = batch - 1
     if arguments.json:
         print(
             json.dumps(
-                {"batch": best[0] if best else None, "need_bytes": best[1] if best else None, "size_bytes": size}
+                {"batch": best[0] if best else None, "need_bytes": best[1] if best else None, "size_bytes": size_bytes}
             )
         )
     elif best is None:
-        print(f"no batch of {arguments.batch} fits into {size_text(size)}")
+        print(f"no batch of {arguments.batch} fits into {size_text(size_bytes)}")
     else:
-        print(f"largest batch: {best[0]}, which needs {size_text(best[1])} of {size_text(size)}")
+        print(f"largest batch: {best[0]}, which needs {size_text(best[1])} of {size_text(size_bytes)}")
     return DONE if best else FAILED
 
 
-def _range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+def _parse_range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--batch {text!r:.40}: expected a range such as 1..64")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-WORKSPACE_BYTES = 32 * MIB
+CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """Workspace of cuBLAS on Hopper, in PyTorch's pool: one for the program's thread, one for that of backward passes."""
 MAX_SIZE_BYTES = 1 << 50
 CLASSES = ("parameters", "gradients", "optimizer")
-REST = "activations and others"
-SHOWN = {**CLASS_NAMES, REST: CLASS_NAMES["activations"]}
+OTHER_CLASS = "activations and others"
+CLASS_LABELS = {**CLASS_NAMES, OTHER_CLASS: CLASS_NAMES["activations"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +317,7 @@ def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
         allocator = CachingAllocator(device)
         try:
             for _ in range(2 if trace["matmul"] else 0):
-                allocator.malloc(WORKSPACE_BYTES)
+                allocator.malloc(CUBLAS_WORKSPACE_BYTES)
             return _need_of(allocator, entries, classes)
         except OutOfMemory as error:
             raise DoesNotFit(str(error)) from None
@@ -321,10 +328,10 @@ def replay(trace: Mapping[str, Any], size_bytes: int = MAX_SIZE_BYTES) -> Need:
 def _need_of(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int]], classes: Mapping[str, str]) -> Need:
     addresses: dict[int, int] = {}
     totals: Counter[str] = Counter()
-    at_peak: Mapping[str, int] = {}
-    peak, held, step, step_of_peak = 0, 0, 1, 1
+    classes_at_peak: Mapping[str, int] = {}
+    peak_live, peak_held, step, step_of_peak = 0, 0, 1, 1
     for kind, number, size in entries:
-        name = classes.get(str(number), REST)
+        name = classes.get(str(number), OTHER_CLASS)
         if kind == STEP:
             step = number + 1
         elif not size:
@@ -332,11 +339,12 @@ def _need_of(allocator: CachingAllocator, entries: Sequence[tuple[str, int, int]
         elif kind == ALLOCATE:
             addresses[number] = allocator.malloc(size)
             totals[name] += size
-            held = max(held, allocator.held_bytes)
-            if allocator.live_bytes > peak:
-                rest = allocator.live_bytes - sum(totals[name] for name in CLASSES)
-                peak, at_peak, step_of_peak = allocator.live_bytes, {**totals, REST: rest}, step
+            peak_held = max(peak_held, allocator.held_bytes)
+            if allocator.live_bytes > peak_live:
+                other_bytes = allocator.live_bytes - sum(totals[name] for name in CLASSES)
+                peak_live, step_of_peak = allocator.live_bytes, step
+                classes_at_peak = {**totals, OTHER_CLASS: other_bytes}
         else:
             allocator.free(addresses.pop(number))
             totals[name] -= size
-    return Need(live_bytes=peak, held_bytes=held, classes=at_peak, step=step_of_peak)
+    return Need(live_bytes=peak_live, held_bytes=peak_held, classes=classes_at_peak, step=step_of_peak)

@@ -42,8 +42,8 @@ async def need(
     devices = core.frame.snapshot.devices
     if device is not None:
         uuid = find_device_uuid_in_frame(device, core.frame, None)
-        found = core.frame.snapshot.device(uuid)
-        names = {found.name} if found else set()
+        named_device = core.frame.snapshot.device(uuid)
+        names = {named_device.name} if named_device else set()
     else:
         names = {each.name for each in devices}
     if len(names) != 1:

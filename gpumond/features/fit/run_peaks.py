@@ -13,10 +13,10 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
 from gpumond.host.tasks import Tasks
 from gpumond.store.table import Table
 
-MAX_FOLLOWED, MAX_KEPT = 4096, 2000
+MAX_IN_PROGRESS, MAX_STORED_RUNS = 4096, 2000
 
 
-class Run(NamedTuple):
+class RunInProgress(NamedTuple):
     """A run that is followed, with its highest use so far."""
 
     uid: int
@@ -35,8 +35,8 @@ class RunPeaks:
     def add(self, run: RunPeak) -> list[str]:
         """Add a run, and return the ids of those that are removed."""
         self._runs[run.id] = run
-        same = [each.id for each in self._runs.values() if _kind(each) == _kind(run)]
-        removed = same[:-KEPT_RUNS] + list(self._runs)[: max(0, len(self._runs) - MAX_KEPT)]
+        ids = [each.id for each in self._runs.values() if _series_of(each) == _series_of(run)]
+        removed = ids[:-MAX_RUNS_OF_WORKLOAD] + list(self._runs)[: max(0, len(self._runs) - MAX_STORED_RUNS)]
         for id in removed:
             self._runs.pop(id, None)
         return removed
@@ -59,7 +59,7 @@ class RunPeaks:
         )
 
 
-def _kind(run: RunPeak) -> tuple[int, str, str, int]:
+def _series_of(run: RunPeak) -> tuple[int, str, str, int]:
     return run.uid, run.workload, run.device_name, run.world_size
 
 
@@ -67,17 +67,16 @@ class PeaksPart(Part):
     table = "run_peaks"
 
     def __init__(self, core: Core) -> None:
-        self._core = core
         self._table = Table(core.store, "run_peaks", RunPeak, key="id")
         self._peaks = RunPeaks()
         self.loaded = False
-        self._running: dict[tuple[ProcessKey, str], Run] = {}
+        self._in_progress: dict[tuple[ProcessKey, str], RunInProgress] = {}
         self._tasks = Tasks()
         core.provide(RunPeaks, self._peaks)
 
     async def load(self) -> Sequence[str]:
-        self._peaks = RunPeaks([row.value for row in await self._table.rows()])
-        self._core.provide(RunPeaks, self._peaks)
+        for row in await self._table.rows():
+            self._peaks.add(row.value)
         self.loaded = True
         return ()
 
@@ -90,9 +89,9 @@ class PeaksPart(Part):
                 if device is not None:
                     self._follow(snapshot, device, process, report)
         failed = {end.key for end in snapshot.ends if end.ending == "out-of-memory"}
-        silent = [key for key in self._running if key[0] not in reports]
-        for key in [key for key in silent if not snapshot.may_contain(key[0])]:
-            run = self._running.pop(key)
+        without_report = [key for key in self._in_progress if key[0] not in reports]
+        for key in [key for key in without_report if not snapshot.may_contain(key[0])]:
+            run = self._in_progress.pop(key)
             if key[0] not in failed and key[0] not in snapshot.suspended:  # a run that failed needed more
                 self._store(key, run, snapshot.taken_at)
 
@@ -100,25 +99,28 @@ class PeaksPart(Part):
         await self._tasks.finish()
 
     def _follow(self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey, report: AgentReport) -> None:
-        used, key = snapshot.used_by(process, device), (process, device.uuid)
-        before = self._running.get(key)
-        if used is None or not report.workload or (before is None and len(self._running) >= MAX_FOLLOWED):
+        used_bytes, key = snapshot.used_by(process, device), (process, device.uuid)
+        before = self._in_progress.get(key)
+        if used_bytes is None or not report.workload or (before is None and len(self._in_progress) >= MAX_IN_PROGRESS):
             return
         for pool in report.pools:
             if pool.device_uuid == device.uuid and pool.inside is None:
-                used += max(0, (pool.peak_held_bytes or 0) - pool.held_bytes)  # what the driver's count has missed
-        if before is None or used > before.peak_bytes or report.workload != before.workload:
-            peak = max(used, before.peak_bytes) if before else used
-            self._running[key] = Run(report.uid, report.workload, device.name, report.world_size or 1, peak)
+                # What the driver's count has missed.
+                used_bytes += max(0, (pool.peak_held_bytes or 0) - pool.held_bytes)
+        if before is None or used_bytes > before.peak_bytes or report.workload != before.workload:
+            peak_bytes = max(used_bytes, before.peak_bytes) if before else used_bytes
+            self._in_progress[key] = RunInProgress(
+                report.uid, report.workload, device.name, report.world_size or 1, peak_bytes
+            )
 
-    def _store(self, key: tuple[ProcessKey, str], run: Run, at: float) -> None:
+    def _store(self, key: tuple[ProcessKey, str], run: RunInProgress, ended_at: float) -> None:
         process, uuid = key
-        peak = RunPeak(id=f"{process.pid}-{process.start_ticks}-{uuid}", ended_at=at, **run._asdict())
+        peak = RunPeak(id=f"{process.pid}-{process.start_ticks}-{uuid}", ended_at=ended_at, **run._asdict())
         self._tasks.start(self._table.keep(peak.id, peak, self._peaks.add(peak)))
 
 
 MIN_RUNS = 3
-KEPT_RUNS = 20
+MAX_RUNS_OF_WORKLOAD = 20
 """Runs of one workload on one kind of device that are kept, the newest."""
 QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """95% quantiles of Student's t distribution for 1 to 10 degrees of freedom."""

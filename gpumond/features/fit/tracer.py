@@ -1,11 +1,12 @@
 """Runs a PyTorch program under fake tensors, and records its allocations on CUDA devices. Needs no device.
 
-    python -m gpumond.features.fit.tracer OUT SCRIPT [ARGUMENT...]
-    python -m gpumond.features.fit.tracer OUT -m MODULE [ARGUMENT...]
+    python -m gpumond.features.fit.tracer OUT SIZE SCRIPT [ARGUMENT...]
+    python -m gpumond.features.fit.tracer OUT SIZE -m MODULE [ARGUMENT...]
 
 It executes the program until its optimizer has made ``STEPS`` steps, or to its end, and writes a JSON object to OUT:
-the trace, the class of each storage, and what was assumed. It uses only the standard library and the program's own
-PyTorch. Data and small tensors on the host have values. Others have none: one that the program reads (``item()``) is 1.
+the trace, the class of each storage, and what was assumed. SIZE: the bytes of the device that the program finds. It
+uses only the standard library and the program's own PyTorch. Data and small tensors on the host have values. Others
+have none: one that the program reads (``item()``) is 1.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any
 STEPS = 2
 ALLOCATE, FREE, STEP = "a", "f", "s"
 """Kinds of entries of a trace: ``[kind, storage, bytes]``; of a step, its number and 0."""
-KNOWN_VALUES = 1 << 16
+MAX_KNOWN_VALUES = 1 << 16
 """Size of a tensor on the host up to which it has its values: programs decide by indices, lengths, and orders."""
-READ_VALUES = "a value read from a tensor (item, numpy) is 1"
+READ_VALUES_ASSUMPTION = "a value read from a tensor (item, numpy) is 1"
 
 
 class EnoughSteps(BaseException):
@@ -69,10 +70,10 @@ class Trace:
         storage = tensor.untyped_storage()
         if not placed or storage in self._numbers:
             return
-        number = self._numbers[storage] = len(self.entries)
+        storage_id = self._numbers[storage] = len(self.entries)
         size = storage.nbytes()
-        self.entries.append((ALLOCATE, number, size))
-        weakref.finalize(storage, self.entries.append, (FREE, number, size))
+        self.entries.append((ALLOCATE, storage_id, size))
+        weakref.finalize(storage, self.entries.append, (FREE, storage_id, size))
 
     def sample(self, tensor: Any) -> Any:
         """Return the value that the program reads from a tensor whose values are unknown."""
@@ -80,19 +81,19 @@ class Trace:
 
     def add_workspace(self, size_bytes: int) -> None:
         """Note memory that a kernel uses for itself."""
-        number = len(self.entries)
-        self.entries += [(ALLOCATE, number, size_bytes), (FREE, number, size_bytes)]
+        storage_id = len(self.entries)
+        self.entries += [(ALLOCATE, storage_id, size_bytes), (FREE, storage_id, size_bytes)]
 
     def mark(self, tensor: Any, name: str) -> None:
         if tensor is not None:
-            number = self._numbers.get(tensor.untyped_storage())
-            if number is not None:
-                self.classes[number] = name
+            storage_id = self._numbers.get(tensor.untyped_storage())
+            if storage_id is not None:
+                self.classes[storage_id] = name
 
     def step(self, optimizer: Any) -> None:
         """Mark parameters, gradients and the optimizer's state, and end the program after the last step.
 
-        Raises Done.
+        Raises EnoughSteps.
         """
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -139,7 +140,7 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
     def is_fake(tensor: Any) -> bool:
         return isinstance(tensor, torch._subclasses.FakeTensor)
 
-    def on_host(tensors: Sequence[Any], device: Any) -> bool:
+    def is_on_host(tensors: Sequence[Any], device: Any) -> bool:
         """Return whether a call is one of the host alone: all its tensors have values, and its result is there."""
         return not (trace.placing or (device is not None and device.type != "cpu") or any(map(is_fake, tensors)))
 
@@ -147,7 +148,7 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
         on_cpu = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") is not None else kwargs
         return tree_map_only(torch.Tensor, function, args), tree_map_only(torch.Tensor, function, on_cpu)
 
-    def computed(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
+    def compute_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the results of an operator whose tensors have known values; none where it needs the device."""
         args, kwargs = map_values(value_of, args, kwargs)
         try:
@@ -156,7 +157,7 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
         except Exception:
             return []
 
-    def sample(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def sample_value(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return an element of a result whose values are unknown. With it a program decides: whether a loss is finite,
         whether a sequence has ended.
         """
@@ -175,20 +176,20 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
     def is_mask(index: Any) -> bool:
         return index is not None and index.dtype is torch.bool
 
-    def all_of(mask: Any) -> list[Any]:
+    def indices_of_all(mask: Any) -> list[Any]:
         """Return the indices of a mask's elements."""
         trace.assumptions.add("boolean indexing selects every element")
         return list(mask.new_empty((mask.dim(), mask.numel()), dtype=torch.int64).unbind())
 
-    class Tracked(TorchDispatchMode):  # type: ignore[misc]
+    class TrackingMode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is aten._pin_memory.default:
                 return args[0]
             kwargs = {**(kwargs or {})}
             kwargs.pop("pin_memory", None)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            host = on_host(tensors, kwargs.get("device"))
-            if host and tensors:
+            is_host_call = is_on_host(tensors, kwargs.get("device"))
+            if is_host_call and tensors:
                 with unset_fake_temporarily():
                     return func(*args, **kwargs)
             if func in reads:
@@ -196,7 +197,7 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
                 if value is not None:
                     with unset_fake_temporarily():
                         return value.item()
-                trace.assumptions.add(READ_VALUES)
+                trace.assumptions.add(READ_VALUES_ASSUMPTION)
                 return trace.sample(args[0])
             if func in comparisons:
                 return True
@@ -206,59 +207,59 @@ def tracking_mode(torch: Any, trace: Trace) -> Any:
                 indices: list[Any] = []
                 with self:
                     for each in args[1]:
-                        indices += all_of(each) if is_mask(each) else [each]
+                        indices += indices_of_all(each) if is_mask(each) else [each]
                     return func(args[0], indices)
             if func is aten.nonzero.default:
                 with self:
-                    return torch.stack(all_of(args[0]), 1)
-            whole = torch.is_inference_mode_enabled() and func is not torch.ops.prim.device.default
-            if whole:  # otherwise autograd has decomposed it
+                    return torch.stack(indices_of_all(args[0]), 1)
+            must_decompose = torch.is_inference_mode_enabled() and func is not torch.ops.prim.device.default
+            if must_decompose:  # otherwise autograd has decomposed it
                 with self:
                     result = func.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-            known = all(value_of(each) is not None for each in tensors)
+            are_values_known = all(value_of(each) is not None for each in tensors)
             outer, trace.dispatching = trace.dispatching, True
             try:
                 result = func(*args, **kwargs)
             finally:
                 trace.dispatching = outer
-            found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             values: list[Any] = []
-            if known and (found or tensors) and sum(each.numel() for each in found) <= KNOWN_VALUES:
-                values = computed(func, args, kwargs)
-                if host and values:
+            if are_values_known and (results or tensors) and sum(each.numel() for each in results) <= MAX_KNOWN_VALUES:
+                values = compute_values(func, args, kwargs)
+                if is_host_call and values:
                     return values[0] if isinstance(result, torch.Tensor) else type(result)(values)
             elif func._schema.is_mutable:
                 for each in tensors:
                     each.known_value = None
             trace.matmul |= func.overloadpacket in products
-            placed = trace.emulated and any(map(trace.on_device, tensors))
-            for each, value in zip_longest(found, values):
-                trace.add(each, placed)
+            is_on_device = trace.emulated and any(map(trace.on_device, tensors))
+            for each, value in zip_longest(results, values):
+                trace.add(each, is_on_device)
                 each.known_value = value
                 if not each.dtype.is_floating_point:
-                    trace.samples[each.untyped_storage()] = sample(func, args, kwargs)
+                    trace.samples[each.untyped_storage()] = sample_value(func, args, kwargs)
             if func.overloadpacket in convolutions:
                 trace.add_workspace(convolution_workspace(torch, func.overloadpacket is convolution, result, args))
             return result
 
-    return Tracked()
+    return TrackingMode()
 
 
-def convolution_workspace(torch: Any, forward: bool, result: Any, args: Sequence[Any]) -> int:
+def convolution_workspace(torch: Any, is_forward: bool, result: Any, args: Sequence[Any]) -> int:
     """Return the workspace of cuDNN: its kernels for tensor cores read and write copies with the channels last.
 
     So it does on an H100 with PyTorch 2.11, apart from some images with few channels. A convolution of single pixels
     needs no copies.
     """
-    if forward:
+    if is_forward:
         image, weight, *_, groups = args
         output = result
     else:
         output, image, weight, *_, groups, _ = args
-    pixels = all(size == 1 for size in weight.shape[2:])
-    if image.dim() != 4 or pixels or groups != 1 or image.is_contiguous(memory_format=torch.channels_last):
+    is_pointwise = all(size == 1 for size in weight.shape[2:])
+    if image.dim() != 4 or is_pointwise or groups != 1 or image.is_contiguous(memory_format=torch.channels_last):
         return 0
     return sum(each.numel() * each.element_size() for each in (image, weight, output))
 
@@ -269,11 +270,11 @@ def device_mode(torch: Any, trace: Trace) -> Any:
     from torch.utils._device import _device_constructors
     from torch.utils._pytree import tree_map_only
 
-    cpu, first = torch.device("cpu"), torch.device("cuda", 0)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     is_cuda = torch.Tensor.is_cuda.__get__
     fake = torch._subclasses.FakeTensor
     device_of = fake.device.fget
-    fake.device = property(lambda self: device_of(self) if trace.dispatching or not trace.on_device(self) else first)
+    fake.device = property(lambda self: device_of(self) if trace.dispatching or not trace.on_device(self) else gpu)
     float32 = frozenset(FLOAT32_OPERATORS.split())
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
     constructors = _device_constructors()
@@ -289,16 +290,16 @@ def device_mode(torch: Any, trace: Trace) -> Any:
 
     def load_from_file(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = load(file, "cpu", *args, **kwargs)
-        places = map_location.values() if isinstance(map_location, dict) else [map_location]
-        placed = any(type(place) is int or named(place) == "cuda" for place in places)
-        return tree_map_only(torch.Tensor, lambda each: each.to(first), result) if placed else result
+        locations = map_location.values() if isinstance(map_location, dict) else [map_location]
+        placed = any(type(location) is int or device_kind(location) == "cuda" for location in locations)
+        return tree_map_only(torch.Tensor, lambda each: each.to(gpu), result) if placed else result
 
     torch.load = load_from_file
 
     def is_half(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
-    def named(value: Any) -> str:
+    def device_kind(value: Any) -> str:
         """Return the kind of device that an argument names, empty for another argument."""
         if isinstance(value, torch.device):
             return str(value.type)
@@ -316,33 +317,33 @@ def device_mode(torch: Any, trace: Trace) -> Any:
             if func is torch.Tensor.record_stream:
                 return None
             if isinstance(kwargs.get("device"), int):
-                kwargs["device"] = first
+                kwargs["device"] = gpu
             elif default is not None and func in constructors and kwargs.get("device") is None:
                 kwargs["device"] = default
             if func is torch.Tensor.to and len(args) > 1:
                 target, *rest = args[1:]
                 if isinstance(target, torch.Tensor):
-                    target, rest = first if trace.on_device(target) else cpu, [target.dtype, *rest]
-                args = (args[0], first if isinstance(target, int) else target, *rest)
+                    target, rest = gpu if trace.on_device(target) else cpu, [target.dtype, *rest]
+                args = (args[0], gpu if isinstance(target, int) else target, *rest)
             if func is torch.Tensor.backward:
                 gradient = kwargs.pop("gradient", None)
                 with self:  # checkpointed functions run again in the backward pass
                     return torch.autograd.backward(args[0], *(args[1:] or (gradient,)), **kwargs)
             if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "").strip("_") in float32:
                 args = [value.float() if is_half(value) else value for value in args]
-            kinds = {*map(named, args[1:] if func in moves else args), named(kwargs.get("device"))} - {""}
+            kinds = {*map(device_kind, args[1:] if func in moves else args), device_kind(kwargs.get("device"))} - {""}
             if func is torch.Tensor.cuda:
                 kinds, func, args = {"cuda"}, torch.Tensor.to, (args[0], cpu)
             elif func is torch.Tensor.cpu:
                 kinds = {"cpu"}
             if func is torch._C._nn._parse_to:  # it only reads the arguments of Module.to
-                return func(*(first if type(value) is int else value for value in args), **kwargs)
+                return func(*(gpu if type(value) is int else value for value in args), **kwargs)
             if not kinds:
                 return func(*args, **kwargs)
             before, trace.placing = trace.placing, "cuda" in kinds
             try:
-                args = [cpu if named(value) == "cuda" else value for value in args]
-                if named(kwargs.get("device")) == "cuda":
+                args = [cpu if device_kind(value) == "cuda" else value for value in args]
+                if device_kind(kwargs.get("device")) == "cuda":
                     kwargs["device"] = cpu
                 result = func(*args, **kwargs)
                 if func in moves and trace.on_device(result) is not trace.placing:
@@ -412,9 +413,9 @@ def emulate_attention(torch: Any, trace: Trace) -> None:
             if attn_mask.dtype is torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, float("-inf"))
             attn_mask = attn_mask.expand(*query.shape[:-1], key.size(-2))
-        keeps = query.requires_grad or key.requires_grad or value.requires_grad
+        needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad
         return aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale
+            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
 
     torch.nn.functional.scaled_dot_product_attention = attention
@@ -508,7 +509,7 @@ def emulate_host(torch: Any, trace: Trace) -> None:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             if value is not None:
                 return value.detach().numpy()
-            trace.assumptions.add(READ_VALUES)
+            trace.assumptions.add(READ_VALUES_ASSUMPTION)
             return torch.ones(tuple(self.shape), dtype=self.dtype).numpy()
 
     torch._subclasses.FakeTensor.numpy = array
@@ -558,24 +559,24 @@ def emulate_distributed(torch: Any) -> None:
 def replicate_locally(torch: Any, trace: Trace) -> None:
     """Replace ``DistributedDataParallel``, whose reducer reads values, with a module with the memory of its buckets."""
 
-    def flat(tensors: Sequence[Any], limit_bytes: float) -> list[Any]:
+    def flat_buckets(tensors: Sequence[Any], limit_bytes: float) -> list[Any]:
         """Return flat tensors that hold these, each of at least the limit except the last."""
-        found, values = [], 0
-        for number, tensor in enumerate(tensors, 1):
+        buckets, values = [], 0
+        for count, tensor in enumerate(tensors, 1):
             values += tensor.numel()
-            if number == len(tensors) or values * tensor.element_size() >= limit_bytes:
-                found.append(tensor.new_empty(values))
+            if count == len(tensors) or values * tensor.element_size() >= limit_bytes:
+                buckets.append(tensor.new_empty(values))
                 values = 0
-        return found
+        return buckets
 
     class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, module: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__()
             self.module, self.require_backward_grad_sync = module, True
             parameters = [each.detach() for each in module.parameters() if each.requires_grad]
-            self.sent = flat(parameters, 250 * 2**20)  # the collective keeps what it has sent until a later one
+            self.sent = flat_buckets(parameters, 250 * 2**20)  # the collective keeps what it has sent until a later one
             view = kwargs.get("gradient_as_bucket_view")  # then the gradients are the buckets
-            self.buckets = [] if view else flat(parameters[::-1], (kwargs.get("bucket_cap_mb") or 25) * 2**20)
+            self.buckets = [] if view else flat_buckets(parameters[::-1], (kwargs.get("bucket_cap_mb") or 25) * 2**20)
             for each in self.buckets:
                 trace.mark(each, "gradients")
 

@@ -7,7 +7,7 @@ from gpumond.feature import Command, Feature
 FEATURE = Feature(
     __name__,
     parts=("flusher:FlushPart",),
-    routes=("routes:router", "routes:facts", "routes:hooks"),
+    routes=("routes:router", "routes:receipts_router", "routes:hooks_router"),
     commands=(
         Command(
             "flush",

@@ -34,19 +34,19 @@ from gpumond.store.store import Store
 
 log = logging.getLogger(__name__)
 
-FLUSH, REFUSED = "hook.flush", "hook.refused"
-"""The audit's actions: an alert that is about to flush, and one whose flush could not start."""
+FLUSH_ACTION, REFUSED_ACTION = "hook.flush", "hook.refused"
+"""Actions in the audit log: an alert is about to flush; its flush could not start."""
 
-REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """Starts of alerts that are remembered for each caller."""
 
-CLOCK_SECONDS = 5.0
+CLOCK_TOLERANCE_SECONDS = 5.0
 """Tolerated difference between the clocks of this machine and of the sender of an alert."""
 
-PCI_UUID = "DRM-pci-"
+PCI_UUID_PREFIX = "DRM-pci-"
 """Beginning of UUIDs that are PCI addresses, which devices of other machines can have, too."""
 
-SUBJECTS = ("uuid", "pid", "workload")
+SUBJECT_LABELS = ("uuid", "pid", "workload")
 """Labels that name a device or programs; one of them is required."""
 
 HookOutcome = Literal["flushed", "planned", "refused", "repeated", "skipped"]
@@ -96,19 +96,20 @@ class HookAnswer:
 
 
 class AlertmanagerHook:
-    """Flushes for alerts, and remembers their starts. ``dry_run``: returns whether every request is a dry run.
+    """Flushes for alerts, and remembers their starts.
 
-    ``flush`` is the one path by which anything is flushed; ``machine`` returns the names of this machine in lower case.
+    ``flush`` is the one path by which anything is flushed. ``machine_names`` returns the names of this machine in lower
+    case, ``dry_run`` whether every request is a dry run.
     """
 
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         store: Store,
-        machine: Callable[[], Collection[str]],
+        machine_names: Callable[[], Collection[str]],
         dry_run: Callable[[], bool],
     ) -> None:
-        self._flush, self._store, self._machine, self._dry_run = flush, store, machine, dry_run
+        self._flush, self._store, self._machine_names, self._dry_run = flush, store, machine_names, dry_run
         self._handled: defaultdict[str, dict[FiringKey, None]] = defaultdict(dict)
 
     async def restore(self) -> None:
@@ -119,13 +120,18 @@ class AlertmanagerHook:
             return
         for entry in entries:
             firing_key = _firing_key_of(entry)
-            if firing_key is not None and entry.action == FLUSH:
+            if firing_key is not None and entry.action == FLUSH_ACTION:
                 self._remember(counted_name(entry.actor), firing_key)
             elif firing_key is not None:
                 self._handled[counted_name(entry.actor)].pop(firing_key, None)
 
     async def receive(
-        self, alerts: Sequence[HookAlert], snapshot: Snapshot, by: str, uid: int | None = None, dry_run: bool = False
+        self,
+        alerts: Sequence[HookAlert],
+        snapshot: Snapshot,
+        caller: str,
+        uid: int | None = None,
+        dry_run: bool = False,
     ) -> HookAnswer:
         """Flush the programs of the alerts, each once, and return when all is finished.
 
@@ -133,87 +139,87 @@ class AlertmanagerHook:
         recorded.
         """
         dry_run = dry_run or self._dry_run()
-        machine, handled = self._machine(), self._handled[counted_name(by)]
+        machine_names, handled = self._machine_names(), self._handled[counted_name(caller)]
         results: dict[int, HookResult] = {}
         due: dict[int, tuple[AgentReport, ...]] = {}
-        for number, alert in enumerate(alerts):
+        for index, alert in enumerate(alerts):
             if alert.firing and alert.firing_key in handled and not dry_run:
-                results[number] = _result(alert, "repeated", "this firing of the alert has already been handled")
-            elif isinstance(found := programs_of(alert, snapshot, machine, uid), str):
-                results[number] = _result(alert, "skipped", found)
+                results[index] = _result(alert, "repeated", "this firing of the alert has already been handled")
+            elif isinstance(programs_or_reason := programs_of(alert, snapshot, machine_names, uid), str):
+                results[index] = _result(alert, "skipped", programs_or_reason)
             else:
-                due[number] = found
+                due[index] = programs_or_reason
                 if not dry_run:
-                    self._remember(counted_name(by), alert.firing_key)
+                    self._remember(counted_name(caller), alert.firing_key)
         if not dry_run:
-            await self._record([(alerts[number], programs) for number, programs in due.items()], by)
-        receipts = await self._flush_all(due.values(), by, dry_run)
-        for number, programs in due.items():
-            own = [receipt for program in programs for receipt in receipts[program.key]]
-            results[number] = result = _flushed(alerts[number], programs, own, dry_run)
+            await self._record([(alerts[index], programs) for index, programs in due.items()], caller)
+        receipts = await self._flush_all(due.values(), caller, dry_run)
+        for index, programs in due.items():
+            own_receipts = [receipt for program in programs for receipt in receipts[program.key]]
+            results[index] = result = _flush_result(alerts[index], programs, own_receipts, dry_run)
             if result.outcome == "refused" and not dry_run:
-                await self._forget(alerts[number], by)
-        every = tuple(receipt for own in receipts.values() for receipt in own)
+                await self._forget(alerts[index], caller)
+        all_receipts = tuple(receipt for own_receipts in receipts.values() for receipt in own_receipts)
         answer = HookAnswer(
             dry_run=dry_run,
-            alerts=tuple(results[number] for number in range(len(alerts))),
-            receipts=every,
-            released_bytes=0 if dry_run else sum(receipt.released_bytes for receipt in every),
+            alerts=tuple(results[index] for index in range(len(alerts))),
+            receipts=all_receipts,
+            released_bytes=0 if dry_run else sum(receipt.released_bytes for receipt in all_receipts),
         )
         counts = Counter(result.outcome for result in answer.alerts)
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         log.info(
-            "Alertmanager webhook from %s: %s; %s released", by, summary or "none", size_text(answer.released_bytes)
+            "Alertmanager webhook from %s: %s; %s released", caller, summary or "none", size_text(answer.released_bytes)
         )
         return answer
 
-    async def _record(self, due: Sequence[tuple[HookAlert, Sequence[AgentReport]]], by: str) -> None:
+    async def _record(self, due: Sequence[tuple[HookAlert, Sequence[AgentReport]]], caller: str) -> None:
         """Record the alerts before their flushes. Raises StoreUnavailable; then none of them is remembered."""
         try:
             for alert, programs in due:
                 detail = {"alert": alert.name[:128], "pids": [program.pid for program in programs]}
-                await self._store.audit(by, FLUSH, _detail(alert) | detail)
+                await self._store.audit(caller, FLUSH_ACTION, _audit_detail(alert) | detail)
         except StoreUnavailable:
             for alert, _ in due:
-                self._handled[counted_name(by)].pop(alert.firing_key, None)
+                self._handled[counted_name(caller)].pop(alert.firing_key, None)
             raise
 
     async def _flush_all(
-        self, chosen: Collection[Sequence[AgentReport]], by: str, dry_run: bool
+        self, program_groups: Collection[Sequence[AgentReport]], caller: str, dry_run: bool
     ) -> dict[ProcessKey, Sequence[Receipt]]:
         """Flush each program once, whatever number of alerts name it."""
-        programs = {program.key: program for own in chosen for program in own}
+        programs = {program.key: program for group in program_groups for program in group}
         requests = []
-        for each in programs.values():
-            target = Target(pid=each.pid, start_ticks=each.start_ticks, uid=each.uid)
-            refused = empty_receipt(each, "refused", "", by, time.time())
-            requests.append((FlushRequest(target=target, dry_run=dry_run, by_rule=True), refused))
-        return dict(zip(programs, await flush_each(self._flush, requests, by), strict=True))
+        for program in programs.values():
+            target = Target(pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
+            refusal = empty_receipt(program, "refused", "", caller, time.time())
+            requests.append((FlushRequest(target=target, dry_run=dry_run, by_rule=True), refusal))
+        return dict(zip(programs, await flush_each(self._flush, requests, caller), strict=True))
 
-    def _remember(self, by: str, firing_key: FiringKey) -> None:
-        handled = self._handled[by]
+    def _remember(self, user: str, firing_key: FiringKey) -> None:
+        handled = self._handled[user]
         handled[firing_key] = None
-        while len(handled) > REMEMBERED:
+        while len(handled) > MAX_REMEMBERED:
             del handled[next(iter(handled))]
 
-    async def _forget(self, alert: HookAlert, by: str) -> None:
-        self._handled[counted_name(by)].pop(alert.firing_key, None)
+    async def _forget(self, alert: HookAlert, caller: str) -> None:
+        self._handled[counted_name(caller)].pop(alert.firing_key, None)
         try:
-            await self._store.audit(by, REFUSED, _detail(alert))
+            await self._store.audit(caller, REFUSED_ACTION, _audit_detail(alert))
         except StoreUnavailable:
             pass  # the store has logged it
 
 
 def programs_of(
-    alert: HookAlert, snapshot: Snapshot, machine: Collection[str], uid: int | None
+    alert: HookAlert, snapshot: Snapshot, machine_names: Collection[str], uid: int | None
 ) -> tuple[AgentReport, ...] | str:
     """Return the programs that an alert names and that can be flushed, or the reason if there is none."""
     labels = alert.labels
     if not alert.firing:
         return "the alert is resolved"
-    if not any(name in labels for name in SUBJECTS):
-        return f"the alert's labels contain neither a device nor a program: expected one of {', '.join(SUBJECTS)}"
-    if elsewhere := _machine_mismatch(labels, snapshot, machine):
+    if not any(name in labels for name in SUBJECT_LABELS):
+        return f"the alert's labels contain neither a device nor a program: expected one of {', '.join(SUBJECT_LABELS)}"
+    if elsewhere := _machine_mismatch(labels, snapshot, machine_names):
         return elsewhere
     programs = [each for each in snapshot.reports if uid in (None, each.uid) and labels_match_program(labels, each)]
     if not programs:
@@ -229,7 +235,7 @@ def programs_of(
     return tuple(programs) or "the alert's programs have no memory that a flush would release"
 
 
-def _machine_mismatch(labels: Mapping[str, str], snapshot: Snapshot, machine: Collection[str]) -> str:
+def _machine_mismatch(labels: Mapping[str, str], snapshot: Snapshot, machine_names: Collection[str]) -> str:
     """Return the reason if the labels name another machine or none; empty if they name this one.
 
     A UUID identifies a device of this machine. Without one the label ``instance`` must name the machine, because pids
@@ -240,21 +246,21 @@ def _machine_mismatch(labels: Mapping[str, str], snapshot: Snapshot, machine: Co
         pools = (pool.device_uuid for report in snapshot.reports for pool in report.pools)
         if uuid not in snapshot.devices_by_uuid and uuid not in pools:
             return f"no device of this machine has the UUID {uuid:.64}"
-        if not uuid.startswith(PCI_UUID):
+        if not uuid.startswith(PCI_UUID_PREFIX):
             return ""
-    if host_of(instance) in machine:
+    if host_of(instance) in machine_names:
         return ""
     if not instance:
         return "the alert needs the label `instance` with this machine's name"
-    shown = f"{instance!r:.66}"
-    return f"the alert's label instance is {shown}, not a known name of this machine; if it is one, add it to `hosts`"
+    quoted = f"{instance!r:.66}"
+    return f"the alert's label instance is {quoted}, not a known name of this machine; if it is one, add it to `hosts`"
 
 
 def host_of(instance: str) -> str:
     """Return the host of an instance, such as ``node7:9917`` or ``[::1]:9917``, in lower case."""
     host, colon, port = instance.rpartition(":")
-    bare = host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else instance
-    return bare.strip("[]").lower()
+    host_text = host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else instance
+    return host_text.strip("[]").lower()
 
 
 def _started_after(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -> bool:
@@ -262,7 +268,7 @@ def _started_after(program: AgentReport, alert: HookAlert, snapshot: Snapshot) -
     if snapshot.uptime_seconds is None or program.start_ticks is None:
         return False
     started_at = snapshot.taken_at - snapshot.uptime_seconds + program.start_ticks / TICKS_PER_SECOND
-    return started_at > alert.starts_at + CLOCK_SECONDS
+    return started_at > alert.starts_at + CLOCK_TOLERANCE_SECONDS
 
 
 def _result(
@@ -283,7 +289,7 @@ def _result(
     )
 
 
-def _flushed(
+def _flush_result(
     alert: HookAlert, programs: Sequence[AgentReport], receipts: Sequence[Receipt], dry_run: bool
 ) -> HookResult:
     if all(receipt.outcome == "refused" for receipt in receipts):
@@ -294,13 +300,13 @@ def _flushed(
     return _result(alert, "flushed", "", programs, sum(receipt.released_bytes for receipt in receipts))
 
 
-def _detail(alert: HookAlert) -> dict[str, Any]:
+def _audit_detail(alert: HookAlert) -> dict[str, Any]:
     return {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at}
 
 
 def _firing_key_of(entry: AuditEntry) -> FiringKey | None:
     """Return the start of an alert that an entry records; None for other entries and damaged ones."""
-    if entry.action not in (FLUSH, REFUSED) or not isinstance(entry.detail, dict):
+    if entry.action not in (FLUSH_ACTION, REFUSED_ACTION) or not isinstance(entry.detail, dict):
         return None
     fingerprint, starts_at = entry.detail.get("fingerprint"), entry.detail.get("starts_at")
     if isinstance(fingerprint, str) and isinstance(starts_at, (int, float)):

@@ -58,17 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = ("pid", "device", "workload", "user", "all")
+    target_options = ("pid", "device", "workload", "user", "all")
     if arguments.wake and arguments.step != [ENGINE_STEP]:
         raise ConfigError("--wake requires --step engine, and no other step")
     try:
-        least = parse_size_argument(arguments.min_reclaimable)
+        min_reclaimable_bytes = parse_size_argument(arguments.min_reclaimable)
     except ValueError as error:
         raise ConfigError(f"--min-reclaimable {arguments.min_reclaimable!r}: {error}") from None
     body: dict[str, Any] = {
-        "target": {name: known for name in names if (known := getattr(arguments, name)) not in (None, False)},
+        "target": {name: value for name in target_options if (value := getattr(arguments, name)) not in (None, False)},
         "dry_run": arguments.dry_run,
-        "min_reclaimable_bytes": least,
+        "min_reclaimable_bytes": min_reclaimable_bytes,
         "timeout_seconds": arguments.timeout,
     }
     if arguments.step:
@@ -110,32 +110,30 @@ def _exit_code(receipts: Iterable[dict[str, Any]]) -> int:
     return DONE if effective else NOTHING_TO_DO
 
 
-HEADERS = {"likely": ">WOULD RELEASE", "low": ">AT LEAST", "high": ">AT MOST"}
-SIZES = tuple(HEADERS)
+BOUND_HEADERS = {"likely": ">WOULD RELEASE", "low": ">AT LEAST", "high": ">AT MOST"}
 
 
 def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     """Return the plan as a table: the bytes that each pool would release now, the largest first, and their total.
 
-    AT LEAST and AT MOST are absent while every prediction is exact: it is so for this moment only.
+    AT LEAST and AT MOST are absent while every prediction is exact.
     """
-    promised = [receipt["expected"] for receipt in receipts if receipt["expected"]]
-    names = (
-        SIZES if any(not promise["low"] == promise["likely"] == promise["high"] for promise in promised) else SIZES[:1]
-    )
-    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(HEADERS[name] for name in names), "REASON")
-    low, high = (sum(promise[name] for promise in promised) for name in ("low", "high"))
-    known = all(promise["likely"] is not None for promise in promised)
-    parts = [size(sum(promise["likely"] for promise in promised))] if known else []
+    predictions = [receipt["expected"] for receipt in receipts if receipt["expected"]]
+    exact = all(prediction["low"] == prediction["likely"] == prediction["high"] for prediction in predictions)
+    bounds = ["likely"] if exact else [*BOUND_HEADERS]
+    header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(BOUND_HEADERS[bound] for bound in bounds), "REASON")
+    low, high = (sum(prediction[bound] for prediction in predictions) for bound in ("low", "high"))
+    is_known = all(prediction["likely"] is not None for prediction in predictions)
+    parts = [size(sum(prediction["likely"] for prediction in predictions))] if is_known else []
     parts += [f"between {size(low)} and {size(high)}"] if low != high else []
     changes = "; the amount changes while the programs run" if high else ""
-    return f"{table(header, _plan_rows(receipts, names))}\n\na flush now would release {', '.join(parts)}{changes}"
+    return f"{table(header, _plan_rows(receipts, bounds))}\n\na flush now would release {', '.join(parts)}{changes}"
 
 
-def _plan_rows(receipts: Iterable[Mapping[str, Any]], names: Sequence[str]) -> Iterator[list[str]]:
+def _plan_rows(receipts: Iterable[Mapping[str, Any]], bounds: Sequence[str]) -> Iterator[list[str]]:
     for receipt in sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0):
-        promised = [_part(receipt["expected"], name) for name in names]
-        yield [*_subject(receipt), *promised, _remarks(receipt)]
+        predicted = [_predicted_size(receipt["expected"], bound) for bound in bounds]
+        yield [*_program_cells(receipt), *predicted, _remarks(receipt)]
 
 
 def receipt_table(
@@ -146,26 +144,26 @@ def receipt_table(
     ``user_name``: as in `caller_text`. ``past``: with the time at which each was done, and who requested it. Others
     are of one request, whose time and caller follow.
     """
-    counted = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
-    header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *counted, "REASON"]
+    size_columns = (">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK")
+    header = [">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *size_columns, "REASON"]
     rows: Iterable[list[str]] = _receipt_rows(receipts)
     if past:
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = ([moment(_finished_at(each)), *row[:-1], _caller(each, user_name), row[-1]] for row, each in pairs)
-    shown = narrowed_table(header, rows, HIDEABLE, "gpumond receipts --json")
+        rows = ([moment(_finished_at(each)), *row[:-1], _caller_text(each, user_name), row[-1]] for row, each in pairs)
+    text = narrowed_table(header, rows, HIDEABLE_COLUMNS, "gpumond receipts --json")
     released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
-    known = [each for each in released if each is not None]  # unknown of a suspension
-    if receipts and not known:
-        return shown
-    total = f"{size(sum(known))} released"
+    known_sizes = [each for each in released if each is not None]  # unknown of a suspension
+    if receipts and not known_sizes:
+        return text
+    total = f"{size(sum(known_sizes))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {moment(first['started_at'])} by {_caller(first, user_name)}"
-    return f"{shown}\n\n{total}"
+        total += f" at {moment(first['started_at'])} by {_caller_text(first, user_name)}"
+    return f"{text}\n\n{total}"
 
 
-HIDEABLE = (">PLANNED", ">TOOK", ">EXPECTED", "ALLOCATOR", "BY", ">DRIVER")
+HIDEABLE_COLUMNS = (">PLANNED", ">TOOK", ">EXPECTED", "ALLOCATOR", "BY", ">DRIVER")
 """Columns of receipts that a narrow terminal does not show, in the order in which they are left out."""
 
 
@@ -173,16 +171,16 @@ def _finished_at(receipt: Mapping[str, Any]) -> float:
     return float(receipt["started_at"] + receipt["duration_seconds"])
 
 
-def _caller(receipt: Mapping[str, Any], user_name: Callable[[int], str | None]) -> str:
+def _caller_text(receipt: Mapping[str, Any], user_name: Callable[[int], str | None]) -> str:
     return caller_text(receipt["requested_by"], receipt.get("requested_for", ""), user_name)
 
 
 def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     for receipt in receipts:
         yield [
-            *_subject(receipt),
-            _part(receipt.get("planned"), "likely"),
-            _part(receipt["expected"], "likely"),
+            *_program_cells(receipt),
+            _predicted_size(receipt.get("planned"), "likely"),
+            _predicted_size(receipt["expected"], "likely"),
             size(receipt["released_bytes"]),
             size(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f} s",
@@ -199,15 +197,15 @@ def _remarks(receipt: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _subject(receipt: Mapping[str, Any]) -> list[str]:
+def _program_cells(receipt: Mapping[str, Any]) -> list[str]:
     return [str(receipt["pid"]), receipt["workload"], receipt["allocator"] or "-", receipt["outcome"]]
 
 
-def _part(promise: Mapping[str, Any] | None, name: str) -> str:
-    return size(promise[name] if promise else None)
+def _predicted_size(prediction: Mapping[str, Any] | None, bound: str) -> str:
+    return size(prediction[bound] if prediction else None)
 
 
-def _of_suspension(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+def _as_flush_receipt(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     """Return the receipt of a suspension or resumption with the keys of a flush's, which it extends.
 
     ``url``: the daemon's, for the commands.
@@ -244,16 +242,16 @@ class ReceiptsCommand:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         receipts = checked_as(tuple[Receipt, ...], client.get(arguments.url, "/api/v1/receipts"), "receipts")
-        moved = client.get(arguments.url, "/api/v1/suspensions/receipts")
-        suspensions = checked_as(tuple[SuspensionReceipt, ...], moved, "receipts")
-        flushed = (each for each in receipts if each["outcome"] != "planned")
-        found = sorted((*flushed, *suspensions), key=_finished_at)[-arguments.limit :]
-        shown = [_of_suspension(each, arguments.url) if "action" in each else each for each in found]
-        nothing = "no receipts; gpumond flush --all --dry-run shows what a flush would release"
+        suspensions_json = client.get(arguments.url, "/api/v1/suspensions/receipts")
+        suspensions = checked_as(tuple[SuspensionReceipt, ...], suspensions_json, "receipts")
+        flushes = (each for each in receipts if each["outcome"] != "planned")
+        entries = sorted((*flushes, *suspensions), key=_finished_at)[-arguments.limit :]
+        rows = [_as_flush_receipt(each, arguments.url) if "action" in each else each for each in entries]
+        nothing = "no receipts; to see what a flush would release: gpumond flush --all --dry-run"
         user_name = client.user_names(arguments.url)
         print_result(
             arguments,
-            found,
-            lambda: receipt_table(shown, user_name, past=True) if shown else client.paragraph(nothing, arguments.url),
+            entries,
+            lambda: receipt_table(rows, user_name, past=True) if rows else client.paragraph(nothing, arguments.url),
         )
         return DONE

@@ -40,7 +40,6 @@ from gpumond.facts.pools import (
     PoolBytes,
     PoolUsage,
     Receipt,
-    ordered_steps as ordered_steps,
 )
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Reading
@@ -58,18 +57,20 @@ class DriverCounts(NamedTuple):
     sizes: Mapping[str, int]
 
 
-def limited_to_reported(
-    result: FlushResult, allocator: str, reported: Iterable[PoolUsage], steps: Sequence[str]
+def drop_unreported(
+    result: FlushResult, allocator: str, reported_pools: Iterable[PoolUsage], steps: Sequence[str]
 ) -> FlushResult:
-    """Return the agent's answer, limited to reported pools and requested steps, each once."""
-    known = {pool.device_uuid for pool in reported if pool.allocator == allocator}
+    """Return the agent's answer without pools that it hasn't reported and steps that weren't requested, each once."""
+    devices = {pool.device_uuid for pool in reported_pools if pool.allocator == allocator}
     pools: dict[str, PoolChange] = {}
     for change in result.pools:
         device = change.before.device_uuid
-        if device in known and device == change.after.device_uuid and change.before.allocator == allocator:
+        if device in devices and device == change.after.device_uuid and change.before.allocator == allocator:
             pools.setdefault(device, change)
-    done = {step.step: step for step in reversed(result.steps) if step.step in steps}
-    return replace(result, pools=tuple(pools.values()), steps=tuple(done[step] for step in steps if step in done))
+    executed = {step.step: step for step in reversed(result.steps) if step.step in steps}
+    return replace(
+        result, pools=tuple(pools.values()), steps=tuple(executed[step] for step in steps if step in executed)
+    )
 
 
 def had_effect(result: FlushResult) -> bool:
@@ -81,16 +82,16 @@ def had_effect(result: FlushResult) -> bool:
     )
 
 
-def has_changed_around(change: PoolChange, reports: Iterable[PoolUsage]) -> bool:
+def has_changed_around(change: PoolChange, pools: Iterable[PoolUsage]) -> bool:
     """Return True if the program allocated or freed device memory just before or after the flush.
 
-    The driver is read a moment before and a moment after the agent reads its pools. ``reports`` are the agent's
+    The driver is read a moment before and a moment after the agent reads its pools. ``pools`` are the agent's
     reports around both: if they differ from its pools, the program changed its memory in between.
     """
     known_states = {_allocation_state(change.before), _allocation_state(change.after)}
-    pool = (change.before.allocator, change.before.device_uuid)
+    pool_key = (change.before.allocator, change.before.device_uuid)
     return any(
-        _allocation_state(own) not in known_states for own in reports if (own.allocator, own.device_uuid) == pool
+        _allocation_state(pool) not in known_states for pool in pools if (pool.allocator, pool.device_uuid) == pool_key
     )
 
 
@@ -110,22 +111,22 @@ def verified_receipt(
     states it.
     """
     device = change.before.device_uuid
-    stated = change.before.held_bytes - change.after.held_bytes
+    reported_bytes = change.before.held_bytes - change.after.held_bytes
     driver_before, driver_after = before.used.get(device), after.used.get(device)
     if change.before.managed:  # not part of the driver's count for the process
         driver_before = driver_after = None
     driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
-    raced = change.raced or (has_changed and driver_released not in (None, stated))
+    raced = change.raced or (has_changed and driver_released not in (None, reported_bytes))
     outcome, reason = result.outcome, result.reason
-    released, doubt = _plausible_bytes(stated, driver_before, before.sizes.get(device))
-    if doubt:
+    released_bytes, implausibility = _plausible_bytes(reported_bytes, driver_before, before.sizes.get(device))
+    if implausibility:
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
-        reason = "; ".join(filter(None, (reason, doubt)))
-    elif outcome == "freed" and driver_released is not None and driver_released < released and not raced:
-        counted = size_text(driver_released)
-        outcome, reason = "partial", f"the driver counts only {counted} of {size_text(released)} as released"
+        reason = "; ".join(filter(None, (reason, implausibility)))
+    elif outcome == "freed" and driver_released is not None and driver_released < released_bytes and not raced:
+        outcome = "partial"
+        reason = f"the driver counts only {size_text(driver_released)} of {size_text(released_bytes)} as released"
     if outcome == "nothing" and not reason and change.before.live_bytes is not None:
-        reason = _without_cache(change.before)
+        reason = _no_cache_reason(change.before)
     if change.before.live_bytes is None:
         reason = "; ".join(filter(None, (reason, CONDITION_REMEDIES["live_unknown"])))
     planned = outcome == "planned"
@@ -135,16 +136,16 @@ def verified_receipt(
         outcome=outcome,
         reason=reason,
         expected=change.expected,
-        released_bytes=released,
+        released_bytes=released_bytes,
         driver_released_bytes=None if planned else driver_released,
-        before=_held(change.before, driver_before),
-        after=None if planned else _held(change.after, driver_after),
+        before=_pool_bytes(change.before, driver_before),
+        after=None if planned else _pool_bytes(change.after, driver_after),
         steps=result.steps,
         raced=raced,
     )
 
 
-def _without_cache(pool: PoolUsage) -> str:
+def _no_cache_reason(pool: PoolUsage) -> str:
     """Return why a flush of a pool without cached bytes released none; empty if the pool may have some."""
     if pool.reclaimable.likely or not pool.held_known:
         return ""
@@ -156,29 +157,29 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
     """Make the receipts of functions of a program without pools, by device: only the driver counts their effect."""
     if receipt.outcome != "nothing" or not receipt.steps:
         return [receipt]
-    made = []
-    for device, used in sorted(before.used.items()):
-        left = after.used.get(device)
-        released = None if left is None else used - left
+    receipts = []
+    for device, used_before in sorted(before.used.items()):
+        used_after = after.used.get(device)
+        released = None if used_after is None else used_before - used_after
         outcome: FlushOutcome = "freed" if released and released > 0 else "nothing"
-        own = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
-        made.append(replace(own, released_bytes=max(0, released or 0)))
-    return made or [receipt]
+        device_receipt = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
+        receipts.append(replace(device_receipt, released_bytes=max(0, released or 0)))
+    return receipts or [receipt]
 
 
-def _plausible_bytes(stated: int, driver_used: int | None, size: int | None) -> tuple[int, str]:
+def _plausible_bytes(reported_bytes: int, driver_used_bytes: int | None, size_bytes: int | None) -> tuple[int, str]:
     """Return the bytes that count as released, and the reason if they differ from the agent's."""
-    if stated < 0:
-        return 0, f"the pool holds {size_text(-stated)} more than before"
-    if driver_used is not None and stated > driver_used:
-        return 0, _impossible(stated, f"the driver counted only {size_text(driver_used)} before")
-    if size is not None and stated > size:
-        return 0, _impossible(stated, f"the GPU has only {size_text(size)}")
-    return stated, ""
+    if reported_bytes < 0:
+        return 0, f"the pool holds {size_text(-reported_bytes)} more than before"
+    if driver_used_bytes is not None and reported_bytes > driver_used_bytes:
+        return 0, _impossible_reason(reported_bytes, f"the driver counted only {size_text(driver_used_bytes)} before")
+    if size_bytes is not None and reported_bytes > size_bytes:
+        return 0, _impossible_reason(reported_bytes, f"the GPU has only {size_text(size_bytes)}")
+    return reported_bytes, ""
 
 
-def _impossible(stated: int, bound: str) -> str:
-    return f"the agent's report of {size_text(stated)} released isn't counted, because {bound}"
+def _impossible_reason(reported_bytes: int, bound: str) -> str:
+    return f"the agent's report of {size_text(reported_bytes)} released isn't counted, because {bound}"
 
 
 def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentReport | None) -> Receipt:
@@ -193,28 +194,28 @@ def with_refill_note(receipt: Receipt, before: AgentReport | None, after: AgentR
 
 
 def _refilled_flushes(receipt: Receipt, report: AgentReport) -> int:
-    own = (receipt.allocator, receipt.device_uuid)
-    return sum(pool.refilled_flushes for pool in report.pools if (pool.allocator, pool.device_uuid) == own)
+    pool_key = (receipt.allocator, receipt.device_uuid)
+    return sum(pool.refilled_flushes for pool in report.pools if (pool.allocator, pool.device_uuid) == pool_key)
 
 
 def _allocation_state(pool: PoolUsage) -> tuple[int | None, ...]:
     return pool.held_bytes, pool.device_allocations, pool.device_frees
 
 
-def _held(pool: PoolUsage, driver_used: int | None) -> PoolBytes:
-    return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used)
+def _pool_bytes(pool: PoolUsage, driver_used_bytes: int | None) -> PoolBytes:
+    return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used_bytes)
 
 
-PLANS_OF_ONE = 8
-REQUESTERS = 64
+PLANS_PER_REQUESTER = 8
+MAX_REQUESTERS = 64
 
-Pool = tuple[ProcessKey, str | None, str | None]
+PoolKey = tuple[ProcessKey, str | None, str | None]
 """Process, allocator and device"""
 
-Predictions = Mapping[Pool, ExpectedRelease]
+Predictions = Mapping[PoolKey, ExpectedRelease]
 
 
-def pool_of(receipt: Receipt) -> Pool:
+def pool_key_of(receipt: Receipt) -> PoolKey:
     return ProcessKey(receipt.pid, receipt.start_ticks), receipt.allocator, receipt.device_uuid
 
 
@@ -222,28 +223,28 @@ class Plans:
     """Newest plans of each requester, so no requester's plans displace another's."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, Predictions]] = {}
+        self._by_requester: dict[str, dict[str, Predictions]] = {}
 
-    def keep(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
-        own = self._of.pop(requested_by, {})
-        own[plan] = {pool_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
-        self._of[requested_by] = dict([*own.items()][-PLANS_OF_ONE:])
-        if len(self._of) > REQUESTERS:
-            del self._of[next(iter(self._of))]
+    def add(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
+        plans = self._by_requester.pop(requested_by, {})
+        plans[plan] = {pool_key_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
+        self._by_requester[requested_by] = dict([*plans.items()][-PLANS_PER_REQUESTER:])
+        if len(self._by_requester) > MAX_REQUESTERS:
+            del self._by_requester[next(iter(self._by_requester))]
 
     def predictions(self, requested_by: str, plan: str | None) -> Predictions:
         """Return the estimates of a plan; empty if it is unknown or expired."""
-        return self._of.get(requested_by, {}).get(plan or "", {})
+        return self._by_requester.get(requested_by, {}).get(plan or "", {})
 
 
-NEIGHBOR_SECONDS = 5.0
+MAX_NEIGHBOR_WAIT_SECONDS = 5.0
 
 
 class FlushLocks:
-    """``neighbor_seconds``: the longest total wait of a flush for those of other users on its devices."""
+    """``max_neighbor_wait_seconds``: the longest total wait of a flush for those of other users on its devices."""
 
-    def __init__(self, neighbor_seconds: float = NEIGHBOR_SECONDS) -> None:
-        self._neighbor_seconds = neighbor_seconds
+    def __init__(self, max_neighbor_wait_seconds: float = MAX_NEIGHBOR_WAIT_SECONDS) -> None:
+        self._max_neighbor_wait_seconds = max_neighbor_wait_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unresponsive: dict[str, PeerIdentity] = {}
         """By group: the process that did not answer its last flush in time."""
@@ -257,7 +258,7 @@ class FlushLocks:
         """
         devices = sorted({pool.device_uuid for pool in report.pools})
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._neighbor_seconds
+        deadline = loop.time() + self._max_neighbor_wait_seconds
         async with AsyncExitStack() as stack:
             for name in sorted({*_groups(report), *(f"device {uuid} of uid {report.uid}" for uuid in devices)}):
                 await stack.enter_async_context(self._lock(name))
@@ -275,12 +276,12 @@ class FlushLocks:
         self._unresponsive |= dict.fromkeys(_groups(report), identity_of(report))
 
     def unresponsive_neighbor(
-        self, report: AgentReport, flushing: Callable[[PeerIdentity], bool]
+        self, report: AgentReport, is_flushing: Callable[[PeerIdentity], bool]
     ) -> PeerIdentity | None:
         """Return a process of its groups that has not answered its last flush and may still execute it."""
-        self._unresponsive = {name: who for name, who in self._unresponsive.items() if flushing(who)}
+        self._unresponsive = {name: identity for name, identity in self._unresponsive.items() if is_flushing(identity)}
         others = (self._unresponsive.get(name) for name in _groups(report))
-        return next((who for who in others if who not in (None, identity_of(report))), None)
+        return next((identity for identity in others if identity not in (None, identity_of(report))), None)
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
@@ -295,9 +296,9 @@ def _groups(report: AgentReport) -> list[str]:
 SETTLE_SECONDS = 5.0
 STABLE_SECONDS = 1.0
 COOLDOWN_SECONDS = 30.0
-PERSON_COOLDOWN_SECONDS = 5.0
-"""Longest wait of a user between two flushes of a process; a rule waits the whole cooldown."""
-RECEIPTS_KEPT = 1000
+MANUAL_COOLDOWN_SECONDS = 5.0
+"""Longest cooldown for a flush that a user requests; a rule waits for the whole ``cooldown_seconds``."""
+MAX_RECEIPTS = 1000
 
 
 class Flusher:
@@ -308,41 +309,41 @@ class Flusher:
         agents: AgentServer,
         read_driver: Callable[[], Awaitable[Reading | None]],
         *,
-        done: Callable[[Receipt], None] = lambda receipt: None,
+        on_receipt: Callable[[Receipt], None] = lambda receipt: None,
         cooldown_seconds: float = COOLDOWN_SECONDS,
         settle_seconds: float = SETTLE_SECONDS,
-        neighbor_seconds: float = NEIGHBOR_SECONDS,
+        max_neighbor_wait_seconds: float = MAX_NEIGHBOR_WAIT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        engines: EngineStep | None = None,
-        keep: Callable[[Receipt], Awaitable[None]] | None = None,
+        engine_step: EngineStep | None = None,
+        store_receipt: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
-        """``keep`` stores the receipt of a serving engine that was returned to service after its flush."""
-        self.receipts: deque[Receipt] = deque(maxlen=RECEIPTS_KEPT)
-        self._agents, self._read_driver, self._done, self._clock = agents, read_driver, done, clock
+        """``store_receipt`` stores the receipt of a serving engine that was returned to service after its flush."""
+        self.receipts: deque[Receipt] = deque(maxlen=MAX_RECEIPTS)
+        self._agents, self._read_driver, self._on_receipt, self._clock = agents, read_driver, on_receipt, clock
         self.cooldown_seconds, self._settle_seconds = cooldown_seconds, settle_seconds
         self._under_way: dict[PeerIdentity, FlushRequest] = {}
         self._flushed_at: dict[PeerIdentity, float] = {}
-        self._locks = FlushLocks(neighbor_seconds)
+        self._locks = FlushLocks(max_neighbor_wait_seconds)
         self._plans = Plans()
-        self._keep = keep
-        self._engines = engines
-        if engines:
-            engines.use_receipts(lambda: self.receipts, self._record)
+        self._store_receipt = store_receipt
+        self._engine_step = engine_step
+        if engine_step:
+            engine_step.use_receipts(lambda: self.receipts, self._record)
 
-    def resume_engine_returns(self) -> None:
+    def continue_engine_returns(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
-        if self._engines:
-            self._engines.continue_returns()
+        if self._engine_step:
+            self._engine_step.continue_returns()
 
     async def close(self) -> None:
-        if self._engines:
-            await self._engines.close()
+        if self._engine_step:
+            await self._engine_step.close()
 
     async def _record(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
-        self._done(receipt)
-        if self._keep is not None:
-            await self._keep(receipt)
+        self._on_receipt(receipt)
+        if self._store_receipt is not None:
+            await self._store_receipt(receipt)
 
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         """Flush and return when all is finished. Raises NoSuchTarget, FlushInProgress or CooldownActive if nothing
@@ -352,48 +353,48 @@ class Flusher:
         programs, one after the other.
         """
         reports = self._agents.reports()
-        names = await self._engine_names(request, reports)
+        engine_names = await self._engine_names(request, reports)
         steps = tuple(step for step in request.steps if step != ENGINE_STEP)
         targets = [report for report in reports if steps and request.target.matches(report)]
-        if not targets and not names:
+        if not targets and not engine_names:
             if not steps:
                 where = "list it under engines: in the configuration"
                 raise NoSuchTarget(f"no configured serving engine matches {request.target}; {where}")
             raise no_agent_error(request.target, reports)
-        whole, request = request, replace(request, steps=steps)
+        original, request = request, replace(request, steps=steps)
         refusals = {} if request.dry_run else self._refusals(targets, request)
-        free = [report for report in targets if identity_of(report) not in refusals]
+        ready = [report for report in targets if identity_of(report) not in refusals]
         if not request.dry_run:
-            self._under_way |= {identity_of(report): request for report in free}
+            self._under_way |= {identity_of(report): request for report in ready}
         predictions = self._plans.predictions(requested_by, request.plan)
         try:
             flushed = await asyncio.gather(
-                *(self._process(report, request, requested_by, predictions) for report in free)
+                *(self._flush_program(report, request, requested_by, predictions) for report in ready)
             )
         finally:
-            for report in free:
-                self._finish(report, request)
+            for report in ready:
+                self._end_flush(report, request)
         refused = [
             empty_receipt(report, "refused", refusals[identity_of(report)], requested_by, time.time())
             for report in targets
             if identity_of(report) in refusals
         ]
-        engines = [await self._flush_engine(name, whole, requested_by) for name in names]
+        engine_receipts = [await self._flush_engine(name, original, requested_by) for name in engine_names]
         receipts = tuple(
             replace(each, requested_for=request.requested_for)
-            for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engines))
+            for each in (*chain.from_iterable(flushed), *refused, *chain.from_iterable(engine_receipts))
         )
         answer = FlushResponse(uuid.uuid4().hex, receipts, sum(receipt.released_bytes for receipt in receipts))
         if request.dry_run:  # whatever its outcome, it is a plan and no flush
-            self._plans.keep(requested_by, answer.id, receipts)
+            self._plans.add(requested_by, answer.id, receipts)
             return answer
         for receipt in receipts:
             self.receipts.append(receipt)
-            self._done(receipt)
+            self._on_receipt(receipt)
         return answer
 
     async def _engine_names(self, request: FlushRequest, reports: Sequence[AgentReport]) -> list[str]:
-        if self._engines is None or ENGINE_STEP not in request.steps:
+        if self._engine_step is None or ENGINE_STEP not in request.steps:
             return []
         workloads = {report.key: report.workload for report in reports}
         devices: dict[ProcessKey, set[str]] = {}
@@ -401,58 +402,64 @@ class Flusher:
         for device in reading.devices if reading else ():
             for key in device.processes_by_key:
                 devices.setdefault(key, set()).add(device.uuid)
-        readings = self._engines.readings()
+        readings = self._engine_step.readings()
         return [each.name for each in readings if request.target.matches_engine(each, workloads, devices)]
 
     async def _flush_engine(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
-        assert self._engines is not None
+        assert self._engine_step is not None
         predictions = self._plans.predictions(requested_by, request.plan)
-        receipts = await self._engines.flush(name, request, requested_by)
-        return [replace(receipt, planned=predictions.get(pool_of(receipt))) for receipt in receipts]
+        receipts = await self._engine_step.flush(name, request, requested_by)
+        return [replace(receipt, planned=predictions.get(pool_key_of(receipt))) for receipt in receipts]
 
     def _refusals(self, targets: Sequence[AgentReport], request: FlushRequest) -> dict[PeerIdentity, str]:
         """Return the targets that cannot be flushed now, each with the reason; raises if none of them can."""
-        now, rest = self._clock(), self.cooldown_seconds
-        self._flushed_at = {who: at for who, at in self._flushed_at.items() if now - at < rest}
-        rest = rest if request.by_rule else min(rest, PERSON_COOLDOWN_SECONDS)
+        now, cooldown_seconds = self._clock(), self.cooldown_seconds
+        self._flushed_at = {
+            identity: flushed_at
+            for identity, flushed_at in self._flushed_at.items()
+            if now - flushed_at < cooldown_seconds
+        }
+        cooldown_seconds = cooldown_seconds if request.by_rule else min(cooldown_seconds, MANUAL_COOLDOWN_SECONDS)
         refusals: dict[PeerIdentity, str] = {}
-        resting: dict[float, str] = {}
+        cooldown_messages: dict[float, str] = {}
         for report in targets:
-            who = identity_of(report)
-            ago = now - self._flushed_at.get(who, float("-inf"))
-            if who in self._under_way:
-                refusals[who] = "another flush of this program is in progress; wait for its receipt"
-            elif ago < rest and not request.force:
-                refusals[who] = resting[rest - ago] = _cooldown_message(report, ago, rest - ago)
+            identity = identity_of(report)
+            elapsed_seconds = now - self._flushed_at.get(identity, float("-inf"))
+            if identity in self._under_way:
+                refusals[identity] = "another flush of this program is in progress; wait for its receipt"
+            elif elapsed_seconds < cooldown_seconds and not request.force:
+                wait_seconds = cooldown_seconds - elapsed_seconds
+                refusals[identity] = _cooldown_message(report, elapsed_seconds, wait_seconds)
+                cooldown_messages[wait_seconds] = refusals[identity]
         if len(refusals) == len(targets):
-            if resting:
-                wait = max(resting)
-                raise CooldownActive(resting[wait], max(1.0, wait))
+            if cooldown_messages:
+                longest = max(cooldown_messages)
+                raise CooldownActive(cooldown_messages[longest], max(1.0, longest))
             if request.target.pid is not None:
                 raise FlushInProgress(f"a flush of {request.target} is in progress; wait for its receipt")
         return refusals
 
-    def _finish(self, report: AgentReport, request: FlushRequest) -> None:
+    def _end_flush(self, report: AgentReport, request: FlushRequest) -> None:
         if self._under_way.get(identity_of(report)) is request:
             del self._under_way[identity_of(report)]
 
-    async def _process(
+    async def _flush_program(
         self, report: AgentReport, request: FlushRequest, requested_by: str, predictions: Predictions
     ) -> list[Receipt]:
         if report.suspended:
-            self._finish(report, request)
+            self._end_flush(report, request)
             return [empty_receipt(report, "deferred", SUSPENDED_REASON, requested_by, time.time())]
         receipts: list[Receipt] = []
-        functions = ("",) if "hooks" in request.steps else ()  # the program's own, if it has no pool
-        for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or functions:
+        without_pools = ("",) if "hooks" in request.steps else ()  # only the program's own functions are called
+        for allocator in dict.fromkeys(pool.allocator for pool in report.pools) or without_pools:
             if receipts and receipts[-1].outcome == "timeout":
                 break
             receipts += await self._flush_allocator(report, allocator, request, requested_by)
-        self._finish(report, request)
+        self._end_flush(report, request)
         receipts = receipts or [
             empty_receipt(report, "nothing", "the program has no memory pool on a GPU", requested_by, time.time())
         ]
-        return [replace(receipt, planned=predictions.get(pool_of(receipt))) for receipt in receipts]
+        return [replace(receipt, planned=predictions.get(pool_key_of(receipt))) for receipt in receipts]
 
     async def _flush_allocator(
         self, report: AgentReport, allocator: str, request: FlushRequest, requested_by: str
@@ -461,15 +468,15 @@ class Flusher:
         started_at, began = time.time(), self._clock()
 
         def receipt(outcome: FlushOutcome, reason: str) -> Receipt:
-            bare = empty_receipt(report, outcome, reason, requested_by, started_at)
-            return replace(bare, allocator=allocator or None, duration_seconds=self._clock() - began)
+            base = empty_receipt(report, outcome, reason, requested_by, started_at)
+            return replace(base, allocator=allocator or None, duration_seconds=self._clock() - began)
 
-        reported = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
-        if reported < request.min_reclaimable_bytes:
-            least = size_text(request.min_reclaimable_bytes)
-            reason = f"{size_text(reported)} is reclaimable, less than the requested minimum of {least}"
+        reclaimable_bytes = sum(pool.reclaimable.likely for pool in report.pools if pool.allocator == allocator)
+        if reclaimable_bytes < request.min_reclaimable_bytes:
+            minimum = size_text(request.min_reclaimable_bytes)
+            reason = f"{size_text(reclaimable_bytes)} is reclaimable, less than the requested minimum of {minimum}"
             return [receipt("nothing", reason)]
-        order = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
+        command = FlushCommand(uuid.uuid4().hex, allocator, request.steps, request.dry_run, request.timeout_seconds)
         async with nullcontext() if request.dry_run else self._locks.hold(report):
             started_at, began = time.time(), self._clock()
             neighbor = None if request.dry_run else self._locks.unresponsive_neighbor(report, self._agents.is_flushing)
@@ -478,42 +485,44 @@ class Flusher:
                 return [receipt("refused", reason)]
             report_before = self._agents.report(identity)
             before = await self._driver_counts(identity)
-            result = await self._agents.flush(identity, order)
+            result = await self._agents.flush(identity, command)
             if result is None and not request.dry_run:
                 self._locks.mark_unresponsive(report)
         if result is None:
-            now = self._agents.report(identity)
-            if now is not None and now.suspended:
+            latest_report = self._agents.report(identity)
+            if latest_report is not None and latest_report.suspended:
                 return [receipt("deferred", SUSPENDED_REASON)]
             return [
                 receipt("timeout", f"the agent didn't respond within {request.timeout_seconds:g} s, or disconnected")
             ]
         reported_pools = (*report.pools, *(report_before.pools if report_before else ()))
-        result = limited_to_reported(result, allocator, reported_pools, request.steps)
+        result = drop_unreported(result, allocator, reported_pools, request.steps)
         if had_effect(result):
             self._flushed_at[identity] = self._clock()
-        called = not allocator and bool(result.steps)
-        after = before if request.dry_run else await self._wait_for_release(identity, before, result.pools, called)
+        ran_functions = not allocator and bool(result.steps)
+        after = (
+            before if request.dry_run else await self._wait_for_release(identity, before, result.pools, ran_functions)
+        )
         if not result.pools:
-            bare = replace(receipt(result.outcome, result.reason), steps=result.steps)
-            return [bare] if allocator else driver_receipts(bare, before, after)
-        bare = receipt(result.outcome, result.reason)
+            base = replace(receipt(result.outcome, result.reason), steps=result.steps)
+            return [base] if allocator else driver_receipts(base, before, after)
+        base = receipt(result.outcome, result.reason)
         report_after = self._agents.report(identity)
         reported_by_agent = [
             pool for report in (report_before, report_after) for pool in (report.pools if report else ())
         ]
         receipts = [
-            verified_receipt(bare, result, change, has_changed_around(change, reported_by_agent), before, after)
+            verified_receipt(base, result, change, has_changed_around(change, reported_by_agent), before, after)
             for change in result.pools
         ]
-        return [with_refill_note(one, report_before, report_after) for one in receipts]
+        return [with_refill_note(pool_receipt, report_before, report_after) for pool_receipt in receipts]
 
     async def _wait_for_release(
-        self, identity: PeerIdentity, before: DriverCounts, changes: Iterable[PoolChange], unknown: bool
+        self, identity: PeerIdentity, before: DriverCounts, changes: Iterable[PoolChange], is_release_unknown: bool
     ) -> DriverCounts:
         """Return the driver's counts once they show the release, have been stable for a second, or time is up.
 
-        ``unknown``: the released bytes are unknown.
+        ``is_release_unknown``: the released bytes are unknown.
         """
         released: dict[str, int] = {}
         for change in changes:
@@ -521,9 +530,9 @@ class Flusher:
             released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
         started_at = changed_at = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
-        while unknown or any(
-            before.used[device] - counts.used[device] < amount
-            for device, amount in released.items()
+        while is_release_unknown or any(
+            before.used[device] - counts.used[device] < released_bytes
+            for device, released_bytes in released.items()
             if device in before.used and device in counts.used
         ):
             now = self._clock()
@@ -539,14 +548,15 @@ class Flusher:
     async def _driver_counts(self, identity: PeerIdentity) -> DriverCounts:
         reading = await self._read_driver()
         devices = reading.devices if reading else ()
-        listed = ((device.uuid, device.processes_by_key.get(identity.process)) for device in devices)
-        used = {uuid: process.used_bytes for uuid, process in listed if process and process.used_bytes is not None}
+        usages = ((device.uuid, device.processes_by_key.get(identity.process)) for device in devices)
+        used = {uuid: process.used_bytes for uuid, process in usages if process and process.used_bytes is not None}
         return DriverCounts(used, {device.uuid: device.size_bytes for device in devices if device.size_bytes})
 
 
-def _cooldown_message(report: AgentReport, ago: float, wait: float) -> str:
-    who = report.workload or f"pid {report.process.pid}"
-    return f"{who} was flushed {int(ago)} s ago; try again in {math.ceil(wait)} s, or now {API_FORCE_HINT}"
+def _cooldown_message(report: AgentReport, elapsed_seconds: float, wait_seconds: float) -> str:
+    name = report.workload or f"pid {report.process.pid}"
+    when = f"in {math.ceil(wait_seconds)} s, or now {API_FORCE_HINT}"
+    return f"{name} was flushed {int(elapsed_seconds)} s ago; try again {when}"
 
 
 log = logging.getLogger(__name__)
@@ -563,10 +573,10 @@ class FlushPart(Part, FlushService):
         self.flusher = Flusher(
             core.programs,
             core.read_driver,
-            done=core.add_receipt,
+            on_receipt=core.add_receipt,
             cooldown_seconds=core.settings.flush_cooldown,
-            engines=core.find(EngineStep),
-            keep=self._keep,
+            engine_step=core.find(EngineStep),
+            store_receipt=self._store_engine_receipt,
         )
         self.hook = AlertmanagerHook(
             self.flush, core.store, core.machine_names, lambda: core.settings.alertmanager_dry_run
@@ -583,7 +593,7 @@ class FlushPart(Part, FlushService):
         return ()
 
     def start(self) -> None:
-        self.flusher.resume_engine_returns()
+        self.flusher.continue_engine_returns()
 
     async def configure(self, settings: Settings) -> None:
         self.flusher.cooldown_seconds = settings.flush_cooldown
@@ -600,30 +610,29 @@ class FlushPart(Part, FlushService):
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
         description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {caller}"
         note = self._core.note if not request.dry_run else _ignore_note
-        own = {"operation": request.operation.id} if request.operation else {}
+        operation_detail = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
-            detail = {"target": str(request.target), "steps": request.steps, **_flags(request)}
-            await self._store.audit(requested_by, "flush.request", detail | _request_details(request))
+            await self._store.audit(requested_by, "flush.request", _request_detail(request))
         try:
             outcome = await self.flusher.flush(request, requested_by)
         except FlushError as error:
             log.info("%s: refused: %s", description, error)
-            await note(requested_by, "flush.refused", {"problem": str(error), **own})
+            await note(requested_by, "flush.refused", {"problem": str(error), **operation_detail})
             raise
         except asyncio.CancelledError:
             log.info("%s: interrupted, because the daemon is stopping", description)
             reason = f"the daemon stopped before the flush of {request.target} ended"
-            await note(requested_by, "flush.interrupted", {"problem": reason, **own})
+            await note(requested_by, "flush.interrupted", {"problem": reason, **operation_detail})
             raise
         counts = Counter(receipt.outcome for receipt in outcome.receipts)
         results = ", ".join(f"{count} {name}" for name, count in counts.items())
-        returned = "" if request.dry_run else f"; {size_text(outcome.released_bytes)} released"
-        log.info("%s: %s%s", description, results, returned)
-        await note(requested_by, "flush.receipts", _proof(outcome) | own, outcome.receipts)
+        released_text = "" if request.dry_run else f"; {size_text(outcome.released_bytes)} released"
+        log.info("%s: %s%s", description, results, released_text)
+        await note(requested_by, "flush.receipts", _receipts_detail(outcome) | operation_detail, outcome.receipts)
         self._core.dependencies.wake.set()  # the next frame shows the effect of the flush
         return outcome
 
-    async def _keep(self, receipt: Receipt) -> None:
+    async def _store_engine_receipt(self, receipt: Receipt) -> None:
         """Store the receipt of an engine that was returned to service. The store has logged it if it cannot."""
         with suppress(StoreUnavailable):
             detail = {"engine": receipt.workload, "outcome": receipt.outcome, "reason": receipt.reason}
@@ -635,19 +644,20 @@ async def _ignore_note(actor: str, action: str, detail: Any, receipts: Sequence[
     """Note nothing about a plan, which changes nothing."""
 
 
-def _flags(request: FlushRequest) -> dict[str, bool]:
-    return {name: True for name in ("force", "wake") if getattr(request, name)}
-
-
-def _request_details(request: FlushRequest) -> dict[str, str]:
-    """Return the waiting program, the operation's id, and the reason and the requester that the caller states."""
-    operation, stated = request.operation, {"for": request.requested_for}
+def _request_detail(request: FlushRequest) -> dict[str, Any]:
+    """Return the audit's detail of a request: its flags, and the texts that are not empty."""
+    operation = request.operation
+    optional = {"force": request.force, "wake": request.wake, "for": request.requested_for}
     if operation is not None:
-        stated |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}
-    return {name: text for name, text in stated.items() if text}
+        optional |= {"operation": operation.id, "reason": operation.reason, "by": operation.by}
+    return {
+        "target": str(request.target),
+        "steps": request.steps,
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
-def _proof(outcome: FlushResponse) -> dict[str, Any]:
+def _receipts_detail(outcome: FlushResponse) -> dict[str, Any]:
     """Return the audit's detail of a flush: totals, and the SHA-256 of the receipts as the store keeps them, one a
     line."""
     text = "".join(f"{to_text(receipt)}\n" for receipt in outcome.receipts)

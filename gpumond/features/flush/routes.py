@@ -26,13 +26,13 @@ from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses, starting
 
-MANY_SECONDS = 60.0
+SHARED_TIMEOUT_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
 
 router = Router("flush")
-facts = Router("facts")
-ANSWER = TypeAdapter(FlushResponse)
-EXAMPLE = FlushResponse("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
+receipts_router = Router("facts")
+FLUSH_RESPONSE = TypeAdapter(FlushResponse)
+FLUSH_EXAMPLE = FlushResponse("9f0c6a1e5d5e4a5c8f0b7f3f6c1d2e3a", (examples.RECEIPT,), examples.RECEIPT.released_bytes)
 
 
 class TargetBody(EncodableModel):
@@ -52,7 +52,7 @@ class TargetBody(EncodableModel):
     all: bool = False
 
     @model_validator(mode="after")
-    def _one(self) -> TargetBody:
+    def _check_target(self) -> TargetBody:
         if sum(each is not None for each in (self.pid, self.device, self.workload, self.user)) + self.all != 1:
             raise ValueError(
                 'pass exactly one of {"pid": N}, {"device": NAME}, {"workload": NAME}, {"user": NAME}, {"all": true}'
@@ -98,17 +98,17 @@ class FlushBody(EncodableModel):
     operation: OperationBody | None = None
 
     @model_validator(mode="after")
-    def _of_engines(self) -> FlushBody:
+    def _check_wake(self) -> FlushBody:
         if self.wake and self.steps != (ENGINE_STEP,):
             raise ValueError('wake requires "steps": ["engine"]')
         return self
 
 
-_OK: dict[int | str, dict[str, Any]] = {
+SUCCESS: dict[int | str, dict[str, Any]] = {
     200: {
         "model": FlushResponse,
         "description": "The flush is complete, and every receipt is final.",
-        "content": {"application/json": {"example": ANSWER.dump_python(EXAMPLE, mode="json")}},
+        "content": {"application/json": {"example": FLUSH_RESPONSE.dump_python(FLUSH_EXAMPLE, mode="json")}},
     }
 }
 
@@ -117,7 +117,7 @@ _OK: dict[int | str, dict[str, Any]] = {
     "/flushes",
     summary="Flush programs and return receipts",
     dependencies=[Depends(bearer)],
-    responses={**_OK, **problem_responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
+    responses={**SUCCESS, **problem_responses(401, 403, 404, 409, 422, 429, 503, 504, 507)},
     response_model=None,
 )
 async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(require_flush)) -> Response:
@@ -135,29 +135,31 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     uid = caller.uid if body.target.user is None else uid_named(body.target.user, core.frame, caller.uid)
     chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
     target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
-    timeout = body.timeout_seconds if target.pid or caller.may("admin") else min(body.timeout_seconds, MANY_SECONDS)
+    timeout_seconds = body.timeout_seconds
+    if not (target.pid or caller.may("admin")):
+        timeout_seconds = min(timeout_seconds, SHARED_TIMEOUT_SECONDS)
     fields = body.model_dump(exclude={"target", "timeout_seconds", "operation"})
     operation = Operation(**body.operation.model_dump()) if body.operation else None
-    flush = FlushRequest(target=target, timeout_seconds=timeout, operation=operation, **fields)
+    flush = FlushRequest(target=target, timeout_seconds=timeout_seconds, operation=operation, **fields)
     answer = await core.get(FlushService).flush(flush, caller.name)
     unanswered = [receipt.pid for receipt in answer.receipts if receipt.outcome == "timeout"]
     if unanswered:
         detail = f"no response in time from pid {', '.join(map(str, unanswered))}; the other receipts are final"
-        return problem(504, detail, **ANSWER.dump_python(answer, mode="json"))
+        return problem(504, detail, **FLUSH_RESPONSE.dump_python(answer, mode="json"))
     return json_response(FlushResponse, answer)
 
 
-def uid_named(user: str, frame: Frame | None, allowed: int | None) -> int:
+def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:
     """Return the uid of a user who runs a program on a device. Raises ConfigError.
 
-    ``allowed``: the only user whose programs the caller may flush; None for all.
+    ``allowed_uid``: the only user whose programs the caller may flush; None for all.
     """
     devices = frame.snapshot.devices if frame else ()
-    known = {process.user: process.uid for device in devices for process in device.processes or ()}
-    uid = int(user) if user.isdecimal() else known.get(user)
-    if uid is None or allowed not in (None, uid):
-        hint = did_you_mean(user, filter(None, known))
-        raise ConfigError(f"no program of user {user} uses a GPU{hint or '; `gpumond status` lists the users'}")
+    uids = {process.user: process.uid for device in devices for process in device.processes or ()}
+    uid = int(user) if user.isdecimal() else uids.get(user)
+    if uid is None or allowed_uid not in (None, uid):
+        hint = did_you_mean(user, filter(None, uids))
+        raise ConfigError(f"no program of user {user} uses a GPU{hint or '; to list the users: gpumond status'}")
     return uid
 
 
@@ -167,21 +169,21 @@ def count_flush(tokens: Tokens, caller: Caller) -> None:
     count_request(tokens, tokens.flushes, counted_name(caller.name), refusal)
 
 
-@facts.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
+@receipts_router.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
 async def receipts(request: Request) -> Response:
     return streamed_json(request, Receipt, list(core_of(request).get(FlushPart).receipts()))
 
 
 MAX_ALERTS = 64
-MAX_LABELS, MAX_LABEL = 64, 1024
+MAX_LABELS, MAX_LABEL_LENGTH = 64, 1024
 
-hooks = Router("flush")
-TIME = TypeAdapter(datetime)
+hooks_router = Router("flush")
+DATETIME = TypeAdapter(datetime)
 RFC_3339 = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)$"
 
 FINGERPRINT = "b1f4f0c0d9a3e7c2"
 STARTS_AT = "2026-09-21T14:13:20.125Z"
-EXAMPLE_BODY: dict[str, Any] = {
+HOOK_BODY_EXAMPLE: dict[str, Any] = {
     "version": "4",
     "status": "firing",
     "alerts": [
@@ -210,9 +212,9 @@ HOOK_EXAMPLE = HookAnswer(
 )
 
 
-def _time(text: str) -> str:
+def _check_time(text: str) -> str:
     try:
-        TIME.validate_python(text).timestamp()
+        DATETIME.validate_python(text).timestamp()
     except (ValidationError, OverflowError, ValueError):
         raise ValueError("expected an RFC 3339 time") from None
     return text
@@ -224,14 +226,14 @@ class AlertBody(EncodableModel):
     model_config = ConfigDict(strict=True)
 
     status: Literal["firing", "resolved"]
-    labels: dict[str, Annotated[str, Field(max_length=MAX_LABEL)]] = Field(max_length=MAX_LABELS)
-    starts_at: Annotated[str, AfterValidator(_time)] = Field(alias="startsAt", pattern=RFC_3339, max_length=40)
+    labels: dict[str, Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]] = Field(max_length=MAX_LABELS)
+    starts_at: Annotated[str, AfterValidator(_check_time)] = Field(alias="startsAt", pattern=RFC_3339, max_length=40)
     fingerprint: str = Field(pattern="^[0-9a-f]{1,32}$")
 
     def alert(self) -> HookAlert:
         return HookAlert(
             fingerprint=self.fingerprint,
-            starts_at=TIME.validate_python(self.starts_at).timestamp(),
+            starts_at=DATETIME.validate_python(self.starts_at).timestamp(),
             firing=self.status == "firing",
             labels=self.labels,
         )
@@ -240,13 +242,13 @@ class AlertBody(EncodableModel):
 class NotificationBody(EncodableModel):
     """A notification of Alertmanager's webhook, version 4. Further keys are ignored."""
 
-    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [EXAMPLE_BODY]})
+    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [HOOK_BODY_EXAMPLE]})
 
     version: Literal["4"]
     alerts: list[AlertBody] = Field(max_length=MAX_ALERTS)
 
 
-@hooks.change(
+@hooks_router.change(
     "POST /hooks/alertmanager",
     "Flush the programs named in Alertmanager's alerts",
     HookAnswer,

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.facts.errors import ConfigError, GpumondError
+from gpumond.facts.units import plural, size_text
 from gpumond.sim.allocator import CachingAllocator
 from gpumond.sim.device import Context, DamagedDevice, OutOfMemory, SimDevice
 
@@ -54,7 +55,7 @@ class LoadBackend(ABC):
         """Attach to the device. Raises AllocationRefused, ConfigError."""
 
     @abstractmethod
-    def limit(self, size_bytes: int) -> None:
+    def set_limit(self, size_bytes: int) -> None:
         """Set the upper limit of allocations, caches included."""
 
     @abstractmethod
@@ -65,7 +66,7 @@ class LoadBackend(ABC):
     def free(self, block: int) -> None: ...
 
     @abstractmethod
-    def busy(self, ratio: float) -> None:
+    def set_busy(self, ratio: float) -> None:
         """Keep the device busy for this share of the time."""
 
     @abstractmethod
@@ -86,7 +87,7 @@ class LoadBackend(ABC):
         """Fill a block with its own pattern; only with ``has_contents``."""
         raise NotImplementedError
 
-    def wrong_words(self, block: int) -> int:
+    def count_wrong_words(self, block: int) -> int:
         """Return the number of 8-byte words that differ from the pattern; only with ``has_contents``."""
         raise NotImplementedError
 
@@ -95,7 +96,7 @@ class LoadBackend(ABC):
         raise NotImplementedError
 
 
-SLICE_SECONDS = 0.02
+BUSY_SLICE_SECONDS = 0.02
 """Length of one period of work; utilization counters sample a sixth of a second or more."""
 
 
@@ -109,7 +110,7 @@ class BusyThread:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def set(self, ratio: float) -> None:
+    def set_ratio(self, ratio: float) -> None:
         self._ratio = ratio
         if ratio > 0 and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpumond-loadgen", daemon=True)
@@ -133,10 +134,14 @@ class BusyThread:
                 continue
             started = time.perf_counter()
             self._work(amount)
-            took = max(1e-6, time.perf_counter() - started)
-            amount = max(1, int(amount * min(2.0, max(0.5, SLICE_SECONDS / took))))
-            self._change.wait(took * (1 / ratio - 1))
+            elapsed = max(1e-6, time.perf_counter() - started)
+            amount = max(1, int(amount * min(2.0, max(0.5, BUSY_SLICE_SECONDS / elapsed))))
+            self._change.wait(elapsed * (1 / ratio - 1))
             self._change.clear()
+
+
+def _limit_text(size_bytes: int, limit_bytes: int) -> str:
+    return f"{size_text(size_bytes)} would exceed the limit of {size_text(limit_bytes)}"
 
 
 class SimBackend(LoadBackend):
@@ -166,28 +171,28 @@ class SimBackend(LoadBackend):
         self._allocator = CachingAllocator(self._device)
         return BackendCapacity(reading.uuid, reading.size_bytes or 0, reading.free_bytes or 0)
 
-    def limit(self, size_bytes: int) -> None:
+    def set_limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
-        self._lower_limit()
+        self._update_pool_limit()
 
     def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
         if not outside:
             self._blocks[block] = self._pool().malloc(size_bytes)
             return
         if self._limit_bytes is not None and self.held_bytes() + size_bytes > self._limit_bytes:
-            raise OutOfMemory(f"{size_bytes} bytes more than the limit of {self._limit_bytes}")
+            raise OutOfMemory(_limit_text(self.held_bytes() + size_bytes, self._limit_bytes))
         self._attached().allocate(size_bytes)
         self._outside[block] = size_bytes
-        self._lower_limit()
+        self._update_pool_limit()
 
     def free(self, block: int) -> None:
         if block in self._blocks:
             self._pool().free(self._blocks.pop(block))
         else:
             self._attached().free(self._outside.pop(block))
-            self._lower_limit()
+            self._update_pool_limit()
 
-    def busy(self, ratio: float) -> None:
+    def set_busy(self, ratio: float) -> None:
         self._attached().set_utilization(ratio)
 
     def flush(self) -> int:
@@ -209,7 +214,7 @@ class SimBackend(LoadBackend):
             self._context.close()
         self._context = self._allocator = None
 
-    def _lower_limit(self) -> None:
+    def _update_pool_limit(self) -> None:
         """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
             self._pool().limit_bytes = self._limit_bytes - sum(self._outside.values())
@@ -241,7 +246,7 @@ extern "C" __global__ void check(const unsigned long long *words, unsigned long 
 }
 """
 GRID, THREADS = 512, 256
-CYCLES = 1000
+CYCLES_PER_UNIT = 1000
 """One unit of the busy thread's work."""
 
 
@@ -270,9 +275,10 @@ class CupyBackend(LoadBackend):
         runtime = cupy.cuda.runtime
         device = self._settings.device
         try:
-            if device >= runtime.getDeviceCount():
+            count = runtime.getDeviceCount()
+            if device >= count:
                 raise AllocationRefused(
-                    f"there is no device {device}: use --device 0 to {runtime.getDeviceCount() - 1}"
+                    f"there is no device {device}: CUDA finds {plural(count, 'GPU')}, and the first one is 0"
                 )
             cupy.cuda.Device(device).use()
             free, size = runtime.memGetInfo()
@@ -281,9 +287,9 @@ class CupyBackend(LoadBackend):
         self._cupy = cupy
         return BackendCapacity(cuda.device_uuid(device), int(size), int(free))
 
-    def limit(self, size_bytes: int) -> None:
+    def set_limit(self, size_bytes: int) -> None:
         self._limit_bytes = size_bytes
-        self._lower_limit()
+        self._update_pool_limit()
         self._wrong = self._cupy.zeros(1, dtype=self._cupy.uint64)
 
     def allocate(self, block: int, size_bytes: int, outside: bool) -> None:
@@ -291,18 +297,18 @@ class CupyBackend(LoadBackend):
             self._blocks[block] = self._cupy.cuda.alloc(size_bytes)
             return
         if self._limit_bytes is not None and self.held_bytes() + size_bytes > self._limit_bytes:
-            raise MemoryError(f"{size_bytes} bytes more than the limit of {self._limit_bytes}")
+            raise MemoryError(_limit_text(self.held_bytes() + size_bytes, self._limit_bytes))
         memory = self._cupy.cuda.Memory(size_bytes)
         self._outside[block] = (self._cupy.cuda.MemoryPointer(memory, 0), size_bytes)
-        self._lower_limit()
+        self._update_pool_limit()
 
     def free(self, block: int) -> None:
         if self._blocks.pop(block, None) is None:
             del self._outside[block]
-            self._lower_limit()
+            self._update_pool_limit()
 
-    def busy(self, ratio: float) -> None:
-        self._busy_thread.set(ratio)
+    def set_busy(self, ratio: float) -> None:
+        self._busy_thread.set_ratio(ratio)
 
     def flush(self) -> int:
         pool = self._cupy.get_default_memory_pool()
@@ -318,12 +324,12 @@ class CupyBackend(LoadBackend):
 
     def write(self, block: int) -> None:
         pointer, count = self._words(block)
-        self._core("fill")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block)))
+        self._kernel("fill")((GRID,), (THREADS,), (pointer, self._uint64(count), self._uint64(block)))
 
-    def wrong_words(self, block: int) -> int:
+    def count_wrong_words(self, block: int) -> int:
         pointer, count = self._words(block)
         self._wrong.fill(0)
-        self._core("check")((GRID,), (THREADS,), (pointer, self._number(count), self._number(block), self._wrong))
+        self._kernel("check")((GRID,), (THREADS,), (pointer, self._uint64(count), self._uint64(block), self._wrong))
         return int(self._wrong[0])
 
     def close(self) -> None:
@@ -335,11 +341,11 @@ class CupyBackend(LoadBackend):
             self._cupy.cuda.runtime.deviceSynchronize()
             self._cupy.get_default_memory_pool().free_all_blocks()
 
-    def _lower_limit(self) -> None:
+    def _update_pool_limit(self) -> None:
         """Reduce the limit of the pool by the memory allocated outside it."""
         if self._limit_bytes is not None:
-            left = max(1, self._limit_bytes - self._outside_bytes())
-            self._cupy.get_default_memory_pool().set_limit(size=left)
+            pool_limit = max(1, self._limit_bytes - self._outside_bytes())
+            self._cupy.get_default_memory_pool().set_limit(size=pool_limit)
 
     def _outside_bytes(self) -> int:
         return sum(size for _, size in self._outside.values())
@@ -347,12 +353,12 @@ class CupyBackend(LoadBackend):
     def _words(self, block: int) -> tuple[Any, int]:
         memory = self._blocks[block] if block in self._blocks else self._outside[block][0]
         size = self._outside[block][1] if block in self._outside else memory.mem.size
-        return self._number(memory.ptr), size // 8
+        return self._uint64(memory.ptr), size // 8
 
-    def _number(self, value: int) -> Any:
+    def _uint64(self, value: int) -> Any:
         return self._cupy.uint64(value)
 
-    def _core(self, name: str) -> Any:
+    def _kernel(self, name: str) -> Any:
         if self._kernels is None:
             self._kernels = self._cupy.RawModule(code=KERNELS)
         return self._kernels.get_function(name)
@@ -363,7 +369,7 @@ class CupyBackend(LoadBackend):
             if self._stream is None:
                 self._stream = self._cupy.cuda.Stream(non_blocking=True)
             with self._stream:
-                self._core("spin")((1,), (1,), (self._cupy.int64(amount * CYCLES),))
+                self._kernel("spin")((1,), (1,), (self._cupy.int64(amount * CYCLES_PER_UNIT),))
             self._stream.synchronize()
 
 

@@ -22,14 +22,14 @@ from gpumond.cli.arguments import DONE, FAILED, add_option, option_type, parse_d
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import parse_size_argument, parse_threshold, plural
 from gpumond.features.loadgen.backends import BACKENDS, BackendSettings
-from gpumond.features.loadgen.plan import COMMON, TABLE, LoadPlan, find_scenario, plan
+from gpumond.features.loadgen.plan import COMMON_OPTIONS, SCENARIOS, LoadPlan, find_scenario, plan
 from gpumond.features.loadgen.runner import (
     CompletedWork,
     ResultsFile,
     RunLimits,
     completed_result,
     failed_result,
-    run as carry_out,
+    run_plan,
     summary,
 )
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
@@ -40,8 +40,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 VIRTUAL_TIME_OPTIONS = ("size", "view", "gaps", "neighbors", "programs")
 """Options about the observation or about additional programs. Backends do not use them."""
 
-OWN = ("duration", "fill")
-FILL = 0.8
+OPTIONS_OF_COMMAND = ("duration", "fill")
+DEFAULT_FILL_RATIO = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fill FRACTION",
         "use at most this fraction of the GPU (default: 90%% for stress; for other scenarios, 80%%, or 100%% "
         "of a simulated GPU that this command creates)",
-        type=option_type(_share),
+        type=option_type(_parse_fraction),
     )
     add_option(
         parser, "--max SIZE", "use at most this much memory, such as 8GiB", type=positive_type(parse_size_argument)
@@ -83,13 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "options of scenarios", "If a default lists several values, one is chosen at random (see --seed)."
     )
-    for listed in _options():
+    for listed in _command_line_options():
         meanings: dict[str, list[str]] = {}
-        for one in TABLE:
-            for own in (each for each in (*one.options, *COMMON) if each.name == listed.name):
-                meanings.setdefault(f"{own.meaning} (default: {own.drawn})", []).append(one.name)
+        for scenario in SCENARIOS.values():
+            for own in (each for each in (*scenario.options, *COMMON_OPTIONS) if each.name == listed.name):
+                meanings.setdefault(f"{own.meaning} (default: {own.default_text})", []).append(scenario.name)
         text = "; ".join(
-            meaning if len(names) == len(TABLE) else f"{', '.join(names)}: {meaning}"
+            meaning if len(names) == len(SCENARIOS) else f"{', '.join(names)}: {meaning}"
             for meaning, names in meanings.items()
         )
         add_option(group, f"--{listed.name} {listed.unit.upper()}", text.replace("%", "%%"))
@@ -97,29 +97,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        print(json.dumps([_entry(one) for one in TABLE], indent=2) if arguments.json else _list())
+        print(
+            json.dumps([_scenario_entry(each) for each in SCENARIOS.values()], indent=2)
+            if arguments.json
+            else _scenario_list()
+        )
         return DONE
     if arguments.scenario is None:
-        raise ConfigError("no scenario given; `gpumond loadgen --list` shows all scenarios")
-    chosen = find_scenario(arguments.scenario)
-    made, limits = _plan(chosen, arguments), _limits(chosen, arguments)
+        raise ConfigError("no scenario given; to list all scenarios: gpumond loadgen --list")
+    scenario = find_scenario(arguments.scenario)
+    load_plan, limits = _plan(scenario, arguments), _limits(scenario, arguments)
     with ExitStack() as stack:
         report = None if arguments.report is None else stack.enter_context(closing(ResultsFile(arguments.report)))
         device_directory = (
-            stack.enter_context(_simulated_device(arguments, made)) if arguments.backend == "sim" else None
+            stack.enter_context(_simulated_device(arguments, load_plan)) if arguments.backend == "sim" else None
         )
         settings = BackendSettings(arguments.device, device_directory)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before threads start, because they inherit it
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, blocked)
         started_at = time.time()
-        agent = partial(_agent, None if arguments.no_agent else _workload(arguments, chosen))
+        agent_context = partial(_running_agent, None if arguments.no_agent else _workload(arguments, scenario))
         try:
-            done = carry_out(made, partial(BACKENDS[arguments.backend], settings), limits, agent)
+            runs = run_plan(load_plan, partial(BACKENDS[arguments.backend], settings), limits, agent_context)
         except GpumondError as error:
             if report is not None:
-                report.add(failed_result(made, arguments.backend, started_at, str(error)))
+                report.add(failed_result(load_plan, arguments.backend, started_at, str(error)))
             raise
-        answer = completed_result(made, done, arguments.backend, arguments.speed, started_at)
+        answer = completed_result(load_plan, runs, arguments.backend, arguments.speed, started_at)
         answer |= report.add(answer) if report is not None else {}
     if sys.stderr.isatty():
         print(file=sys.stderr)
@@ -127,60 +131,60 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if answer["wrong_words"] or answer.get("regressions") else DONE
 
 
-def _options() -> Iterator[Option]:
+def _command_line_options() -> Iterator[Option]:
     """Return the options of all scenarios, each name once."""
-    seen = {*VIRTUAL_TIME_OPTIONS, *OWN}
-    for listed in (each for one in TABLE for each in (*one.options, *COMMON)):
+    seen = {*VIRTUAL_TIME_OPTIONS, *OPTIONS_OF_COMMAND}
+    for listed in (each for scenario in SCENARIOS.values() for each in (*scenario.options, *COMMON_OPTIONS)):
         if listed.name not in seen:
             seen.add(listed.name)
             yield listed
 
 
-def _plan(chosen: Scenario, arguments: argparse.Namespace) -> LoadPlan:
+def _plan(scenario: Scenario, arguments: argparse.Namespace) -> LoadPlan:
     given: dict[str, float | str] = {
-        each.name: text for each in _options() if (text := getattr(arguments, each.name)) is not None
+        each.name: text for each in _command_line_options() if (text := getattr(arguments, each.name)) is not None
     }
     if not (math.isfinite(arguments.speed) and arguments.speed > 0):
         raise ConfigError(f"--speed {arguments.speed:g}: must be above 0, such as 60")
     if arguments.duration is not None:
         given["duration"] = arguments.duration * arguments.speed
-    if arguments.fill is not None and _fill_ratio(chosen):
+    if arguments.fill is not None and _has_fill_option(scenario):
         given["fill"] = arguments.fill
-    return plan(chosen.name, arguments.seed, **given)
+    return plan(scenario.name, arguments.seed, **given)
 
 
-def _limits(chosen: Scenario, arguments: argparse.Namespace) -> RunLimits:
+def _limits(scenario: Scenario, arguments: argparse.Namespace) -> RunLimits:
     fill = arguments.fill
-    if _fill_ratio(chosen):
+    if _has_fill_option(scenario):
         fill = None
     elif fill is None and not _creates_device(arguments):
-        fill = FILL
-    storm = chosen.name == "flush-storm" and not arguments.no_agent
+        fill = DEFAULT_FILL_RATIO
+    storm = scenario.name == "flush-storm" and not arguments.no_agent
     return RunLimits(
         pause=_pause,
         fill=fill,
-        most_bytes=None if arguments.max is None else int(arguments.max),
+        max_bytes=None if arguments.max is None else int(arguments.max),
         speed=arguments.speed,
         flush=_flush if storm else None,
-        verify=chosen.name == "stress",
-        progress=partial(_progress, chosen.name) if sys.stderr.isatty() else None,
+        verify=scenario.name == "stress",
+        progress=partial(_progress, scenario.name) if sys.stderr.isatty() else None,
     )
 
 
-def _share(text: str) -> float:
+def _parse_fraction(text: str) -> float:
     share = parse_threshold(text)
     if not 0 < share <= 1:
         raise ValueError("must be above 0 and at most 100%, such as 50%")
     return share
 
 
-def _fill_ratio(chosen: Scenario) -> bool:
-    return any(option.name == "fill" for option in chosen.options)
+def _has_fill_option(scenario: Scenario) -> bool:
+    return any(option.name == "fill" for option in scenario.options)
 
 
-def _workload(arguments: argparse.Namespace, chosen: Scenario) -> str:
+def _workload(arguments: argparse.Namespace, scenario: Scenario) -> str:
     try:
-        return workload_name(arguments.workload or chosen.name)
+        return workload_name(arguments.workload or scenario.name)
     except ValueError as error:
         raise ConfigError(f"--workload: {error}") from None
 
@@ -190,27 +194,27 @@ def _creates_device(arguments: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def _simulated_device(arguments: argparse.Namespace, made: LoadPlan) -> Iterator[Path]:
+def _simulated_device(arguments: argparse.Namespace, load_plan: LoadPlan) -> Iterator[Path]:
     """Yield the directory of a simulated device: the one given, one of a running demo, or a temporary one."""
     if arguments.sim_device is not None:
         yield arguments.sim_device
     elif not _creates_device(arguments):
         root = os.environ["GPUMOND_SIM_DIR"]
-        present = simulated_devices(root)
-        if not 0 <= arguments.device < len(present):
-            found = f"GPUMOND_SIM_DIR={root} has {plural(len(present), 'device')}"
-            raise ConfigError(f"--device {arguments.device}: {found}; the first one is 0")
-        yield present[arguments.device].directory
+        devices = simulated_devices(root)
+        if not 0 <= arguments.device < len(devices):
+            problem = f"GPUMOND_SIM_DIR={root} has {plural(len(devices), 'device')}"
+            raise ConfigError(f"--device {arguments.device}: {problem}; the first one is 0")
+        yield devices[arguments.device].directory
     else:
         with tempfile.TemporaryDirectory(prefix="gpumond-loadgen-") as directory:
             uuid = "GPU-10ad0000-0000-4000-8000-000000000001"
-            spec = DeviceSpec(uuid, 0, "Simulated", made.size_bytes, context_bytes=CONTEXT_BYTES)
+            spec = DeviceSpec(uuid, 0, "Simulated", load_plan.size_bytes, context_bytes=CONTEXT_BYTES)
             print(f"to monitor this load: GPUMOND_SIM_DIR={directory} gpumond serve --source sim", file=sys.stderr)
             yield create(Path(directory) / "card0", spec).directory
 
 
 @contextmanager
-def _agent(workload: str | None) -> Iterator[None]:
+def _running_agent(workload: str | None) -> Iterator[None]:
     if workload is None:
         yield
         return
@@ -230,9 +234,9 @@ def _flush() -> int:
     return sum(receipt.released_bytes for receipt in agent.flush())
 
 
-def _progress(name: str, elapsed: float, carried: CompletedWork) -> None:
-    line = f"{name}  {_clock(elapsed)}  allocated {carried.takes}, freed {carried.gives}"
-    line += f"  peak {size(carried.peak_live_bytes)} live, {size(carried.peak_held_bytes)} held"
+def _progress(name: str, elapsed: float, work: CompletedWork) -> None:
+    line = f"{name}  {_clock(elapsed)}  allocated {work.takes}, freed {work.gives}"
+    line += f"  peak {size(work.peak_live_bytes)} live, {size(work.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
@@ -240,43 +244,44 @@ def _clock(elapsed: float) -> str:
     return f"{int(elapsed // 3600)}:{int(elapsed // 60 % 60):02}:{int(elapsed % 60):02}"
 
 
-def _summary(done: dict[str, Any]) -> str:
-    truth = done["expected_verdict"]
+def _summary(result: dict[str, Any]) -> str:
+    expected_verdict = result["expected_verdict"]
     lines = [
-        f"{done['scenario']} on {done['backend']}: {done['outcome']} after "
-        f"{done['ended_at'] - done['started_at']:.1f} s",
-        f"allocated {plural(done['takes'], 'block')}, freed {done['gives'] or 'none'}; "
-        f"peak {size(done['peak_live_bytes'])} live, {size(done['peak_held_bytes'])} held; all memory is freed",
+        f"{result['scenario']} on {result['backend']}: {result['outcome']} after "
+        f"{result['ended_at'] - result['started_at']:.1f} s",
+        f"allocated {plural(result['takes'], 'block')}, freed {result['gives'] or 'none'}; "
+        f"peak {size(result['peak_live_bytes'])} live, {size(result['peak_held_bytes'])} held; all memory is freed",
     ]
-    if done["detail"]:
-        lines.append(done["detail"])
-    if done["flushes"]:
-        lines.append(f"{plural(done['flushes'], 'flush')} released {size(done['released_bytes'])} to the GPU")
-    if done["checked_bytes"]:
-        lines.append(f"{size(done['checked_bytes'])} checked, {plural(done['wrong_words'], 'incorrect word')}")
-    if "regressions" in done:
-        lines.append(summary(done))
-    lines.append(f"expected verdict: {truth['kind'] or 'none'}{' (' + truth['form'] + ')' if truth['form'] else ''}")
+    if result["detail"]:
+        lines.append(result["detail"])
+    if result["flushes"]:
+        lines.append(f"{plural(result['flushes'], 'flush')} released {size(result['released_bytes'])} to the GPU")
+    if result["checked_bytes"]:
+        lines.append(f"{size(result['checked_bytes'])} checked, {plural(result['wrong_words'], 'incorrect word')}")
+    if "regressions" in result:
+        lines.append(summary(result))
+    form = f" ({expected_verdict['form']})" if expected_verdict["form"] else ""
+    lines.append(f"expected verdict: {expected_verdict['kind'] or 'none'}{form}")
     return "\n".join(lines)
 
 
-def _entry(one: Scenario) -> dict[str, Any]:
+def _scenario_entry(scenario: Scenario) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "alias": one.alias,
-        "summary": one.summary,
-        "verdict": one.verdict,
-        "shape": list(one.shape),
-        "options": {option.name: f"{option.meaning} (default: {option.drawn})" for option in one.options},
+        "name": scenario.name,
+        "alias": scenario.alias,
+        "summary": scenario.summary,
+        "verdict": scenario.verdict,
+        "shape": list(scenario.shape),
+        "options": {option.name: f"{option.meaning} (default: {option.default_text})" for option in scenario.options},
     }
 
 
-def _list() -> str:
+def _scenario_list() -> str:
     blocks = []
-    for one in TABLE:
-        title = f"{one.name} ({one.alias})" if one.alias else one.name
-        text = [title, one.summary, f"expected verdict: {one.verdict or 'none'}{one.verdict_note}"]
-        text += [f"--{option.name} {option.meaning} (default: {option.drawn})" for option in one.options]
-        shape = [*one.shape, *[""] * len(text)]
+    for scenario in SCENARIOS.values():
+        title = f"{scenario.name} ({scenario.alias})" if scenario.alias else scenario.name
+        text = [title, scenario.summary, f"expected verdict: {scenario.verdict or 'none'}{scenario.verdict_note}"]
+        text += [f"--{option.name} {option.meaning} (default: {option.default_text})" for option in scenario.options]
+        shape = [*scenario.shape, *[""] * len(text)]
         blocks.append("\n".join(f"  {line:<16}{words}".rstrip() for line, words in zip(shape, text, strict=False)))
     return "\n\n".join(blocks)

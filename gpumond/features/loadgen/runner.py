@@ -25,65 +25,65 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.units import plural, size_text
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
-from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, ScriptEnding, ScriptStep
+from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, PlanStep, ProgramEnding
 from gpumond.host.files import write_error_text
 
 GRACE_SECONDS = 10.0
 MESSAGE_BYTES = 1 << 16
 
-ERRORS: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
+ERRORS_BY_EXIT_CODE: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
 """Exit codes of a child that could not execute the plan; it has written the reason."""
 
 AgentContext = Callable[[], AbstractContextManager[None]]
 """A context manager that runs the agent in the process that holds the memory."""
 
 
-def run(
+def run_plan(
     plan: LoadPlan, backend: Callable[[], LoadBackend], limits: RunLimits, agent: AgentContext
 ) -> list[CompletedWork]:
     """Return the outcome of each run of the plan's program. Raises the exceptions of `prepare`."""
     planned_runs = list(runs(plan))
     if len(planned_runs) == 1 and not any(step.action == "end" for step in planned_runs[0][1]):
         return [_run_without_child(plan, backend(), limits, agent)]
-    done: list[CompletedWork] = []
+    completed: list[CompletedWork] = []
     started = time.monotonic()
     for number, (start, steps) in enumerate(planned_runs):
         if not _sleep(start, started, limits):
             break
-        after = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
-        done.append(_run_in_child(plan, steps, after, backend, limits, agent))
-        if done[-1].outcome in ("stopped", "full"):
-            return done
+        end = planned_runs[number + 1][0] if number + 1 < len(planned_runs) else plan.duration_seconds
+        completed.append(_run_in_child(plan, steps, end, backend, limits, agent))
+        if completed[-1].outcome in ("stopped", "full"):
+            return completed
     _sleep(plan.duration_seconds, started, limits)
-    for carried in done:
-        if carried.outcome == "orphan":
-            Path(carried.detail).unlink(missing_ok=True)
-    return done
+    for work in completed:
+        if work.outcome == "orphan":
+            Path(work.detail).unlink(missing_ok=True)
+    return completed
 
 
 def _run_without_child(plan: LoadPlan, backend: LoadBackend, limits: RunLimits, agent: AgentContext) -> CompletedWork:
     try:
-        carried = prepare(plan, backend, limits)
+        work = prepare(plan, backend, limits)
         with agent():
-            carry_out(plan.steps_of(0), plan.duration_seconds, backend, limits, carried)
+            carry_out(plan.steps_of(0), plan.duration_seconds, backend, limits, work)
             backend.close()
     finally:
         backend.close()
-    return carried
+    return work
 
 
 def _sleep(until: float, started: float, limits: RunLimits) -> bool:
     """Wait for a time of the plan."""
-    while (left := started + until / limits.speed - time.monotonic()) > 0:
-        if not limits.pause(left):
+    while (remaining := started + until / limits.speed - time.monotonic()) > 0:
+        if not limits.pause(remaining):
             return False
     return True
 
 
 def _run_in_child(
     plan: LoadPlan,
-    steps: Sequence[ScriptStep],
-    after: float,
+    steps: Sequence[PlanStep],
+    end: float,
     backend: Callable[[], LoadBackend],
     limits: RunLimits,
     agent: AgentContext,
@@ -94,25 +94,25 @@ def _run_in_child(
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        own = replace(limits, pause=lambda seconds: os.getppid() == parent and limits.pause(seconds))
-        _live(plan, steps, after, backend, own, agent, writer)
+        child_limits = replace(limits, pause=lambda seconds: os.getppid() == parent and limits.pause(seconds))
+        _run_steps_in_child(plan, steps, end, backend, child_limits, agent, writer)
     os.close(writer)
     status = _wait(pid, limits)
     with os.fdopen(reader, "rb") as pipe:
         message = pipe.read(MESSAGE_BYTES)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-    if code in ERRORS:
-        raise ERRORS[code](message.decode())
+    if code in ERRORS_BY_EXIT_CODE:
+        raise ERRORS_BY_EXIT_CODE[code](message.decode())
     if not message:
         raise AllocationRefused(f"the load generator's program exited early (wait status {status})")
     return from_json(CompletedWork, message)
 
 
-def _live(
+def _run_steps_in_child(
     plan: LoadPlan,
-    steps: Sequence[ScriptStep],
-    after: float,
-    make: Callable[[], LoadBackend],
+    steps: Sequence[PlanStep],
+    end: float,
+    open_backend: Callable[[], LoadBackend],
     limits: RunLimits,
     agent: AgentContext,
     writer: int,
@@ -120,20 +120,20 @@ def _live(
     """Execute one run in the child. Does not return."""
     status = 1
     try:
-        backend = make()
-        carried = prepare(plan, backend, limits)
-        carried.elapsed_seconds = steps[0].at
+        backend = open_backend()
+        work = prepare(plan, backend, limits)
+        work.elapsed_seconds = steps[0].at
         with agent():
-            ending = carry_out(steps, after, backend, limits, carried)
+            ending = carry_out(steps, end, backend, limits, work)
             if ending in (None, "exit"):
                 backend.close()
             else:
-                _end_process(ending, backend, carried, writer)
-        os.write(writer, to_json(carried))
+                _end_process(ending, backend, work, writer)
+        os.write(writer, to_json(work))
         status = 0
     except GpumondError as error:
         os.write(writer, str(error).encode()[:MESSAGE_BYTES])
-        status = next(code for code, kind in ERRORS.items() if isinstance(error, kind))
+        status = next(code for code, kind in ERRORS_BY_EXIT_CODE.items() if isinstance(error, kind))
     except BaseException:  # no exception may reach the code of the parent
         traceback.print_exc()
     finally:
@@ -141,12 +141,12 @@ def _live(
         os._exit(status)
 
 
-def _end_process(ending: ScriptEnding | None, backend: LoadBackend, carried: CompletedWork, writer: int) -> None:
+def _end_process(ending: ProgramEnding | None, backend: LoadBackend, work: CompletedWork, writer: int) -> None:
     """End the process as if killed by the kernel or an operator."""
-    carried.outcome = "crash"
+    work.outcome = "crash"
     if ending != "crash":
-        carried.outcome, carried.detail = "orphan", str(backend.abandon())
-    os.write(writer, to_json(carried))
+        work.outcome, work.detail = "orphan", str(backend.abandon())
+    os.write(writer, to_json(work))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -200,7 +200,7 @@ class CompletedWork:
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     """Limits and hooks of an execution. The plan's device is scaled to the share ``fill`` of the real device and to at
-    most ``most_bytes``; without either, to the whole device.
+    most ``max_bytes``; without either, to the whole device.
 
     ``pause(seconds)`` waits and returns False to stop. ``flush`` replaces the backend's own flush. ``verify``: blocks
     are written and read again.
@@ -208,16 +208,16 @@ class RunLimits:
 
     pause: Callable[[float], bool]
     fill: float | None = None
-    most_bytes: int | None = None
+    max_bytes: int | None = None
     speed: float = 1.0
     flush: Callable[[], int] | None = None
     verify: bool = False
     progress: Callable[[float, CompletedWork], None] | None = None
 
 
-def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
+def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[PlanStep, ...]]]:
     """Return the runs of the plan's first program: start time and steps of each."""
-    steps: list[ScriptStep] = []
+    steps: list[PlanStep] = []
     for step in plan.steps:
         if step.program:
             continue
@@ -231,16 +231,16 @@ def runs(plan: LoadPlan) -> Iterator[tuple[float, tuple[ScriptStep, ...]]]:
 
 def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> CompletedWork:
     """Open the backend and set its limit. Raises AllocationRefused without enough memory; nothing is allocated then."""
-    if plan.truth.kind == "orphan" and not backend.makes_orphans:
+    if plan.expected_verdict.kind == "orphan" and not backend.makes_orphans:
         raise AllocationRefused(
             "a driver frees the memory of a killed program, so a real GPU has no orphan memory; use --backend sim"
         )
     capacity = backend.open()
-    if limits.fill is None and limits.most_bytes is None:
+    if limits.fill is None and limits.max_bytes is None:
         limit_bytes, scale = capacity.free_bytes, capacity.size_bytes / plan.size_bytes
     else:
         limit_bytes = int(capacity.size_bytes * (1.0 if limits.fill is None else limits.fill))
-        limit_bytes = limit_bytes if limits.most_bytes is None else min(limit_bytes, limits.most_bytes)
+        limit_bytes = limit_bytes if limits.max_bytes is None else min(limit_bytes, limits.max_bytes)
         scale = (limit_bytes - backend.scratch_bytes) / (plan.size_bytes - CONTEXT_BYTES)
     needed = int(plan.peak_bytes * scale) + backend.scratch_bytes
     if scale <= 0 or needed > capacity.free_bytes:
@@ -249,29 +249,27 @@ def prepare(plan: LoadPlan, backend: LoadBackend, limits: RunLimits) -> Complete
             f"{size_text(capacity.size_bytes)} free: request less with --fill 40% or --max 8GiB, or free memory on the "
             "GPU"
         )
-    backend.limit(min(limit_bytes, capacity.free_bytes))
+    backend.set_limit(min(limit_bytes, capacity.free_bytes))
     return CompletedWork(
         scale=scale, room_bytes=int(scale * (plan.size_bytes - CONTEXT_BYTES)), device_uuid=capacity.device_uuid
     )
 
 
 def carry_out(
-    steps: Sequence[ScriptStep], until: float, backend: LoadBackend, limits: RunLimits, carried: CompletedWork
-) -> ScriptEnding | None:
-    """Execute the steps at their times and update ``carried``. Returns how the program must end, if the plan states it.
+    steps: Sequence[PlanStep], until: float, backend: LoadBackend, limits: RunLimits, work: CompletedWork
+) -> ProgramEnding | None:
+    """Execute the steps at their times and update ``work``. Returns how the program must end, if the plan states it.
 
     ``until`` is the end of the plan. The backend is left open.
     """
-    run = _Run(backend, limits, carried)
+    run = _Run(backend, limits, work)
     must_crash = steps[-1].action == "end" and steps[-1].ending == "crash"
     try:
         for number, step in enumerate(steps):
             if not run.wait(step.at):
                 return None
-            if carried.elapsed_seconds > until + LATE_SECONDS * limits.speed:
-                carried.detail = (
-                    f"too fast for this device: skipped {len(steps) - number} of {plural(len(steps), 'step')}"
-                )
+            if work.elapsed_seconds > until + LATE_SECONDS * limits.speed:
+                work.detail = f"too fast for this device: skipped {len(steps) - number} of {plural(len(steps), 'step')}"
                 break
             if step.action == "end":
                 return step.ending
@@ -285,16 +283,16 @@ def carry_out(
         if run.wait(until):
             run.check()
     except MemoryError as error:
-        carried.outcome, carried.detail = "full", str(error)
+        work.outcome, work.detail = "full", str(error)
     finally:
         run.update_progress()
     return None
 
 
 class _Run:
-    def __init__(self, backend: LoadBackend, limits: RunLimits, carried: CompletedWork) -> None:
-        self._backend, self._limits, self._carried = backend, limits, carried
-        self._started = time.monotonic() - carried.elapsed_seconds / limits.speed
+    def __init__(self, backend: LoadBackend, limits: RunLimits, work: CompletedWork) -> None:
+        self._backend, self._limits, self._work = backend, limits, work
+        self._started = time.monotonic() - work.elapsed_seconds / limits.speed
         self._sizes: dict[int, int] = {}
         self._live_bytes = 0
         self._written: set[int] = set()
@@ -307,45 +305,45 @@ class _Run:
             return True
         while True:
             self.update_progress()
-            left = (at - self._carried.elapsed_seconds) / self._limits.speed
-            if not self._limits.pause(max(0.0, min(left, PROGRESS_SECONDS))):
-                self._carried.outcome = "stopped"
+            remaining = (at - self._work.elapsed_seconds) / self._limits.speed
+            if not self._limits.pause(max(0.0, min(remaining, PROGRESS_SECONDS))):
+                self._work.outcome = "stopped"
                 return False
-            if left <= PROGRESS_SECONDS:
+            if remaining <= PROGRESS_SECONDS:
                 self._at = at
                 return True
 
     def update_progress(self) -> None:
         """Update the progress, and periodically verify the blocks."""
-        carried, now = self._carried, time.monotonic()
-        carried.elapsed_seconds = (now - self._started) * self._limits.speed
-        carried.peak_live_bytes = max(carried.peak_live_bytes, self._backend.live_bytes())
-        carried.peak_held_bytes = max(carried.peak_held_bytes, self._backend.held_bytes())
+        work, now = self._work, time.monotonic()
+        work.elapsed_seconds = (now - self._started) * self._limits.speed
+        work.peak_live_bytes = max(work.peak_live_bytes, self._backend.live_bytes())
+        work.peak_held_bytes = max(work.peak_held_bytes, self._backend.held_bytes())
         if self._limits.progress is not None and now >= self._progress_at:
             self._progress_at = now + PROGRESS_SECONDS
-            self._limits.progress(carried.elapsed_seconds, carried)
+            self._limits.progress(work.elapsed_seconds, work)
         if now >= self._check_at:
             self.check()
             self._check_at = time.monotonic() + CHECK_SECONDS
 
     def check(self) -> None:
         for block in self._written:
-            self._carried.wrong_words += self._backend.wrong_words(block)
-            self._carried.checked_bytes += self._sizes[block]
+            self._work.wrong_words += self._backend.count_wrong_words(block)
+            self._work.checked_bytes += self._sizes[block]
 
-    def execute_step(self, step: ScriptStep) -> None:
-        carried, backend = self._carried, self._backend
+    def execute_step(self, step: PlanStep) -> None:
+        work, backend = self._work, self._backend
         if step.action in ("take", "take-outside"):
-            size = max(1, int(step.size_bytes * carried.scale))
-            if self._live_bytes + size > carried.room_bytes:
+            size = max(1, int(step.size_bytes * work.scale))
+            if self._live_bytes + size > work.room_bytes:
                 raise MemoryError(
-                    f"{size_text(self._live_bytes)} is allocated, and the limit is {size_text(carried.room_bytes)}"
+                    f"{size_text(self._live_bytes)} is allocated, and the limit is {size_text(work.room_bytes)}"
                 )
             backend.allocate(step.block, size, step.action == "take-outside")
             self._live_bytes += size
             self._sizes[step.block] = size
-            carried.takes += 1
-            carried.taken_bytes += size
+            work.takes += 1
+            work.taken_bytes += size
             if self._limits.verify and backend.has_contents:
                 backend.write(step.block)
                 self._written.add(step.block)
@@ -353,19 +351,19 @@ class _Run:
             self._live_bytes -= self._sizes.pop(step.block)
             self._written.discard(step.block)
             backend.free(step.block)
-            carried.gives += 1
+            work.gives += 1
         elif step.action == "busy":
-            backend.busy(step.ratio)
+            backend.set_busy(step.ratio)
         elif step.action == "flush":
-            carried.flushes += 1
-            carried.released_bytes += (self._limits.flush or backend.flush)()
+            work.flushes += 1
+            work.released_bytes += (self._limits.flush or backend.flush)()
 
 
-ALIKE = ("scenario", "backend", "device_uuid", "seed", "options", "speed")
+COMPARED_KEYS = ("scenario", "backend", "device_uuid", "seed", "options", "speed")
 """Keys that two comparable results have in common."""
-INCOMPLETE = ("stopped", "error")
+INCOMPLETE_OUTCOMES = ("stopped", "error")
 """Outcomes of loads that were interrupted or did not start; no result is compared with them."""
-LOWEST_PEAK = 0.99
+MIN_PEAK_RATIO = 0.99
 """Share of the last peak below which a peak is a regression: the device offers less memory."""
 
 Result = Mapping[str, Any]
@@ -406,60 +404,60 @@ class ResultsFile:
 
 
 def completed_result(
-    made: LoadPlan, done: list[CompletedWork], backend: str, speed: float, started_at: float
+    plan: LoadPlan, completed: list[CompletedWork], backend: str, speed: float, started_at: float
 ) -> dict[str, Any]:
     """Return the work done and the truth, in real time and real bytes."""
-    last, ended_at = done[-1], time.time()
+    last, ended_at = completed[-1], time.time()
     sums = ("taken_bytes", "takes", "gives", "flushes", "released_bytes", "checked_bytes", "wrong_words")
     peaks = ("peak_live_bytes", "peak_held_bytes")
     return {
-        **_load(made, backend, started_at, ended_at),
+        **_plan_keys(plan, backend, started_at, ended_at),
         "device_uuid": last.device_uuid,
         "pid": os.getpid(),
         "speed": speed,
         "scale": last.scale,
         "outcome": last.outcome,
         "detail": last.detail,
-        "lives": len(done),
-        "expected_verdict": _truth(made, done, speed, started_at, ended_at),
-        **{name: sum(getattr(run, name) for run in done) for name in sums},
-        **{name: max(getattr(run, name) for run in done) for name in peaks},
+        "lives": len(completed),
+        "expected_verdict": _expected_verdict(plan, completed, speed, started_at, ended_at),
+        **{name: sum(getattr(run, name) for run in completed) for name in sums},
+        **{name: max(getattr(run, name) for run in completed) for name in peaks},
     }
 
 
-def _truth(
-    made: LoadPlan, done: list[CompletedWork], speed: float, started_at: float, ended_at: float
+def _expected_verdict(
+    plan: LoadPlan, completed: list[CompletedWork], speed: float, started_at: float, ended_at: float
 ) -> dict[str, Any]:
     """Return the truth in Unix time. If the load ended before the injection, no verdict is expected."""
-    truth = made.truth
+    expected_verdict = plan.expected_verdict
 
     def when(at: float | None) -> float | None:
         return None if at is None else started_at + at / speed
 
-    injected_at = when(truth.injected_at)
+    injected_at = when(expected_verdict.injected_at)
     injected = injected_at is not None and injected_at < ended_at
-    slope = truth.slope_bytes_per_second
-    died = any(run.outcome == "crash" for run in done)  # too few restarts for a loop
+    slope = expected_verdict.slope_bytes_per_second
+    died = any(run.outcome == "crash" for run in completed)  # too few restarts for a loop
     return {
-        "kind": truth.kind if injected else "crash" if died else "",
-        "form": truth.form if injected else "",
+        "kind": expected_verdict.kind if injected else "crash" if died else "",
+        "form": expected_verdict.form if injected else "",
         "injected_at": injected_at if injected else None,
-        "ends_at": min(ended_at, when(truth.ends_at) or ended_at) if injected else None,
-        "slope_bytes_per_second": slope * done[-1].scale * speed if injected and slope is not None else None,
-        "oom_at": when(truth.oom_at) if injected else None,
+        "ends_at": min(ended_at, when(expected_verdict.ends_at) or ended_at) if injected else None,
+        "slope_bytes_per_second": slope * completed[-1].scale * speed if injected and slope is not None else None,
+        "oom_at": when(expected_verdict.oom_at) if injected else None,
     }
 
 
-def failed_result(made: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
+def failed_result(plan: LoadPlan, backend: str, started_at: float, detail: str) -> dict[str, Any]:
     """Return the result of a load that could not run, for example because other programs use the device."""
-    return {**_load(made, backend, started_at, time.time()), "outcome": "error", "detail": detail}
+    return {**_plan_keys(plan, backend, started_at, time.time()), "outcome": "error", "detail": detail}
 
 
-def _load(made: LoadPlan, backend: str, started_at: float, ended_at: float) -> dict[str, Any]:
+def _plan_keys(plan: LoadPlan, backend: str, started_at: float, ended_at: float) -> dict[str, Any]:
     return {
-        "scenario": made.scenario,
-        "seed": made.seed,
-        "options": dict(made.options),
+        "scenario": plan.scenario,
+        "seed": plan.seed,
+        "options": dict(plan.options),
         "backend": backend,
         "started_at": started_at,
         "ended_at": ended_at,
@@ -468,36 +466,38 @@ def _load(made: LoadPlan, backend: str, started_at: float, ended_at: float) -> d
 
 def regressions(now: Result, before: Result | None) -> list[str]:
     """Return the reasons for which a result is worse than it should be, or than the one before."""
-    found = []
+    reasons = []
     if now.get("outcome") == "error":
         return [f"the load couldn't run: {now.get('detail')}"]
     if now["wrong_words"]:
-        found.append(f"{now['wrong_words']} incorrect words")
+        reasons.append(plural(now["wrong_words"], "incorrect word"))
     if now["outcome"] == "full":
-        found.append(f"the load ended early: {now['detail']}")
-    if before is None or now["outcome"] in INCOMPLETE:
-        return found
-    last, peak = before.get("peak_live_bytes"), now["peak_live_bytes"]
-    if isinstance(last, int) and peak < LOWEST_PEAK * last:
-        found.append(f"the peak of live memory fell from {size_text(last)} to {size_text(peak)}")
+        reasons.append(f"the load ended early: {now['detail']}")
+    if before is None or now["outcome"] in INCOMPLETE_OUTCOMES:
+        return reasons
+    last_peak, peak = before.get("peak_live_bytes"), now["peak_live_bytes"]
+    if isinstance(last_peak, int) and peak < MIN_PEAK_RATIO * last_peak:
+        reasons.append(f"the peak of live memory fell from {size_text(last_peak)} to {size_text(peak)}")
     if before.get("checked_bytes") and not now["checked_bytes"]:
-        found.append("no contents were verified")
-    return found
+        reasons.append("no contents were verified")
+    return reasons
 
 
-def summary(compared: Result) -> str:
+def summary(result: Result) -> str:
     """Return the comparison as one line."""
-    at = compared["compared_with"]
+    at = result["compared_with"]
     if not isinstance(at, int | float):
         start = "first result of this load on this device"
     else:
         day = datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         start = f"compared with the result of {day} UTC"
-    return f"{start}: {'; '.join(compared['regressions']) or 'no regression'}"
+    return f"{start}: {'; '.join(result['regressions']) or 'no regression'}"
 
 
-def _are_alike(one: Result, other: Result) -> bool:
-    return one.get("outcome") not in INCOMPLETE and all(one.get(key) == other.get(key) for key in ALIKE)
+def _are_alike(result: Result, other: Result) -> bool:
+    return result.get("outcome") not in INCOMPLETE_OUTCOMES and all(
+        result.get(key) == other.get(key) for key in COMPARED_KEYS
+    )
 
 
 def _results(lines: Iterable[str]) -> Iterator[Result]:

@@ -30,12 +30,12 @@ CONTEXT_BYTES = 512 * MIB
 """Memory that a program uses before its first allocation."""
 
 Action = Literal["start", "take", "take-outside", "give", "busy", "flush", "end"]
-ScriptEnding = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
+ProgramEnding = Literal["exit", "crash", "orphan-unlisted", "orphan-gone", "orphan-holder"]
 View = Literal["agent", "process", "device"]
 VIEWS: tuple[View, ...] = ("agent", "process", "device")
 
 
-class ScriptStep(NamedTuple):
+class PlanStep(NamedTuple):
     """One action of one program. ``take-outside`` allocates outside the program's caching allocator."""
 
     at: float
@@ -44,11 +44,11 @@ class ScriptStep(NamedTuple):
     block: int = 0
     size_bytes: int = 0
     ratio: float = 0.0
-    ending: ScriptEnding = "exit"
+    ending: ProgramEnding = "exit"
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramScript:
+class PlannedProgram:
     """A program of the plan. Real backends execute only the first."""
 
     name: str
@@ -88,7 +88,7 @@ class ExpectedVerdict:
     oom_at: float | None = None
 
 
-class Script:
+class PlanBuilder:
     """Builder of steps, which may be added in any order of time. Steps at one time keep their order."""
 
     def __init__(self, scenario: str, seed: int, options: Mapping[str, float | str], inject: bool) -> None:
@@ -99,10 +99,10 @@ class Script:
         self.rng = self.random("parameters")
         self.size_bytes = int(self.choose_number("size"))
         self.duration = 0.0
-        self.programs: list[ProgramScript] = []
-        self.steps: list[ScriptStep] = []
-        self.truth = ExpectedVerdict()
-        self.kept: Sequence[tuple[float, float]] = ()
+        self.programs: list[PlannedProgram] = []
+        self.steps: list[PlanStep] = []
+        self.expected_verdict = ExpectedVerdict()
+        self.leaked: Sequence[tuple[float, float]] = ()
         """Times and cumulative bytes of a leak."""
         self._next_block = 0
 
@@ -125,30 +125,30 @@ class Script:
         return self.duration
 
     def program(self, name: str, at: float = 0.0, device: int = 0, agent: bool = True) -> int:
-        self.programs.append(ProgramScript(name, device, agent))
+        self.programs.append(PlannedProgram(name, device, agent))
         self.start(at, len(self.programs) - 1)
         return len(self.programs) - 1
 
     def start(self, at: float, program: int = 0) -> None:
-        self.steps.append(ScriptStep(at, "start", program))
+        self.steps.append(PlanStep(at, "start", program))
 
     def allocate(self, at: float, size: float, program: int = 0, outside: bool = False) -> int:
         self._next_block += 1
         action: Action = "take-outside" if outside else "take"
-        self.steps.append(ScriptStep(at, action, program, self._next_block, max(1, int(size))))
+        self.steps.append(PlanStep(at, action, program, self._next_block, max(1, int(size))))
         return self._next_block
 
     def free(self, at: float, block: int, program: int = 0) -> None:
-        self.steps.append(ScriptStep(at, "give", program, block))
+        self.steps.append(PlanStep(at, "give", program, block))
 
     def busy(self, at: float, ratio: float, program: int = 0) -> None:
-        self.steps.append(ScriptStep(at, "busy", program, ratio=min(1.0, max(0.0, ratio))))
+        self.steps.append(PlanStep(at, "busy", program, ratio=min(1.0, max(0.0, ratio))))
 
     def flush(self, at: float, program: int = 0) -> None:
-        self.steps.append(ScriptStep(at, "flush", program))
+        self.steps.append(PlanStep(at, "flush", program))
 
-    def end(self, at: float, ending: ScriptEnding = "exit", program: int = 0) -> None:
-        self.steps.append(ScriptStep(at, "end", program, ending=ending))
+    def end(self, at: float, ending: ProgramEnding = "exit", program: int = 0) -> None:
+        self.steps.append(PlanStep(at, "end", program, ending=ending))
 
     def fill(self, at: float, size: float, seconds: float, program: int = 0, pieces: int = 16) -> float:
         """Allocate the bytes in equal blocks over the seconds. Returns the end time."""
@@ -160,16 +160,16 @@ class Script:
 class VaryingAmount:
     """A quantity that rises and falls, in blocks of one size."""
 
-    def __init__(self, script: Script, unit: float, program: int = 0) -> None:
-        self._script, self._unit, self._program = script, unit, program
+    def __init__(self, builder: PlanBuilder, unit: float, program: int = 0) -> None:
+        self._builder, self._unit, self._program = builder, unit, program
         self._blocks: list[int] = []
 
-    def to(self, at: float, size: float) -> None:
+    def resize(self, at: float, size: float) -> None:
         wanted = max(0, round(size / self._unit))
         while len(self._blocks) < wanted:
-            self._blocks.append(self._script.allocate(at, self._unit, self._program))
+            self._blocks.append(self._builder.allocate(at, self._unit, self._program))
         while len(self._blocks) > wanted:
-            self._script.free(at, self._blocks.pop(), self._program)
+            self._builder.free(at, self._blocks.pop(), self._program)
 
 
 def every(start: float, end: float, period: float) -> Iterator[float]:
@@ -185,42 +185,42 @@ Unit = Literal["size", "duration", "fraction", "number", "word"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option with bounds. ``drawn`` describes the value that is used if the option is not given."""
+    """An option with bounds. ``default_text`` describes the value that is used if the option is not given."""
 
     name: str
     unit: Unit
-    drawn: str
+    default_text: str
     meaning: str
-    least: float = 0.0
-    most: float = float("inf")
+    minimum: float = 0.0
+    maximum: float = float("inf")
     words: tuple[str, ...] = ()
 
-    def value(self, given: float | str) -> float | str:
+    def parse(self, value: float | str) -> float | str:
         """Return the checked value in base units. Raises ConfigError."""
         try:
-            return self._parsed(given)
+            return self._parse(value)
         except ValueError as error:
-            shown = repr(given) if isinstance(given, str) else self._shown(given)
-            raise ConfigError(f"--{self.name} {shown}: {error}") from None
+            value_text = repr(value) if isinstance(value, str) else self._value_text(value)
+            raise ConfigError(f"--{self.name} {value_text}: {error}") from None
 
-    def _parsed(self, given: float | str) -> float | str:
+    def _parse(self, value: float | str) -> float | str:
         if self.unit == "word":
-            if given not in self.words:
+            if value not in self.words:
                 raise ValueError(f"expected one of {', '.join(self.words)}")
-            return given
-        if self.unit == "size" and isinstance(given, str):
-            value: float = parse_size_argument(given)
+            return value
+        if self.unit == "size" and isinstance(value, str):
+            number: float = parse_size_argument(value)
         else:
-            value = parse_seconds(given) if self.unit == "duration" else parse_threshold(given)
-        if not self.least <= value <= self.most:
+            number = parse_seconds(value) if self.unit == "duration" else parse_threshold(value)
+        if not self.minimum <= number <= self.maximum:
             raise ValueError(f"must be {self._range()}")
-        return value
+        return number
 
     def _range(self) -> str:
-        most = "" if self.most == float("inf") else f" and at most {self._shown(self.most)}"
-        return f"at least {self._shown(self.least)}{most}"
+        maximum = "" if self.maximum == float("inf") else f" and at most {self._value_text(self.maximum)}"
+        return f"at least {self._value_text(self.minimum)}{maximum}"
 
-    def _shown(self, value: float) -> str:
+    def _value_text(self, value: float) -> str:
         if self.unit == "size":
             return size_text(value)
         if self.unit == "duration":
@@ -241,7 +241,7 @@ class Scenario:
     summary: str
     verdict: str
     shape: tuple[str, ...]
-    write: Callable[[Script], None] = field(repr=False)
+    write: Callable[[PlanBuilder], None] = field(repr=False)
     options: tuple[Option, ...] = ()
     views: tuple[View, ...] = VIEWS
     neighbors: bool = True
@@ -251,16 +251,16 @@ class Scenario:
 
 def scenario(
     name: str, alias: str, summary: str, verdict: str, **fields: Any
-) -> Callable[[Callable[[Script], None]], Scenario]:
-    """Make a scenario of the function below. It is offered once it is in ``plan.TABLE``. ``fields``: of `Scenario`."""
+) -> Callable[[Callable[[PlanBuilder], None]], Scenario]:
+    """Make a scenario of the function below, which ``plan.SCENARIOS`` must list. ``fields``: those of `Scenario`."""
     return lambda write: Scenario(name, alias, summary, verdict, write=write, **fields)
 
 
-QUIET_BYTES = 32 * MIB
-NOISY_BYTES = 307 * MIB
+QUIET_NOISE_BYTES = 32 * MIB
+LOUD_NOISE_BYTES = 307 * MIB
 """0.3 GiB: standard deviation from sample to sample."""
 
-NOISY_LIMIT = 100 * MIB
+MIN_LOUD_NOISE_BYTES = 100 * MIB
 """A series with less noise is called quiet."""
 
 WANDER_BYTES = 512 * MIB
@@ -268,54 +268,56 @@ WANDER_SECONDS = 10 * MINUTE_SECONDS
 """Slow random changes of a noisy program's load: standard deviation, and correlation time."""
 
 
-def draw_noise(script: Script) -> float:
+def draw_noise(builder: PlanBuilder) -> float:
     """Draw quiet or noisy, with equal probability."""
-    drawn = QUIET_BYTES if script.rng.random() < 0.5 else NOISY_BYTES
-    return script.choose_number("noise", drawn)
+    drawn = QUIET_NOISE_BYTES if builder.rng.random() < 0.5 else LOUD_NOISE_BYTES
+    return builder.choose_number("noise", drawn)
 
 
-def start_host_program(
-    script: Script, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None
+def start_program(
+    builder: PlanBuilder, share: tuple[float, float] = (0.15, 0.4), noise_bytes: float | None = None
 ) -> float:
     """Start program 0, which works to the end of the plan. Returns the end of its warm-up.
 
     ``share``: bounds of its permanent memory, as parts of the device.
     """
-    noise_bytes = draw_noise(script) if noise_bytes is None else noise_bytes
-    program = script.program("load")
-    lasting = script.rng.uniform(*share) * script.size_bytes
-    ready = script.fill(1.0, lasting, script.rng.uniform(20.0, 120.0))
-    work(script, ready, script.duration, program, noise_bytes)
+    noise_bytes = draw_noise(builder) if noise_bytes is None else noise_bytes
+    program = builder.program("load")
+    lasting = builder.rng.uniform(*share) * builder.size_bytes
+    ready = builder.fill(1.0, lasting, builder.rng.uniform(20.0, 120.0))
+    work(builder, ready, builder.duration, program, noise_bytes)
     return ready
 
 
-def work(script: Script, start: float, end: float, program: int, noise_bytes: float) -> None:
+def work(builder: PlanBuilder, start: float, end: float, program: int, noise_bytes: float) -> None:
     """A working set around 2 GiB and a utilization, both with noise.
 
     Half of the noisy programs release freed memory to the device, so the driver's reading decreases, too.
     """
-    rng, pulse = (script.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
-    noisy = noise_bytes >= NOISY_LIMIT
+    rng, pulse = (builder.random(f"{what} of {program} at {start:.3f}") for what in ("memory", "utilization"))
+    noisy = noise_bytes >= MIN_LOUD_NOISE_BYTES
     returning, utilization = noisy and pulse.random() < 0.5, pulse.uniform(0.5, 0.9)
-    level = VaryingAmount(script, 128 * MIB if noisy else 16 * MIB, program)
+    level = VaryingAmount(builder, 128 * MIB if noisy else 16 * MIB, program)
     wander = RandomWalk(rng, WANDER_BYTES if noisy else 0.0, WANDER_SECONDS)
     period = 1.0 if noisy else 5.0
     for at in every(start, end, period):
-        level.to(at, 2 * GIB + wander.after(period) + rng.gauss(0.0, noise_bytes))
+        level.resize(at, 2 * GIB + wander.value_after(period) + rng.gauss(0.0, noise_bytes))
     for at in every(start, end, 10.0):
-        script.busy(at, utilization + pulse.uniform(-0.08, 0.08), program)
+        builder.busy(at, utilization + pulse.uniform(-0.08, 0.08), program)
         if returning:
-            script.flush(at, program)
+            builder.flush(at, program)
 
 
 class RandomWalk:
     """An Ornstein-Uhlenbeck process with mean 0."""
 
     def __init__(self, rng: Random, deviation: float, seconds: float) -> None:
-        self._dice, self._deviation, self._seconds = rng, deviation, seconds
+        self._rng, self._deviation, self._seconds = rng, deviation, seconds
         self._value = rng.gauss(0.0, deviation)
 
-    def after(self, seconds: float) -> float:
-        kept = math.exp(-seconds / self._seconds)
-        self._value = kept * self._value + math.sqrt(1 - kept * kept) * self._dice.gauss(0.0, self._deviation)
+    def value_after(self, seconds: float) -> float:
+        correlation = math.exp(-seconds / self._seconds)
+        self._value = correlation * self._value + math.sqrt(1 - correlation * correlation) * self._rng.gauss(
+            0.0, self._deviation
+        )
         return self._value

@@ -14,34 +14,34 @@ from typing import NamedTuple, cast
 from gpumond.facts.units import GIB, HOUR_SECONDS, MIB, MINUTE_SECONDS
 from gpumond.features.loadgen.scenario_builder import (
     CONTEXT_BYTES,
-    NOISY_LIMIT,
-    QUIET_BYTES,
+    MIN_LOUD_NOISE_BYTES,
+    QUIET_NOISE_BYTES,
     WANDER_SECONDS,
     ExpectedVerdict,
     Option,
+    PlanBuilder,
+    ProgramEnding,
     RandomWalk,
-    Script,
-    ScriptEnding,
     VaryingAmount,
     draw_noise,
     every,
     scenario,
-    start_host_program,
+    start_program,
     work,
 )
 
-MAX_RATE = 512 * MIB / MINUTE_SECONDS
+MAX_RATE_BYTES_PER_SECOND = 512 * MIB / MINUTE_SECONDS
 """Maximum rate: faster growth fills the device before a diagnosis is possible."""
-ALIGNMENT = 2 * MIB
+SEGMENT_BYTES = 2 * MIB
 """Size of a segment; blocks of a multiple of it leave no hole."""
-PIECE = 512 * MIB
+EVALUATION_BLOCK_BYTES = 512 * MIB
 """Size of the blocks that an evaluation allocates."""
-ORPHANS = ("unlisted", "gone", "holder")
+ORPHAN_KINDS = ("unlisted", "gone", "holder")
 ORPHANS_HELP = (
     "how the driver shows the memory: unlisted (no process), gone (the killed pid) or holder (a process that has the "
     "GPU open)"
 )
-NEARLY_ALL = 0.95
+PRESSURE_RATIO = 0.95
 """Used share above which a device is under pressure."""
 
 
@@ -53,13 +53,13 @@ NEARLY_ALL = 0.95
     shape=("         ..·'", "    ..·''    ", "..·'         "),
     options=(Option("rate", "size", "2, 8, 32, 128 or 512 MiB", "bytes leaked per minute", 1),),
 )
-def linear(script: Script) -> None:
-    rate = script.choose_number("rate", script.rng.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
-    noise_bytes = draw_noise(script)
-    slow = noise_bytes >= NOISY_LIMIT or rate < 30 * MIB / MINUTE_SECONDS
-    script.choose_length(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
-    onset = _onset(script, start_host_program(script, noise_bytes=noise_bytes))
-    steadily(script, onset, rate)
+def linear(builder: PlanBuilder) -> None:
+    rate = builder.choose_number("rate", builder.rng.choice((2, 8, 32, 128, 512)) * MIB) / MINUTE_SECONDS
+    noise_bytes = draw_noise(builder)
+    slow = noise_bytes >= MIN_LOUD_NOISE_BYTES or rate < 30 * MIB / MINUTE_SECONDS
+    builder.choose_length(6 * HOUR_SECONDS if slow else 3 * HOUR_SECONDS)
+    onset = _onset(builder, start_program(builder, noise_bytes=noise_bytes))
+    leak_steadily(builder, onset, rate)
 
 
 @scenario(
@@ -73,21 +73,21 @@ def linear(script: Script) -> None:
         Option("period", "duration", "1, 5 or 20 min", "duration of an epoch", 10.0),
     ),
 )
-def per_epoch(script: Script) -> None:
-    kept = script.choose_number("step", script.rng.choice((4, 100, 254)) * MIB)
-    period = script.choose_number("period", script.rng.choice((1, 5, 20)) * MINUTE_SECONDS)
-    end = script.choose_length(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
-    ready = start_host_program(script, (0.15, 0.3))
-    ramp = VaryingAmount(script, 256 * MIB)
+def per_epoch(builder: PlanBuilder) -> None:
+    leaked = builder.choose_number("step", builder.rng.choice((4, 100, 254)) * MIB)
+    period = builder.choose_number("period", builder.rng.choice((1, 5, 20)) * MINUTE_SECONDS)
+    end = builder.choose_length(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
+    ready = start_program(builder, (0.15, 0.3))
+    ramp = VaryingAmount(builder, 256 * MIB)
     for epoch in every(ready, end, period):
         for part in range(32):  # the sawtooth within an epoch
             at = epoch + 0.95 * period * part / 32
             if at < end:
-                ramp.to(at, 16 * GIB * (part + 1) / 32)
+                ramp.resize(at, 16 * GIB * (part + 1) / 32)
         if epoch + 0.97 * period < end:
-            ramp.to(epoch + 0.97 * period, 0)
-    first = ready + period * (0.99 + int(script.rng.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
-    _leak(script, "stairs", first, kept / period, [(at, kept) for at in every(first, end, period)])
+            ramp.resize(epoch + 0.97 * period, 0)
+    first = ready + period * (0.99 + int(builder.rng.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
+    _leak(builder, "stairs", first, leaked / period, [(at, leaked) for at in every(first, end, period)])
 
 
 @scenario(
@@ -101,28 +101,28 @@ def per_epoch(script: Script) -> None:
         Option("requests", "number", "0.02 to 1", "requests per second while busy", 0.0001, 100.0),
     ),
 )
-def under_load(script: Script) -> None:
-    kept = script.choose_number("step", script.rng.choice((5, 50, 150)) * MIB)
-    fastest = min(1.0, MAX_RATE / kept)
-    rate = script.choose_number("requests", math.exp(script.rng.uniform(math.log(0.02), math.log(fastest))))
-    end = script.choose_length(6 * HOUR_SECONDS)
-    ready = start_host_program(script)
-    onset = _onset(script, ready)
-    requests = script.random("requests")
-    phases = script.random("phases")
-    kept_at, at = [], ready
+def under_load(builder: PlanBuilder) -> None:
+    leaked = builder.choose_number("step", builder.rng.choice((5, 50, 150)) * MIB)
+    fastest = min(1.0, MAX_RATE_BYTES_PER_SECOND / leaked)
+    rate = builder.choose_number("requests", math.exp(builder.rng.uniform(math.log(0.02), math.log(fastest))))
+    end = builder.choose_length(6 * HOUR_SECONDS)
+    ready = start_program(builder)
+    onset = _onset(builder, ready)
+    requests = builder.random("requests")
+    phases = builder.random("phases")
+    leaks, at = [], ready
     while at < end:
         idle_at = min(end, at + phases.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS))
         at += requests.expovariate(rate)
         while at < idle_at:
             if at >= onset:
-                kept_at.append((at, kept))
+                leaks.append((at, leaked))
             at += requests.expovariate(rate)
         until = min(end, idle_at + phases.uniform(5 * MINUTE_SECONDS, 20 * MINUTE_SECONDS))
-        script.steps = [step for step in script.steps if step.action != "busy" or not idle_at <= step.at < until]
-        script.busy(idle_at, 0.0)
+        builder.steps = [step for step in builder.steps if step.action != "busy" or not idle_at <= step.at < until]
+        builder.busy(idle_at, 0.0)
         at = until
-    _leak(script, "load-proportional", onset, None, kept_at)
+    _leak(builder, "load-proportional", onset, None, leaks)
 
 
 @scenario(
@@ -133,16 +133,16 @@ def under_load(script: Script) -> None:
     shape=("           |‾‾", "   |‾‾‾‾‾‾‾   ", "|‾‾           "),
     options=(Option("period", "duration", "20 min", "mean time between two leaks", 1.0),),
 )
-def irregular(script: Script) -> None:
-    period = script.choose_number("period", 20 * MINUTE_SECONDS)
-    end = script.choose_length(9 * HOUR_SECONDS)
-    onset = _onset(script, start_host_program(script))
-    jumps = script.random("jumps")
-    kept, at = [], onset
+def irregular(builder: PlanBuilder) -> None:
+    period = builder.choose_number("period", 20 * MINUTE_SECONDS)
+    end = builder.choose_length(9 * HOUR_SECONDS)
+    onset = _onset(builder, start_program(builder))
+    jumps = builder.random("jumps")
+    leaks, at = [], onset
     while at < end:
-        kept.append((at, jumps.uniform(0.2, 2.0) * GIB))
+        leaks.append((at, jumps.uniform(0.2, 2.0) * GIB))
         at += jumps.expovariate(1 / period)
-    _leak(script, "stairs", onset, None, kept)
+    _leak(builder, "stairs", onset, None, leaks)
 
 
 @scenario(
@@ -162,17 +162,17 @@ def irregular(script: Script) -> None:
         ),
     ),
 )
-def compile_cache(script: Script) -> None:
-    period = script.choose_number("period", script.rng.uniform(1.0, 5.0) * MINUTE_SECONDS)
-    outside = script.choose_word("where", script.rng.choice(("outside", "pool"))) == "outside"
-    end = script.choose_length(8 * HOUR_SECONDS)
-    onset = _onset(script, start_host_program(script))
-    shapes = script.random("shapes")
-    kept, at = [], onset
+def compile_cache(builder: PlanBuilder) -> None:
+    period = builder.choose_number("period", builder.rng.uniform(1.0, 5.0) * MINUTE_SECONDS)
+    outside = builder.choose_word("where", builder.rng.choice(("outside", "pool"))) == "outside"
+    end = builder.choose_length(8 * HOUR_SECONDS)
+    onset = _onset(builder, start_program(builder))
+    shapes = builder.random("shapes")
+    leaks, at = [], onset
     while at < end:
-        kept.append((at, shapes.uniform(20, 200) * MIB))
+        leaks.append((at, shapes.uniform(20, 200) * MIB))
         at += shapes.uniform(0.7, 1.3) * period
-    _leak(script, "linear", onset, None, kept, outside)
+    _leak(builder, "linear", onset, None, leaks, outside)
 
 
 @scenario(
@@ -183,57 +183,57 @@ def compile_cache(script: Script) -> None:
     shape=("         |\\___", "   |\\____|    ", "___|          "),
     options=(Option("period", "duration", "20 to 40 min", "time between two evaluations", 120.0),),
 )
-def at_evaluation(script: Script) -> None:
-    period = script.choose_number("period", script.rng.uniform(20.0, 40.0) * MINUTE_SECONDS)
-    end = script.choose_length(5 * HOUR_SECONDS)
-    ready = start_host_program(script, (0.12, 0.2))
-    first = ready + script.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
-    sizes = script.random("evaluations")
-    ramp, kept = VaryingAmount(script, PIECE), []
+def at_evaluation(builder: PlanBuilder) -> None:
+    period = builder.choose_number("period", builder.rng.uniform(20.0, 40.0) * MINUTE_SECONDS)
+    end = builder.choose_length(5 * HOUR_SECONDS)
+    ready = start_program(builder, (0.12, 0.2))
+    first = ready + builder.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+    sizes = builder.random("evaluations")
+    ramp, leaks = VaryingAmount(builder, EVALUATION_BLOCK_BYTES), []
     for at in every(first, end, period):
-        pieces = round(sizes.uniform(20, 28) * GIB / (2 * PIECE))
+        pieces = round(sizes.uniform(20, 28) * GIB / (2 * EVALUATION_BLOCK_BYTES))
         for piece in range(pieces):
             moment = at + 60.0 * piece / pieces
-            ramp.to(moment, (piece + 1) * PIECE)
-            kept.append((moment, PIECE))
-        ramp.to(at + 90.0, 0)
-    _leak(script, "stairs", first, None, kept, given_back_after=90.0)
+            ramp.resize(moment, (piece + 1) * EVALUATION_BLOCK_BYTES)
+            leaks.append((moment, EVALUATION_BLOCK_BYTES))
+        ramp.resize(at + 90.0, 0)
+    _leak(builder, "stairs", first, None, leaks, freed_after_seconds=90.0)
 
 
-def steadily(script: Script, onset: float, rate: float) -> None:
+def leak_steadily(builder: PlanBuilder, onset: float, rate: float) -> None:
     """Leak tensors at a constant rate, in bytes per second."""
-    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / ALIGNMENT) * ALIGNMENT
+    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / SEGMENT_BYTES) * SEGMENT_BYTES
     pause = tensor / rate
-    _leak(script, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, script.duration, pause)])
+    _leak(builder, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, builder.duration, pause)])
 
 
-def _onset(script: Script, ready: float) -> float:
-    return ready + script.rng.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
+def _onset(builder: PlanBuilder, ready: float) -> float:
+    return ready + builder.rng.uniform(10 * MINUTE_SECONDS, 40 * MINUTE_SECONDS)
 
 
 def _leak(
-    script: Script,
+    builder: PlanBuilder,
     form: str,
     onset: float,
     rate: float | None,
-    kept: Sequence[tuple[float, float]],
+    leaks: Sequence[tuple[float, float]],
     outside: bool = False,
-    given_back_after: float | None = None,
+    freed_after_seconds: float | None = None,
 ) -> None:
     """Leak blocks of the sizes at the times, and set the truth. ``rate``: mean rate, computed from the blocks if None.
 
-    ``given_back_after``: seconds after which the blocks are freed without the injection.
+    ``freed_after_seconds``: seconds after which the blocks are freed without the injection.
     """
-    if not script.inject and given_back_after is None:
+    if not builder.inject and freed_after_seconds is None:
         return
-    kept = [(at, size) for at, size in kept if at < script.duration]
-    for at, size in kept:
-        block = script.allocate(at, size, outside=outside)
-        if not script.inject and given_back_after is not None:
-            script.free(at + given_back_after, block)
-    if script.inject and kept:
-        script.kept = kept
-        script.truth = ExpectedVerdict("leak", form, injected_at=onset, slope_bytes_per_second=rate)
+    leaks = [(at, size) for at, size in leaks if at < builder.duration]
+    for at, size in leaks:
+        block = builder.allocate(at, size, outside=outside)
+        if not builder.inject and freed_after_seconds is not None:
+            builder.free(at + freed_after_seconds, block)
+    if builder.inject and leaks:
+        builder.leaked = leaks
+        builder.expected_verdict = ExpectedVerdict("leak", form, injected_at=onset, slope_bytes_per_second=rate)
 
 
 @scenario(
@@ -248,50 +248,50 @@ def _leak(
     ),
     views=("agent",),
 )
-def fragmentation(script: Script) -> None:
+def fragmentation(builder: PlanBuilder) -> None:
     """Blocks are allocated in pairs. One of each pair is freed, and its successor is larger than the hole.
 
     The peak of live memory in every step is constant. Without the injection the successors fit the holes.
     """
-    end = script.choose_length(6 * HOUR_SECONDS)
-    share = script.choose_number("share", script.rng.uniform(0.42, 0.5))
-    spread = script.choose_number("over", script.rng.uniform(1.5, 2.5) * HOUR_SECONDS)
-    size = int(script.rng.uniform(48, 96)) // 2 * 2 * MIB
-    script.choose_number("noise", QUIET_BYTES)
-    program = script.program("load")
-    step = script.rng.uniform(15.0, 40.0)
+    end = builder.choose_length(6 * HOUR_SECONDS)
+    share = builder.choose_number("share", builder.rng.uniform(0.42, 0.5))
+    spread = builder.choose_number("over", builder.rng.uniform(1.5, 2.5) * HOUR_SECONDS)
+    size = int(builder.rng.uniform(48, 96)) // 2 * 2 * MIB
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
+    program = builder.program("load")
+    step = builder.rng.uniform(15.0, 40.0)
     pairs: deque[tuple[int, int, int]] = deque()  # size and blocks
-    for number in range(int(share * script.size_bytes / (2 * size))):
-        pairs.append(pair(script, 1.0 + 0.2 * number, size))
+    for number in range(int(share * builder.size_bytes / (2 * size))):
+        pairs.append(allocate_pair(builder, 1.0 + 0.2 * number, size))
     ready = 10.0 + 0.2 * len(pairs)
-    activations = VaryingAmount(script, 512 * MIB, program)
+    activations = VaryingAmount(builder, 512 * MIB, program)
     peaks = list(every(ready, end, step))
     for at in peaks:
         for part in range(6):
-            activations.to(at + step * part / 20, 4 * GIB * (part + 1) / 6)
-        activations.to(at + 0.9 * step, 0)
-        script.busy(at, script.rng.uniform(0.7, 0.9), program)
-    onset = ready + script.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+            activations.resize(at + step * part / 20, 4 * GIB * (part + 1) / 6)
+        activations.resize(at + 0.9 * step, 0)
+        builder.busy(at, builder.rng.uniform(0.7, 0.9), program)
+    onset = ready + builder.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
     freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
     freed, done = 0, 0
     for number, at in enumerate(during, 1):
         while done < freed_pairs * number / len(during):
             size, doomed, _ = pairs.popleft()
-            script.free(at, doomed)
+            builder.free(at, doomed)
             freed, done = freed + size, done + 1
-            larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if script.inject else size
+            larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if builder.inject else size
             if freed >= 2 * larger:
-                pairs.append(pair(script, at, larger))
+                pairs.append(allocate_pair(builder, at, larger))
                 freed -= 2 * larger
-    if script.inject:
-        script.truth = ExpectedVerdict("fragmentation", injected_at=onset, ends_at=end)
+    if builder.inject:
+        builder.expected_verdict = ExpectedVerdict("fragmentation", injected_at=onset, ends_at=end)
 
 
-def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
+def allocate_pair(builder: PlanBuilder, at: float, size: int) -> tuple[int, int, int]:
     """Allocate two neighbors of one segment. Returns their size and both blocks."""
-    script.free(at, script.allocate(at, 2 * size))
-    return size, script.allocate(at, size), script.allocate(at, size)
+    builder.free(at, builder.allocate(at, 2 * size))
+    return size, builder.allocate(at, size), builder.allocate(at, size)
 
 
 @scenario(
@@ -300,20 +300,20 @@ def pair(script: Script, at: float, size: int) -> tuple[int, int, int]:
     "a program is killed, but its memory stays allocated",
     "orphan",
     shape=("used ---------", "             ", "pid  ----x    "),
-    options=(Option("as", "word", "random", ORPHANS_HELP, words=ORPHANS),),
+    options=(Option("as", "word", "random", ORPHANS_HELP, words=ORPHAN_KINDS),),
     views=("agent", "process"),
 )
-def orphan(script: Script) -> None:
-    end = script.choose_length(3 * HOUR_SECONDS)
-    script.choose_number("noise", QUIET_BYTES)
-    kind = script.choose_word("as", script.rng.choice(ORPHANS))
-    start_host_program(script, (0.05, 0.9))
-    killed = script.rng.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
-    if not script.inject:
-        script.end(killed)
+def orphan(builder: PlanBuilder) -> None:
+    end = builder.choose_length(3 * HOUR_SECONDS)
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
+    kind = builder.choose_word("as", builder.rng.choice(ORPHAN_KINDS))
+    start_program(builder, (0.05, 0.9))
+    killed = builder.rng.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
+    if not builder.inject:
+        builder.end(killed)
         return
-    script.end(killed, cast("ScriptEnding", f"orphan-{kind}"))
-    script.truth = ExpectedVerdict("orphan", injected_at=killed, ends_at=end)
+    builder.end(killed, cast("ProgramEnding", f"orphan-{kind}"))
+    builder.expected_verdict = ExpectedVerdict("orphan", injected_at=killed, ends_at=end)
 
 
 @scenario(
@@ -326,33 +326,33 @@ def orphan(script: Script) -> None:
     options=(Option("times", "number", "1 or 4", "number of crashes", 1, 20),),
     neighbors=False,
 )
-def crash(script: Script) -> None:
-    times = int(script.choose_number("times", script.rng.choice((1, 1, 4))))
-    end = script.choose_length(3 * HOUR_SECONDS)
-    script.choose_number("noise", QUIET_BYTES)
+def crash(builder: PlanBuilder) -> None:
+    times = int(builder.choose_number("times", builder.rng.choice((1, 1, 4))))
+    end = builder.choose_length(3 * HOUR_SECONDS)
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
     at = 0.0
-    for number in range(times):
-        share = script.rng.uniform(0.1, 0.3)
-        killed = at + script.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
-        last = number + 1 == times
-        if number == 0:
-            script.program("load")
+    for index in range(times):
+        share = builder.rng.uniform(0.1, 0.3)
+        killed = at + builder.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
+        last = index + 1 == times
+        if index == 0:
+            builder.program("load")
         else:
-            script.start(at)
-        ready = script.fill(at + 1.0, share * script.size_bytes, 20.0)
-        work(script, ready, killed if script.inject or not last else end, 0, QUIET_BYTES)
-        filled_at = killed - script.rng.uniform(5.0, 180.0)
-        if script.inject:
-            room = 0.998 * script.size_bytes - CONTEXT_BYTES - share * script.size_bytes - 2.3 * GIB
-            script.fill(filled_at - 30.0, room, 30.0)
-            script.end(killed, "crash")
-            if number == 0:
-                script.truth = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
-            if number == 2 and killed < end:
-                script.truth = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
+            builder.start(at)
+        ready = builder.fill(at + 1.0, share * builder.size_bytes, 20.0)
+        work(builder, ready, killed if builder.inject or not last else end, 0, QUIET_NOISE_BYTES)
+        filled_at = killed - builder.rng.uniform(5.0, 180.0)
+        if builder.inject:
+            room = 0.998 * builder.size_bytes - CONTEXT_BYTES - share * builder.size_bytes - 2.3 * GIB
+            builder.fill(filled_at - 30.0, room, 30.0)
+            builder.end(killed, "crash")
+            if index == 0:
+                builder.expected_verdict = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
+            if index == 2 and killed < end:
+                builder.expected_verdict = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
         elif not last:
-            script.end(killed)
-        at = killed + script.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
+            builder.end(killed)
+        at = killed + builder.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
 
 
 @scenario(
@@ -365,20 +365,23 @@ def crash(script: Script) -> None:
     options=(Option("fill", "fraction", "90%", "fraction of the GPU", 0.01, 0.99),),
     neighbors=False,
 )
-def stress(script: Script) -> None:
+def stress(builder: PlanBuilder) -> None:
     """Fill the device and hold the memory. Backends whose memory has contents write and verify a pattern."""
-    fill = script.choose_number("fill", 0.9) if script.inject else 0.5
-    end = script.choose_length(HOUR_SECONDS)
-    script.choose_number("noise", QUIET_BYTES)
-    program = script.program("load")
-    size, block = fill * script.size_bytes, GIB
+    fill = builder.choose_number("fill", 0.9) if builder.inject else 0.5
+    end = builder.choose_length(HOUR_SECONDS)
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
+    program = builder.program("load")
+    size, block = fill * builder.size_bytes, GIB
     for number in range(int(size // block)):
         at = 1.0 + 0.25 * number
-        script.allocate(at, block, program)
-        if not script.truth.kind and (number + 1) * block + CONTEXT_BYTES > NEARLY_ALL * script.size_bytes:
-            script.truth = ExpectedVerdict("pressure", injected_at=at, ends_at=end)
-    for at in every(1.0, script.duration, 10.0):
-        script.busy(at, 1.0, program)
+        builder.allocate(at, block, program)
+        if (
+            not builder.expected_verdict.kind
+            and (number + 1) * block + CONTEXT_BYTES > PRESSURE_RATIO * builder.size_bytes
+        ):
+            builder.expected_verdict = ExpectedVerdict("pressure", injected_at=at, ends_at=end)
+    for at in every(1.0, builder.duration, 10.0):
+        builder.busy(at, 1.0, program)
 
 
 @scenario(
@@ -390,18 +393,18 @@ def stress(script: Script) -> None:
     options=(Option("period", "duration", "2 s", "time between two flushes", 0.05),),
     neighbors=False,
 )
-def flush_storm(script: Script) -> None:
-    period = script.choose_number("period", 2.0)
-    script.choose_length(HOUR_SECONDS)
-    script.choose_number("noise", QUIET_BYTES)
-    program = script.program("load")
-    script.fill(1.0, 0.2 * script.size_bytes, 10.0)
-    level = VaryingAmount(script, 512 * MIB, program)
-    for at in every(12.0, script.duration, 1.0):
-        level.to(at, script.rng.uniform(0.0, 0.3) * script.size_bytes)
-        script.busy(at, script.rng.uniform(0.3, 0.9), program)
-    for at in every(12.5, script.duration, period):
-        script.flush(at, program)
+def flush_storm(builder: PlanBuilder) -> None:
+    period = builder.choose_number("period", 2.0)
+    builder.choose_length(HOUR_SECONDS)
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
+    program = builder.program("load")
+    builder.fill(1.0, 0.2 * builder.size_bytes, 10.0)
+    level = VaryingAmount(builder, 512 * MIB, program)
+    for at in every(12.0, builder.duration, 1.0):
+        level.resize(at, builder.rng.uniform(0.0, 0.3) * builder.size_bytes)
+        builder.busy(at, builder.rng.uniform(0.3, 0.9), program)
+    for at in every(12.5, builder.duration, period):
+        builder.flush(at, program)
 
 
 @scenario(
@@ -415,16 +418,16 @@ def flush_storm(script: Script) -> None:
         Option("share", "fraction", "30 to 85%", "fraction of the GPU at the plateau", 0.12, 0.9),
     ),
 )
-def warm_up(script: Script) -> None:
-    slowness = script.choose_number(
-        "time", math.exp(script.rng.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
+def warm_up(builder: PlanBuilder) -> None:
+    time_constant = builder.choose_number(
+        "time", math.exp(builder.rng.uniform(math.log(1.0), math.log(20.0))) * MINUTE_SECONDS
     )
-    plateau = script.choose_number("share", script.rng.uniform(0.3, 0.85)) * script.size_bytes
-    end = script.choose_length(4 * HOUR_SECONDS)
-    start_host_program(script, (0.02, 0.08), draw_noise(script))
-    level = VaryingAmount(script, 64 * MIB)
-    for at in every(5.0, min(end, 9 * slowness), 5.0):
-        level.to(at, (plateau - 0.1 * script.size_bytes) * (1 - math.exp(-at / slowness)))
+    plateau = builder.choose_number("share", builder.rng.uniform(0.3, 0.85)) * builder.size_bytes
+    end = builder.choose_length(4 * HOUR_SECONDS)
+    start_program(builder, (0.02, 0.08), draw_noise(builder))
+    level = VaryingAmount(builder, 64 * MIB)
+    for at in every(5.0, min(end, 9 * time_constant), 5.0):
+        level.resize(at, (plateau - 0.1 * builder.size_bytes) * (1 - math.exp(-at / time_constant)))
 
 
 @scenario(
@@ -435,18 +438,18 @@ def warm_up(script: Script) -> None:
     shape=(" |‾|       ", " | |       ", "/   ‾‾‾‾‾‾‾"),
     options=(Option("share", "fraction", "50 to 90%", "fraction of the GPU at the peak", 0.1, 0.9),),
 )
-def autotune(script: Script) -> None:
-    peak = script.choose_number("share", script.rng.uniform(0.5, 0.9)) * script.size_bytes
-    kept = peak * script.rng.uniform(0.15, 0.4)
-    script.choose_length(3 * HOUR_SECONDS)
-    program = script.program("load")
-    ready = script.fill(1.0, kept, 15.0)
-    trials, over = VaryingAmount(script, 256 * MIB), ready + script.rng.uniform(1.0, 3.0) * MINUTE_SECONDS
-    for at in every(ready, over, 4.0):
-        trials.to(at, (peak - kept) * script.rng.uniform(0.3, 1.0))
-    trials.to(over, 0)
-    script.flush(over + 1.0)
-    work(script, over + 2.0, script.duration, program, draw_noise(script))
+def autotune(builder: PlanBuilder) -> None:
+    peak = builder.choose_number("share", builder.rng.uniform(0.5, 0.9)) * builder.size_bytes
+    lasting = peak * builder.rng.uniform(0.15, 0.4)
+    builder.choose_length(3 * HOUR_SECONDS)
+    program = builder.program("load")
+    ready = builder.fill(1.0, lasting, 15.0)
+    trials, trials_end = VaryingAmount(builder, 256 * MIB), ready + builder.rng.uniform(1.0, 3.0) * MINUTE_SECONDS
+    for at in every(ready, trials_end, 4.0):
+        trials.resize(at, (peak - lasting) * builder.rng.uniform(0.3, 1.0))
+    trials.resize(trials_end, 0)
+    builder.flush(trials_end + 1.0)
+    work(builder, trials_end + 2.0, builder.duration, program, draw_noise(builder))
 
 
 @scenario(
@@ -457,16 +460,16 @@ def autotune(script: Script) -> None:
     shape=(" |‾‾‾‾‾‾‾‾‾", " |         ", "-'         "),
     options=(Option("share", "fraction", "60 to 94%", "fraction of the GPU", 0.15, 0.95),),
 )
-def preallocated(script: Script) -> None:
-    share = script.choose_number("share", script.rng.uniform(0.6, 0.94))
-    script.choose_length(6 * HOUR_SECONDS)
-    script.choose_number("noise", QUIET_BYTES)
-    program = script.program("load")
-    script.fill(5.0, 0.1 * script.size_bytes, 15.0)
-    script.allocate(25.0, (share - 0.1) * script.size_bytes - GIB)
-    load = RandomWalk(script.random("load"), 0.25, WANDER_SECONDS)
-    for at in every(30.0, script.duration, 10.0):
-        script.busy(at, 0.4 + load.after(10.0), program)
+def preallocated(builder: PlanBuilder) -> None:
+    share = builder.choose_number("share", builder.rng.uniform(0.6, 0.94))
+    builder.choose_length(6 * HOUR_SECONDS)
+    builder.choose_number("noise", QUIET_NOISE_BYTES)
+    program = builder.program("load")
+    builder.fill(5.0, 0.1 * builder.size_bytes, 15.0)
+    builder.allocate(25.0, (share - 0.1) * builder.size_bytes - GIB)
+    load = RandomWalk(builder.random("load"), 0.25, WANDER_SECONDS)
+    for at in every(30.0, builder.duration, 10.0):
+        builder.busy(at, 0.4 + load.value_after(10.0), program)
 
 
 @scenario(
@@ -481,20 +484,21 @@ def preallocated(script: Script) -> None:
         Option("share", "fraction", "30 to 60%", "fraction of the GPU at the end", 0.05, 0.6),
     ),
 )
-def saturating_cache(script: Script) -> None:
-    time = script.choose_number("time", script.rng.uniform(2.0, 6.0) * HOUR_SECONDS)
-    rate = script.choose_number("requests", script.rng.uniform(0.1, 1.0))
-    full = script.choose_number("share", script.rng.uniform(0.3, 0.6)) * script.size_bytes
-    end = script.choose_length(9 * HOUR_SECONDS)
-    ready = start_host_program(script, (0.1, 0.25))
-    usual = 0.95 * full / max(1.0, math.log(rate * time))  # so that the cache reaches 95% of its size after that time
-    requests = script.random("requests")
-    arena, largest, at = VaryingAmount(script, 32 * MIB), 0.0, ready
+def saturating_cache(builder: PlanBuilder) -> None:
+    growth_seconds = builder.choose_number("time", builder.rng.uniform(2.0, 6.0) * HOUR_SECONDS)
+    rate = builder.choose_number("requests", builder.rng.uniform(0.1, 1.0))
+    full_bytes = builder.choose_number("share", builder.rng.uniform(0.3, 0.6)) * builder.size_bytes
+    end = builder.choose_length(9 * HOUR_SECONDS)
+    ready = start_program(builder, (0.1, 0.25))
+    # So that the cache reaches 95% of its size after that time.
+    usual = 0.95 * full_bytes / max(1.0, math.log(rate * growth_seconds))
+    requests = builder.random("requests")
+    arena, largest, at = VaryingAmount(builder, 32 * MIB), 0.0, ready
     while at < end:
-        size = min(full, requests.expovariate(1 / usual))
+        size = min(full_bytes, requests.expovariate(1 / usual))
         if size > largest:
             largest = size
-            arena.to(at, largest)
+            arena.resize(at, largest)
         at += requests.expovariate(rate)
 
 
@@ -509,18 +513,18 @@ def saturating_cache(script: Script) -> None:
         Option("step", "size", "5 to 20 GiB", "bytes allocated by an evaluation", 1),
     ),
 )
-def periodic_evaluation(script: Script) -> None:
-    period = script.choose_number("period", script.rng.uniform(5.0, 60.0) * MINUTE_SECONDS)
-    script.choose_length(max(4 * HOUR_SECONDS, 8 * period))
-    seconds = min(0.6 * period, script.rng.uniform(1.0, 10.0) * MINUTE_SECONDS)
-    size = script.choose_number("step", script.rng.uniform(5, 20) * GIB)
-    ready = start_host_program(script, (0.15, 0.4), draw_noise(script))
-    ramp = VaryingAmount(script, 256 * MIB)
-    for at in every(ready + script.rng.uniform(0.2, 1.0) * period, script.duration - seconds - 2.0, period):
+def periodic_evaluation(builder: PlanBuilder) -> None:
+    period = builder.choose_number("period", builder.rng.uniform(5.0, 60.0) * MINUTE_SECONDS)
+    builder.choose_length(max(4 * HOUR_SECONDS, 8 * period))
+    seconds = min(0.6 * period, builder.rng.uniform(1.0, 10.0) * MINUTE_SECONDS)
+    size = builder.choose_number("step", builder.rng.uniform(5, 20) * GIB)
+    ready = start_program(builder, (0.15, 0.4), draw_noise(builder))
+    ramp = VaryingAmount(builder, 256 * MIB)
+    for at in every(ready + builder.rng.uniform(0.2, 1.0) * period, builder.duration - seconds - 2.0, period):
         for part in range(20):
-            ramp.to(at + seconds * part / 20, size * (part + 1) / 20)
-        ramp.to(at + seconds, 0)
-        script.flush(at + seconds + 1.0)
+            ramp.resize(at + seconds * part / 20, size * (part + 1) / 20)
+        ramp.resize(at + seconds, 0)
+        builder.flush(at + seconds + 1.0)
 
 
 @scenario(
@@ -534,13 +538,13 @@ def periodic_evaluation(script: Script) -> None:
         Option("step", "size", "2 to 20 GiB", "bytes added by each step", 1),
     ),
 )
-def curriculum(script: Script) -> None:
-    steps = int(script.choose_number("times", script.rng.choice((1, 2, 3))))
-    script.choose_length(9 * HOUR_SECONDS)
-    at = start_host_program(script, (0.1, 0.2), draw_noise(script)) + script.rng.uniform(0.5, 2.0) * HOUR_SECONDS
+def curriculum(builder: PlanBuilder) -> None:
+    steps = int(builder.choose_number("times", builder.rng.choice((1, 2, 3))))
+    builder.choose_length(9 * HOUR_SECONDS)
+    at = start_program(builder, (0.1, 0.2), draw_noise(builder)) + builder.rng.uniform(0.5, 2.0) * HOUR_SECONDS
     for _ in range(steps):
-        script.fill(at, script.choose_number("step", 0) or script.rng.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
-        at += script.rng.uniform(1.5, 3.5) * HOUR_SECONDS
+        builder.fill(at, builder.choose_number("step", 0) or builder.rng.uniform(2, min(20, 48 / steps)) * GIB, 5.0)
+        at += builder.rng.uniform(1.5, 3.5) * HOUR_SECONDS
 
 
 @scenario(
@@ -551,14 +555,14 @@ def curriculum(script: Script) -> None:
     shape=("   _.-._|‾|_ ", " .'         '", "'            "),
     options=(Option("step", "size", "4 GiB", "amplitude of the daily cycle", 1),),
 )
-def fleet(script: Script) -> None:
+def fleet(builder: PlanBuilder) -> None:
     """Programs, each on its own device, share one load: a daily cycle, and changes of 1.5 GiB per minute."""
-    programs = int(script.choose_number("programs", 4))
-    end = script.choose_length(24 * HOUR_SECONDS)
-    script.choose_number("noise", 64 * MIB)
-    swing = script.choose_number("step", 4 * GIB)
-    noon = script.rng.uniform(0, 24) * HOUR_SECONDS
-    shared = script.random("shared load")
+    programs = int(builder.choose_number("programs", 4))
+    end = builder.choose_length(24 * HOUR_SECONDS)
+    builder.choose_number("noise", 64 * MIB)
+    swing = builder.choose_number("step", 4 * GIB)
+    noon = builder.rng.uniform(0, 24) * HOUR_SECONDS
+    shared = builder.random("shared load")
     load = RandomWalk(shared, 0.5 * GIB, 20 * MINUTE_SECONDS)
     jump, jump_ends, course = 0.0, 0.0, []
     for at in every(60.0, end, 30.0):
@@ -566,25 +570,26 @@ def fleet(script: Script) -> None:
             jump, jump_ends = shared.uniform(0.75, 3.0) * GIB, at + shared.uniform(2, 20) * MINUTE_SECONDS
         rising = jump if at <= jump_ends else 0.0
         course.append(
-            (at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR_SECONDS)) + load.after(30.0) + rising)
+            (at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR_SECONDS)) + load.value_after(30.0) + rising)
         )
     for device in range(programs):
-        own = script.random(f"program {device}")
-        program = script.program(f"load-{device}", device=device)
-        lasting = own.uniform(0.2, 0.6) * script.size_bytes
-        script.fill(1.0, lasting, 50.0, program)
-        level, gain, about = VaryingAmount(script, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
+        own = builder.random(f"program {device}")
+        program = builder.program(f"load-{device}", device=device)
+        lasting = own.uniform(0.2, 0.6) * builder.size_bytes
+        builder.fill(1.0, lasting, 50.0, program)
+        level, gain, deviation = VaryingAmount(builder, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
         for at, value in course:
-            about += (value - about) * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(value - about)))  # 1.5 GiB a minute
-            level.to(at, 6 * GIB + gain * about + own.gauss(0.0, 0.1 * GIB))
-            script.flush(at + 1.0, program)  # the driver's reading decreases, too
-            script.busy(at, 0.5 + about / (16 * GIB), program)
+            change = value - deviation
+            deviation += change * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(change)))  # 1.5 GiB a minute
+            level.resize(at, 6 * GIB + gain * deviation + own.gauss(0.0, 0.1 * GIB))
+            builder.flush(at + 1.0, program)  # the driver's reading decreases, too
+            builder.busy(at, 0.5 + deviation / (16 * GIB), program)
 
 
 @scenario("steady", "", "steady work, constant memory", "", shape=("            ", " .----------", "/           "))
-def steady(script: Script) -> None:
-    script.choose_length(2 * HOUR_SECONDS)
-    start_host_program(script, (0.2, 0.8), draw_noise(script))
+def steady(builder: PlanBuilder) -> None:
+    builder.choose_length(2 * HOUR_SECONDS)
+    start_program(builder, (0.2, 0.8), draw_noise(builder))
 
 
 SERVING_BYTES = 48 * GIB
@@ -596,7 +601,7 @@ CUDA context.
 """
 WEIGHTS_BYTES = 2 * GIB
 """Permanent memory of a program. The fleet's programs use more nearly all the time."""
-HALF_BYTES = 32 * MIB
+HALF_SEGMENT_BYTES = 32 * MIB
 """Half of a segment that slow fragmentation splits."""
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -613,7 +618,7 @@ class LoadPattern(NamedTuple):
     busy_levels: Levels
 
 
-REQUESTS = LoadPattern(
+REQUEST_PATTERN = LoadPattern(
     (10.8 * MINUTE_SECONDS, 1.65),
     (7.8 * MINUTE_SECONDS, 1.15),
     (13.3, 19.5, 21.1, 22.2, 24.2, 24.3, 24.5, 27.3, 34.6),
@@ -623,10 +628,10 @@ REQUESTS = LoadPattern(
 """
 CHANGE_SECONDS = 30.0
 """Time between two levels of a busy program, which is less than that between two samples of the fleet."""
-LONGEST_SECONDS = 5 * HOUR_SECONDS
+MAX_PERIOD_SECONDS = 5 * HOUR_SECONDS
 """Longest period on these GPUs."""
 
-MODELS = LoadPattern(
+MODEL_PATTERN = LoadPattern(
     (68.2 * MINUTE_SECONDS, 1.0),
     (3.5 * MINUTE_SECONDS, 1.0),
     (0.0, 9.0, 14.6, 22.5, 25.3, 29.8, 31.2, 33.9, 39.1),
@@ -653,7 +658,7 @@ MAX_DRIFT_SECONDS = 15 * HOUR_SECONDS
 """Limit of the growth, so at most 4 GiB are stranded: a fifth of the pool is not reported as fragmentation."""
 
 
-INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
+LEAK_RATE_OPTION = Option("rate", "size", "no leak", "bytes leaked per minute")
 
 
 @scenario(
@@ -662,14 +667,14 @@ INJECTED = Option("rate", "size", "no leak", "bytes leaked per minute")
     "memory is constant while a serving program is idle, and varies by gigabytes while it's busy",
     "",
     shape=("‾‾‾| |‾‾| ‾‾", "   ||  |'|  ", "    |    |  "),
-    options=(INJECTED,),
+    options=(LEAK_RATE_OPTION,),
     neighbors=False,
     size_bytes=SERVING_BYTES,
 )
-def serving_bimodal(script: Script) -> None:
+def serving_bimodal(builder: PlanBuilder) -> None:
     """Serve requests with the mean busy share of a day at all times."""
-    _serve(script, REQUESTS)
-    _inject(script, script.choose_number("rate", 0.0))
+    _serve(builder, REQUEST_PATTERN)
+    _leak_at_random_onset(builder, builder.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -678,13 +683,13 @@ def serving_bimodal(script: Script) -> None:
     "a serving program is busy during the day, and idle for most of the night",
     "",
     shape=("‾|'|||'|‾‾‾‾", " ||||||     ", "  | |       "),
-    options=(INJECTED,),
+    options=(LEAK_RATE_OPTION,),
     neighbors=False,
     size_bytes=SERVING_BYTES,
 )
-def serving_nightly(script: Script) -> None:
-    _serve(script, REQUESTS, BUSY_RATIOS)
-    _inject(script, script.choose_number("rate", 0.0))
+def serving_nightly(builder: PlanBuilder) -> None:
+    _serve(builder, REQUEST_PATTERN, BUSY_RATIOS)
+    _leak_at_random_onset(builder, builder.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -693,13 +698,13 @@ def serving_nightly(script: Script) -> None:
     "models are loaded, then unloaded after tens of minutes to hours",
     "",
     shape=("   ___    __", "  |   |  |  ", "__|   |__|  "),
-    options=(INJECTED,),
+    options=(LEAK_RATE_OPTION,),
     neighbors=False,
     size_bytes=SERVING_BYTES,
 )
-def model_loads(script: Script) -> None:
-    _serve(script, MODELS)
-    _inject(script, script.choose_number("rate", 0.0))
+def model_loads(builder: PlanBuilder) -> None:
+    _serve(builder, MODEL_PATTERN)
+    _leak_at_random_onset(builder, builder.choose_number("rate", 0.0))
 
 
 @scenario(
@@ -712,11 +717,11 @@ def model_loads(script: Script) -> None:
     neighbors=False,
     size_bytes=SERVING_BYTES,
 )
-def leak_serving(script: Script) -> None:
+def leak_serving(builder: PlanBuilder) -> None:
     """Leak in the program of `serving_bimodal`, which always holds more than 1 GiB."""
-    rate = script.choose_number("rate", script.rng.choice((16, 32, 64, 128, 256)) * MIB)
-    _serve(script, REQUESTS)
-    _inject(script, rate)
+    rate = builder.choose_number("rate", builder.rng.choice((16, 32, 64, 128, 256)) * MIB)
+    _serve(builder, REQUEST_PATTERN)
+    _leak_at_random_onset(builder, rate)
 
 
 @scenario(
@@ -728,57 +733,57 @@ def leak_serving(script: Script) -> None:
     options=(
         Option("step", "size", "0.5 to 1.6 GiB", "growth of the held memory in six hours", 1, DRIFT_BYTES[1]),
         Option("over", "duration", "6 to 15 h", "time until the growth ends", 60.0, MAX_DRIFT_SECONDS),
-        INJECTED,
+        LEAK_RATE_OPTION,
     ),
     neighbors=False,
     size_bytes=SERVING_BYTES,
 )
-def slow_fragmentation(script: Script) -> None:
+def slow_fragmentation(builder: PlanBuilder) -> None:
     """Free halves of a limited number of segments. Their successors are larger than the holes."""
-    end = script.choose_length(24 * HOUR_SECONDS)
-    growth = script.choose_number("step", script.rng.uniform(*DRIFT_BYTES))
-    over = script.choose_number("over", script.rng.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
-    live = script.rng.uniform(16, 22) * GIB
-    program = script.program("load")
-    count = math.ceil(growth * over / (6 * HOUR_SECONDS) / HALF_BYTES)
-    halves = [pair(script, 1.0, HALF_BYTES)[1] for _ in range(count)]
-    ready = script.fill(5.0, live - 2 * HALF_BYTES * count, 20.0)
-    onset = ready + script.rng.uniform(0.5, 3.0) * HOUR_SECONDS
+    end = builder.choose_length(24 * HOUR_SECONDS)
+    growth = builder.choose_number("step", builder.rng.uniform(*DRIFT_BYTES))
+    over = builder.choose_number("over", builder.rng.uniform(6 * HOUR_SECONDS, MAX_DRIFT_SECONDS))
+    live = builder.rng.uniform(16, 22) * GIB
+    program = builder.program("load")
+    count = math.ceil(growth * over / (6 * HOUR_SECONDS) / HALF_SEGMENT_BYTES)
+    halves = [allocate_pair(builder, 1.0, HALF_SEGMENT_BYTES)[1] for _ in range(count)]
+    ready = builder.fill(5.0, live - 2 * HALF_SEGMENT_BYTES * count, 20.0)
+    onset = ready + builder.rng.uniform(0.5, 3.0) * HOUR_SECONDS
     for number, half in enumerate(halves):
         at = onset + over * number / count
-        script.free(at, half)
-        script.allocate(at, HALF_BYTES + 2 * MIB)
-    requests = _ResizedBlock(script)
+        builder.free(at, half)
+        builder.allocate(at, HALF_SEGMENT_BYTES + 2 * MIB)
+    requests = _ResizedBlock(builder)
     for at in every(ready, end, MINUTE_SECONDS):
-        requests.to(at, script.rng.uniform(1, 3) * GIB)
-        script.busy(at, script.rng.uniform(0.3, 0.9), program)
-    _inject(script, script.choose_number("rate", 0.0))
+        requests.resize(at, builder.rng.uniform(1, 3) * GIB)
+        builder.busy(at, builder.rng.uniform(0.3, 0.9), program)
+    _leak_at_random_onset(builder, builder.choose_number("rate", 0.0))
 
 
 class _ResizedBlock:
     """A block whose size changes. The freed memory is returned to the device, as in the fleet."""
 
-    def __init__(self, script: Script) -> None:
-        self._script, self._block = script, 0
+    def __init__(self, builder: PlanBuilder) -> None:
+        self._builder, self._block = builder, 0
 
-    def to(self, at: float, size: float) -> None:
+    def resize(self, at: float, size: float) -> None:
         if self._block:
-            self._script.free(at, self._block)
-            self._script.flush(at)
-        self._block = self._script.allocate(at, size)
+            self._builder.free(at, self._block)
+            self._builder.flush(at)
+        self._block = self._builder.allocate(at, size)
 
 
-def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = (MEAN_BUSY_RATIO,)) -> None:
+def _serve(builder: PlanBuilder, pattern: LoadPattern, busy_ratios: Sequence[float] = (MEAN_BUSY_RATIO,)) -> None:
     """Alternate between rest and busy periods for 24 hours. ``busy_ratios``: busy share of each hour of a day.
 
     A share changes the durations of both: their ratio is that of busy to rest in the hour.
     """
-    end = script.choose_length(24 * HOUR_SECONDS)
-    morning = script.rng.uniform(0, 24)
-    course, use = script.random("course"), script.random("utilisation")
-    program = script.program("load")
-    script.fill(1.0, WEIGHTS_BYTES, 20.0)
-    work, busy, until = _ResizedBlock(script), True, 0.0
+    end = builder.choose_length(24 * HOUR_SECONDS)
+    morning = builder.rng.uniform(0, 24)
+    course, use = builder.random("course"), builder.random("utilisation")
+    program = builder.program("load")
+    builder.fill(1.0, WEIGHTS_BYTES, 20.0)
+    work, busy, until = _ResizedBlock(builder), True, 0.0
     for at in every(30.0, end, CHANGE_SECONDS):
         change = at >= until
         if change:
@@ -786,11 +791,11 @@ def _serve(script: Script, pattern: LoadPattern, busy_ratios: Sequence[float] = 
             share = busy_ratios[int(morning + at / HOUR_SECONDS) % len(busy_ratios)]
             odds = share / (1 - share) * (1 - MEAN_BUSY_RATIO) / MEAN_BUSY_RATIO
             seconds = _duration(course, pattern, busy) * (odds if busy else 1 / odds) ** 0.5
-            until = at + min(LONGEST_SECONDS, seconds)
+            until = at + min(MAX_PERIOD_SECONDS, seconds)
         if busy or change:
             used = _level(course, pattern.busy_levels if busy else pattern.rest_levels) * GIB
-            work.to(at, max(0.0, used - WEIGHTS_BYTES - CONTEXT_BYTES))
-        script.busy(at, use.uniform(0.5, 0.9) if busy else use.uniform(0.0, 0.1), program)
+            work.resize(at, max(0.0, used - WEIGHTS_BYTES - CONTEXT_BYTES))
+        builder.busy(at, use.uniform(0.5, 0.9) if busy else use.uniform(0.0, 0.1), program)
 
 
 def _duration(rng: Random, pattern: LoadPattern, busy: bool) -> float:
@@ -801,13 +806,13 @@ def _duration(rng: Random, pattern: LoadPattern, busy: bool) -> float:
 def _level(rng: Random, levels: Levels) -> float:
     """Return a random level: linear between the quantiles, and none below the first or above the last."""
     share = min(max(rng.random(), QUANTILES[0]), QUANTILES[-1])
-    place = bisect_left(QUANTILES, share, 1)
-    (low, high), (before, after) = QUANTILES[place - 1 : place + 1], levels[place - 1 : place + 1]
-    return before + (after - before) * (share - low) / (high - low)
+    index = bisect_left(QUANTILES, share, 1)
+    (low, high), (low_level, high_level) = QUANTILES[index - 1 : index + 1], levels[index - 1 : index + 1]
+    return low_level + (high_level - low_level) * (share - low) / (high - low)
 
 
-def _inject(script: Script, rate: float) -> None:
+def _leak_at_random_onset(builder: PlanBuilder, rate: float) -> None:
     """Leak ``rate`` bytes a minute from 4 to 10 hours after the start on, as `bench.leaks` does in recorded curves."""
-    onset = script.random("onset").uniform(4, 10) * HOUR_SECONDS
+    onset = builder.random("onset").uniform(4, 10) * HOUR_SECONDS
     if rate:
-        steadily(script, onset, rate / MINUTE_SECONDS)
+        leak_steadily(builder, onset, rate / MINUTE_SECONDS)

@@ -20,12 +20,12 @@ from gpumond.facts.units import list_text, size_text
 from gpumond.view.rows import claimed_room, requests_ahead
 from gpumond.view.text import cut, safe
 
-NO_ROOM = 75
+NO_MEMORY_EXIT_CODE = 75
 """Exit code for a program that was not started because its memory is not available (EX_TEMPFAIL of sysexits.h)."""
 POLL_SECONDS = 1.0
 LOG_SECONDS = 30.0
 """Longest time between two lines about a request in a log."""
-LOST, UNREACHABLE, STARTING = 404, 0, 503
+LOST_STATUS, UNREACHABLE_STATUS, STARTING_STATUS = 404, 0, 503
 """Status of a request that the daemon does not know anymore, without a response, and before its first reading."""
 
 ROUTE = "/api/v1/admissions"
@@ -50,12 +50,12 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
     query: dict[str, Any] = {"workload": workload, "world_size": world_size, "uid": os.getuid()}
     if device is not None:
         query["device"] = device
-    found = client.get(url, f"/api/v1/need?{urlencode(query)}")
-    runs, need = found["runs"], found["need_bytes"]
-    where = f"runs of {safe(workload)} on {safe(found['device_name'])}"
+    answer = client.get(url, f"/api/v1/need?{urlencode(query)}")
+    runs, need = answer["runs"], answer["need_bytes"]
+    where = f"runs of {safe(workload)} on {safe(answer['device_name'])}"
     if need is None:
-        known = f"{runs} {'is' if runs == 1 else 'are'} known"
-        raise ConfigError(f"--need auto requires three {where}, but {known}; pass a size")
+        known_runs = f"{runs} {'is' if runs == 1 else 'are'} known"
+        raise ConfigError(f"--need auto requires three {where}, but {known_runs}; pass a size")
     print_error(f"gpumond: {size_text(need)} needed, from {runs} {where}")
     return int(need)
 
@@ -70,7 +70,7 @@ def parse_wait(text: str | None) -> float:
 
 @contextmanager
 def request_admission(
-    url: str, need_bytes: int, device: str | None, workload: str, seconds: float
+    url: str, need_bytes: int, device: str | None, workload: str, wait_seconds: float
 ) -> Iterator[str | None]:
     """Yield the id of the granted request; None, with a message, if the memory is not available in time.
 
@@ -78,31 +78,31 @@ def request_admission(
     """
     body: dict[str, Any] = {
         "need_bytes": need_bytes,
-        "wait": seconds > 0,
+        "wait": wait_seconds > 0,
         "pid": os.getpid(),
         "workload": workload[:MAX_WORKLOAD],
     }
     if device is not None:
         body["device"] = device
-    end, waiting = time.monotonic() + seconds, WaitStatusLine()
+    deadline, status_line = time.monotonic() + wait_seconds, WaitStatusLine()
     answer = client.post(url, ROUTE, body, 30.0)
     try:
-        while answer["state"] == "waiting" and time.monotonic() < end:
-            waiting.show(answer, time.monotonic())
-            time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+        while answer["state"] == "waiting" and time.monotonic() < deadline:
+            status_line.show(answer, time.monotonic())
+            time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
             answer = _renew(url, answer, body)
-        waiting.end()
+        status_line.end()
         if answer["state"] == "granted":
             yield str(answer["id"])
             return
         advice = ""
         if answer["state"] == "refused" and not answer["missing_bytes"]:
             advice = ": add --wait 10m to let gpumond do it" if answer["plan"] else "; add --wait 10m to wait for it"
-        over = f"not started after {units.duration_text(seconds)}: " if answer["state"] == "waiting" else ""
-        print_error(f"gpumond: {over}{explanation(answer)}{advice}")
+        timed_out = f"not started after {units.duration_text(wait_seconds)}: " if answer["state"] == "waiting" else ""
+        print_error(f"gpumond: {timed_out}{explanation(answer)}{advice}")
         yield None
     finally:
-        waiting.end()
+        status_line.end()
         if answer["state"] != "refused":
             with suppress(DaemonError):
                 client.delete(url, f"{ROUTE}/{answer['id']}")
@@ -116,8 +116,8 @@ class WaitStatusLine:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._shown: tuple[int, int] | None = None
-        self._due = 0.0
-        self._open = False
+        self._due_at = 0.0
+        self._is_line_open = False
 
     def show(self, answer: Mapping[str, Any], now: float) -> None:
         """Show the state of a request. ``now``: seconds of the monotonic clock."""
@@ -125,65 +125,67 @@ class WaitStatusLine:
         if self._terminal:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{cut(text, columns - 1)}", end="", file=sys.stderr, flush=True)
-            self._open = True
+            self._is_line_open = True
             return
         state = (answer["ahead"], answer["available_bytes"] or 0)
-        moved = self._shown is None or self._shown[0] != state[0] or abs(self._shown[1] - state[1]) >= units.GIB
-        if moved or now >= self._due:
+        has_changed = self._shown is None or self._shown[0] != state[0] or abs(self._shown[1] - state[1]) >= units.GIB
+        if has_changed or now >= self._due_at:
             print_error(text)
-            self._shown, self._due = state, now + LOG_SECONDS
+            self._shown, self._due_at = state, now + LOG_SECONDS
 
     def end(self) -> None:
         """End the line of a terminal."""
-        if self._open:
+        if self._is_line_open:
             print(file=sys.stderr)
-            self._open = False
+            self._is_line_open = False
 
 
 def _renew(url: str, answer: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Keep the place of a request. A daemon that lost it gets a new one; one that is stopped or starts is awaited."""
+    renewed: Mapping[str, Any] = answer
     try:
-        renewed: Mapping[str, Any] = client.put(url, f"{ROUTE}/{answer['id']}", None)
-        return renewed
+        try:
+            renewed = client.put(url, f"{ROUTE}/{answer['id']}", None)
+        except DaemonError as error:
+            if error.status != LOST_STATUS:
+                raise
+            renewed = client.post(url, ROUTE, body, 30.0)
     except DaemonError as error:
-        if error.status in (UNREACHABLE, STARTING):
-            return answer
-        if error.status != LOST:
+        if error.status not in (UNREACHABLE_STATUS, STARTING_STATUS):
             raise
-    try:
-        again: Mapping[str, Any] = client.post(url, ROUTE, body, 30.0)
-        return again
-    except DaemonError as error:
-        if error.status not in (UNREACHABLE, STARTING):
-            raise
-        return answer
+    return renewed
 
 
 def explanation(answer: Mapping[str, Any]) -> str:
     """Return why the memory is not available, and the flushes after which it is."""
     needed, available = f"{size_text(answer['need_bytes'])} is needed", answer["available_bytes"]
     free = "an unknown amount" if available is None else size_text(max(0, available))
-    place = ""
+    position = ""
     if answer["ahead"]:
-        place = (
+        position = (
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
     if (room := claimed_room(answer)) is not None:
-        kept = f"the {size_text(room)} available on GPU {answer['device_index']} is kept for earlier requests"
-        return f"{place}{kept}, and {needed}"
-    text = f"{place}GPU {answer['device_index']} has {free} available, but {needed}"
-    steps = _steps(answer["plan"])
+        kept_back = f"the {size_text(room)} available on GPU {answer['device_index']} is kept for earlier requests"
+        return f"{position}{kept_back}, and {needed}"
+    text = f"{position}GPU {answer['device_index']} has {free} available, but {needed}"
+    plan_text = _plan_text(answer["plan"])
     if answer["missing_bytes"]:
         missing = size_text(answer["missing_bytes"])
-        return f"{text}; {missing} would be missing even after {steps}" if steps else f"{text}; {missing} is missing"
-    return f"{text}. {steps[:1].upper()}{steps[1:]} would make room" if steps else text
+        return (
+            f"{text}; {missing} would be missing even after {plan_text}"
+            if plan_text
+            else f"{text}; {missing} is missing"
+        )
+    return f"{text}. {plan_text[:1].upper()}{plan_text[1:]} would make room" if plan_text else text
 
 
-def _steps(plan: Sequence[Mapping[str, Any]]) -> str:
+def _plan_text(plan: Sequence[Mapping[str, Any]]) -> str:
     """Return the steps of a plan, ``flushing train (pid 7, 2.0 GiB) and suspending lab (pid 9, 60.0 GiB)``."""
-    programs: dict[str, list[str]] = {}
+    programs_by_verb: dict[str, list[str]] = {}
     for each in plan:
         pid, size = each["pid"], size_text(each["reclaimable_bytes"])
-        named = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
-        programs.setdefault("suspending" if each.get("method") == "suspend" else "flushing", []).append(named)
-    return " and ".join(f"{verb} {list_text(named)}" for verb, named in programs.items())
+        program = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
+        verb = "suspending" if each.get("method") == "suspend" else "flushing"
+        programs_by_verb.setdefault(verb, []).append(program)
+    return " and ".join(f"{verb} {list_text(programs)}" for verb, programs in programs_by_verb.items())

@@ -107,13 +107,13 @@ class AdmissionQueue:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """``plans``: by id, the plan of the first request of each user on a device; by UUID, that of reserves that do not
-    fit. ``holders``: the request of each device for which programs are flushed.
+    fit. ``blocking``: the request of each device for which programs are flushed, and which blocks those of other users.
     """
 
     queue: AdmissionQueue
     granted: tuple[StoredAdmission, ...] = ()
     plans: Mapping[str, AdmissionPlan] = field(default_factory=dict)
-    holders: tuple[str, ...] = ()
+    blocking: tuple[str, ...] = ()
 
 
 def decide(
@@ -122,55 +122,55 @@ def decide(
     allocated: Mapping[str, int],
     ended: Collection[str],
     now: float,
-    passed: Collection[str] = (),
-    people: Mapping[str, str] = {},
+    overdue: Collection[str] = (),
+    user_by_owner: Mapping[str, str] = {},
 ) -> Decision:
     """Return the requests that are granted now, and the plans of those that wait at the head of a user's queue.
 
     ``allocated``: bytes that the program of each grant holds on its device. ``ended``: grants whose program has ended.
-    ``passed``: requests that have kept others back for long enough. ``people``: the user of an owner whose queue has
-    another name.
+    ``overdue``: requests that have blocked others for long enough. ``user_by_owner``: the user of an owner whose queue
+    has another name.
     """
     grants = [
         grant
         for grant in queue.grants
         if grant.id not in ended and now < (grant.deadline or 0.0) and allocated.get(grant.id, 0) < grant.need_bytes
     ]
-    user_of = {each.id: people.get(each.owner, each.owner) for each in queue.all}
+    user_of = {each.id: user_by_owner.get(each.owner, each.owner) for each in queue.all}
     granted: list[StoredAdmission] = []
     plans: dict[str, AdmissionPlan] = {}
-    holders: list[str] = []
+    blocking: list[str] = []
     for capacity in capacities:
         available = available_bytes(capacity, grants, allocated, user_of)
         if available is not None and available < 0 and capacity.reserved_bytes:
-            allowed = capacity.flushable_users
-            flushable = [each for each in capacity.neighbors if allowed is None or each.uid in allowed]
+            flushable_users = capacity.flushable_users
+            flushable = [each for each in capacity.neighbors if flushable_users is None or each.uid in flushable_users]
             plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.reserved_bytes), available)
-        able: list[str] = []
-        stopped: set[str] = set()
-        order = in_queue_order(queue.waiting, grants, capacity.uuid, user_of)
-        users = {user_of[request.id] for request in order}
-        for request in order:
+        candidates: list[str] = []
+        waiting_users: set[str] = set()
+        requests = in_queue_order(queue.waiting, grants, capacity.uuid, user_of)
+        users = {user_of[request.id] for request in requests}
+        for request in requests:
             user = user_of[request.id]
-            if user in stopped:
+            if user in waiting_users:
                 continue
             available = available_bytes(capacity, grants, allocated, user_of, user, users)
             if available is not None and request.need_bytes <= available:
                 granted.append(request)
                 grants.append(replace(request, deadline=now + request.grant_seconds))
                 continue
-            found = plans[request.id] = plan(capacity, request, available)
-            stopped.add(user)
-            own = [grant for grant in grants if user_of[grant.id] == user]
-            without = available_bytes(capacity, own, allocated, user_of)
-            if available is None or without is None or found.missing_bytes <= without - available:
-                able.append(request.id)
-                if request.id not in passed:
+            request_plan = plans[request.id] = admission_plan(capacity, request, available)
+            waiting_users.add(user)
+            own_grants = [grant for grant in grants if user_of[grant.id] == user]
+            own_available = available_bytes(capacity, own_grants, allocated, user_of)
+            if available is None or own_available is None or request_plan.missing_bytes <= own_available - available:
+                candidates.append(request.id)
+                if request.id not in overdue:
                     break
-        holders += able[-1:] if able and able[-1] not in passed else able[:1]
-    started = {request.id for request in granted}
-    waiting = tuple(request for request in queue.waiting if request.id not in started)
-    return Decision(AdmissionQueue(waiting, tuple(grants)), tuple(granted), plans, tuple(holders))
+        blocking += candidates[-1:] if candidates and candidates[-1] not in overdue else candidates[:1]
+    granted_ids = {request.id for request in granted}
+    waiting = tuple(request for request in queue.waiting if request.id not in granted_ids)
+    return Decision(AdmissionQueue(waiting, tuple(grants)), tuple(granted), plans, tuple(blocking))
 
 
 def in_queue_order(
@@ -180,12 +180,12 @@ def in_queue_order(
 
     The grants of a user, which precede the requests, count as well. ``user_of``: the user of each request and grant.
     """
-    places = Counter(user_of[grant.id] for grant in grants if grant.device_uuid == device_uuid)
+    positions = Counter(user_of[grant.id] for grant in grants if grant.device_uuid == device_uuid)
     ranked: list[tuple[int, StoredAdmission]] = []
     for request in waiting:
         if request.device_uuid == device_uuid:
-            ranked.append((places[user_of[request.id]], request))
-            places[user_of[request.id]] += 1
+            ranked.append((positions[user_of[request.id]], request))
+            positions[user_of[request.id]] += 1
     return [request for _, request in sorted(ranked, key=lambda each: each[0])]
 
 
@@ -204,20 +204,20 @@ def available_bytes(
     if capacity.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
-    whole = 0
+    whole_bytes = 0
     for grant in grants:
         if grant.device_uuid == capacity.uuid:
             claim = max(0, grant.need_bytes - allocated.get(grant.id, 0))
-            whole += claim if grant.whole else 0
+            whole_bytes += claim if grant.whole else 0
             claims[user_of[grant.id]].append(0 if grant.whole else claim)
     claimed = sum(map(sum, claims.values()))
     if user is not None and capacity.size_bytes is not None:
         share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return capacity.free_bytes - claimed - whole - capacity.reserved_bytes
+    return capacity.free_bytes - claimed - whole_bytes - capacity.reserved_bytes
 
 
-def plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | None) -> AdmissionPlan:
+def admission_plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | None) -> AdmissionPlan:
     """Return the plan for one request."""
     if available is None:
         return AdmissionPlan(None)
@@ -228,29 +228,33 @@ def plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | No
 
 
 def reclaim_plan(
-    neighbors: Iterable[Neighbor], short_bytes: int, available: int, first: int | None = None
+    neighbors: Iterable[Neighbor], short_bytes: int, available: int, first_uid: int | None = None
 ) -> AdmissionPlan:
     """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
-    the largest is first, so few programs are flushed. The programs of the user ``first`` come before all others.
+    the largest is first, so few programs are flushed. The programs of the user ``first_uid`` come before all others.
     """
-    neighbors, chosen = tuple(neighbors), list[Neighbor]()
-    for each in sorted(neighbors, key=lambda each: (first is not None and each.uid != first, *_cost(each))):
+    neighbors, flushes = tuple(neighbors), list[Neighbor]()
+    for each in sorted(neighbors, key=lambda each: (first_uid is not None and each.uid != first_uid, *_cost(each))):
         if short_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
-            chosen.append(each)
+            flushes.append(each)
             short_bytes -= each.reclaimable_bytes
-    suspended: list[Neighbor] = []
+    suspensions: list[Neighbor] = []
     while short_bytes > 0 and (
-        left := [each for each in neighbors if _suspension_gain(each) > 0 and each not in suspended]
+        suspendable := [each for each in neighbors if _suspension_gain(each) > 0 and each not in suspensions]
     ):
-        enough = [each for each in left if _suspension_gain(each) >= short_bytes]
-        suspended.append(min(enough, key=_suspension_gain) if enough else max(left, key=_suspension_gain))
-        short_bytes -= _suspension_gain(suspended[-1])
-    chosen = [each for each in chosen if each not in suspended]
-    return AdmissionPlan(available, _needed(chosen, -short_bytes), max(0, short_bytes), tuple(suspended))
+        sufficient = [each for each in suspendable if _suspension_gain(each) >= short_bytes]
+        suspensions.append(
+            min(sufficient, key=_suspension_gain) if sufficient else max(suspendable, key=_suspension_gain)
+        )
+        short_bytes -= _suspension_gain(suspensions[-1])
+    flushes = [each for each in flushes if each not in suspensions]
+    return AdmissionPlan(
+        available, _without_superfluous(flushes, -short_bytes), max(0, short_bytes), tuple(suspensions)
+    )
 
 
 def _suspension_gain(neighbor: Neighbor) -> int:
@@ -262,7 +266,7 @@ def _cost(neighbor: Neighbor) -> tuple[int, bool, int, int]:
     return (neighbor.refilled_flushes, not neighbor.idle_seconds, -neighbor.reclaimable_bytes, neighbor.process.pid)
 
 
-def _planned(neighbor: Neighbor, size: int, method: Literal["flush", "suspend"]) -> PlannedFlush:
+def _planned_flush(neighbor: Neighbor, size: int, method: Literal["flush", "suspend"]) -> PlannedFlush:
     return PlannedFlush(
         pid=neighbor.process.pid,
         start_ticks=neighbor.process.start_ticks,
@@ -272,15 +276,15 @@ def _planned(neighbor: Neighbor, size: int, method: Literal["flush", "suspend"])
     )
 
 
-def _needed(chosen: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...]:
+def _without_superfluous(flushes: Sequence[Neighbor], spare_bytes: int) -> tuple[Neighbor, ...]:
     """Return the flushes without those that the rest makes superfluous, the most expensive of these first."""
-    kept: list[Neighbor] = []
-    for each in reversed(chosen):
+    needed: list[Neighbor] = []
+    for each in reversed(flushes):
         if each.reclaimable_bytes <= spare_bytes:
             spare_bytes -= each.reclaimable_bytes
         else:
-            kept.append(each)
-    return tuple(reversed(kept))
+            needed.append(each)
+    return tuple(reversed(needed))
 
 
 def allocated_bytes(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
@@ -288,14 +292,14 @@ def allocated_bytes(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> di
 
     A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
     """
-    found: dict[str, int] = {}
+    bytes_by_grant: dict[str, int] = {}
     suspended = {each.key for each in snapshot.suspended_programs}
     for grant, keys in grant_processes(snapshot, grants):
         device = snapshot.device(grant.device_uuid)
         sizes = [0 if key in suspended else snapshot.used_by(key, device) for key in keys] if device else []
-        if known := [size for size in sizes if size is not None]:
-            found[grant.id] = sum(known)
-    return found
+        if known_sizes := [size for size in sizes if size is not None]:
+            bytes_by_grant[grant.id] = sum(known_sizes)
+    return bytes_by_grant
 
 
 def grant_processes(
@@ -303,16 +307,16 @@ def grant_processes(
 ) -> Iterator[tuple[StoredAdmission, set[ProcessKey]]]:
     """Yield each grant with its processes: the one that was started, and those whose agent names the grant."""
     for grant in grants:
-        named = {
+        naming = {
             report.key
             for report in snapshot.reports
             if report.admission == grant.id and grant.program_uid in (None, report.uid)
         }
-        process = program_of(grant)
-        yield grant, named | ({process} if process else set())
+        process = process_of(grant)
+        yield grant, naming | ({process} if process else set())
 
 
-def program_of(request: StoredAdmission) -> ProcessKey | None:
+def process_of(request: StoredAdmission) -> ProcessKey | None:
     """Return the process that becomes the program, if it is known."""
     return None if request.pid is None else ProcessKey(request.pid, request.start_ticks)
 
@@ -333,25 +337,25 @@ def capacities(
 def _capacity(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
 ) -> DeviceCapacity:
-    reserved, holders = 0, set[int]()
+    reserved, reserve_users = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
         quotas = snapshot.quotas_by_process
-        own = quotas[key]
+        quota = quotas[key]
         grants = (
             need
             for (uuid, other), need in granted.items()
-            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == own.reserve_quota
+            if uuid == device.uuid and quotas.get(other, NO_QUOTA).reserve_quota == quota.reserve_quota
         )
-        ungranted = min(unused, (own.reserve_bytes or 0) - sum(grants))
+        ungranted = min(unused, (quota.reserve_bytes or 0) - sum(grants))
         if ungranted > 0:
             reserved += ungranted
-            holders |= _uids(device, key, snapshot)
+            reserve_users |= _user_ids(device, key, snapshot)
     return DeviceCapacity(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
         reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
-        flushable_users=None if reclaim == "all" else frozenset(holders),
+        flushable_users=None if reclaim == "all" else frozenset(reserve_users),
         neighbors=() if reclaim == "off" else tuple(_neighbors(device, snapshot, granted)),
     )
 
@@ -388,7 +392,7 @@ def _user_of(request: StoredAdmission, snapshot: Snapshot) -> str | None:
     return next((process.user for process in processes if process.uid == uid and process.user), str(uid))
 
 
-def _uids(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> set[int]:
+def _user_ids(device: DeviceReading, key: ProcessKey, snapshot: Snapshot) -> set[int]:
     process, report = device.processes_by_key.get(key), snapshot.reports_by_process.get(key)
     uid = report.uid if report else process.uid if process else None
     return set() if uid is None else {uid}
@@ -404,36 +408,36 @@ PROCESS_GRANT_SECONDS = 600.0
 """The same for a known process. The end of the process ends its grant."""
 MIN_GRANT_SECONDS = 10.0
 """A grant that its program does not use halves the time of the user's next ones, down to this."""
-HOLD_SECONDS = 120.0
-"""Time for which a request keeps those of other users back, while flushes or the end of grants make capacity for it."""
-PER_OWNER, IN_TOTAL = 16, 256
+MAX_BLOCKING_SECONDS = 120.0
+"""Time for which a request blocks those of other users, while flushes or the end of grants make room for it."""
+MAX_PER_USER, MAX_IN_TOTAL = 16, 256
 """Limits of requests, granted ones included."""
-PAUSE_SECONDS = 5.0
+FLUSH_PAUSE_SECONDS = 5.0
 """Time between two flushes for one device. It doubles while they do not suffice."""
-MAX_PAUSE_SECONDS = 600.0
+MAX_FLUSH_PAUSE_SECONDS = 600.0
 
-RESERVE = "reserve"
+RESERVE_REQUESTER = "reserve"
 """The requester of flushes for the reserve of a quota."""
 
 
 @dataclass(slots=True)
 class _Pause:
     until: float = 0.0
-    seconds: float = PAUSE_SECONDS
+    seconds: float = FLUSH_PAUSE_SECONDS
 
 
 def admission_table(store: Transactions) -> Table[StoredAdmission]:
     """Return the store's table of requests."""
-    return Table(store, "admissions", StoredAdmission, key="id", is_valid=_is_request)
+    return Table(store, "admissions", StoredAdmission, key="id", is_valid=_is_valid)
 
 
-def _is_request(kept: StoredAdmission) -> bool:
-    return kept.need_bytes >= 1 and all(map(isfinite, (kept.grant_seconds, kept.deadline or 0.0)))
+def _is_valid(request: StoredAdmission) -> bool:
+    return request.need_bytes >= 1 and all(map(isfinite, (request.grant_seconds, request.deadline or 0.0)))
 
 
 class Admissions:
-    """Requests of one daemon. ``reclaim`` returns the current setting; ``find`` a process by its pid, with its uid.
-    ``suspend`` suspends an idle program for the requester and the program that it names.
+    """Requests of one daemon. ``reclaim`` returns the current setting; ``find_process`` a process by its pid, with its
+    uid. ``suspend`` suspends an idle program for the requester and the program that it names.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `save` before the requester is answered.
@@ -443,40 +447,40 @@ class Admissions:
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         reclaim: Callable[[], ReclaimPolicy],
-        find: Callable[[int], tuple[ProcessKey, int] | None],
+        find_process: Callable[[int], tuple[ProcessKey, int] | None],
         clock: Callable[[], float],
         store: Transactions,
         suspend: Callable[[ProcessKey, str, str], Awaitable[object]] | None = None,
     ) -> None:
-        self._flush, self._reclaim, self._find, self._clock = flush, reclaim, find, clock
+        self._flush, self._reclaim, self._find_process, self._clock = flush, reclaim, find_process, clock
         self._suspend = suspend
         self._table = admission_table(store)
         self.loaded = False
-        self._writing = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._saved: AdmissionQueue | None = None
         """The queue that the store contains; None if that is unknown."""
-        self._saving: asyncio.Task[bool] | None = None
+        self._save_task: asyncio.Task[bool] | None = None
         self._queue = AdmissionQueue()
         self._leased_until: dict[str, float] = {}
-        self._held_from: dict[str, float] = {}
-        """By id: the time from which a request has kept others back."""
-        self._since: dict[str, float] = {}
+        self._blocking_since: dict[str, float] = {}
+        """By id: the time from which a request has blocked others."""
+        self._waiting_since: dict[str, float] = {}
         """By request that waits: Unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
-        self._lent_to: dict[str, str] = {}
-        self._unused: dict[str, tuple[int, int]] = {}
+        self._flushed_for: dict[str, str] = {}
+        self._unused_grants: dict[str, tuple[int, int]] = {}
         """By user: the number of grants that lapsed unused since one was used, and the largest of them in bytes."""
-        self._flushing: dict[str, asyncio.Task[None]] = {}
+        self._flush_tasks: dict[str, asyncio.Task[None]] = {}
         self._decision = Decision(AdmissionQueue())
 
     async def load(self) -> list[str]:
         """Restore the requests of the previous daemon, before those that were made since. Raises StoreUnavailable."""
         now = self._clock()
-        kept = [row.value for row in await self._table.rows()]
-        waiting = [each for each in kept if each.deadline is None]
+        stored = [row.value for row in await self._table.rows()]
+        waiting = [each for each in stored if each.deadline is None]
         grants = [  # the deadline is of another clock, if the machine was started again
             replace(each, deadline=min(each.deadline, now + each.grant_seconds))
-            for each in kept
+            for each in stored
             if each.deadline is not None
         ]
         self._leased_until |= dict.fromkeys((each.id for each in waiting), now + LEASE_SECONDS)
@@ -486,7 +490,7 @@ class Admissions:
 
     async def save(self) -> bool:
         """Store the requests if they have changed. Return False if they are in memory only."""
-        async with self._writing:
+        async with self._save_lock:
             queue = self._queue
             if self.loaded and queue != self._saved:
                 try:
@@ -517,12 +521,12 @@ class Admissions:
         """
         self._expire()
         user = counted_name(owner)
-        own = sum(counted_name(each.owner) == user for each in self._queue.all)
-        if own >= PER_OWNER or len(self._queue.all) >= IN_TOTAL:
-            limit = f"{PER_OWNER} per user" if own >= PER_OWNER else f"{IN_TOTAL} in total"
+        own_count = sum(counted_name(each.owner) == user for each in self._queue.all)
+        if own_count >= MAX_PER_USER or len(self._queue.all) >= MAX_IN_TOTAL:
+            limit = f"{MAX_PER_USER} per user" if own_count >= MAX_PER_USER else f"{MAX_IN_TOTAL} in total"
             raise TooManyAdmissions(f"too many requests for memory ({limit}); wait until a program has started")
-        found = self._find(pid) if pid is not None else None
-        process, program_uid = found if found and uid in (None, found[1]) else (None, uid)
+        known_process = self._find_process(pid) if pid is not None else None
+        process, program_uid = known_process if known_process and uid in (None, known_process[1]) else (None, uid)
         request = StoredAdmission(
             id=uuid.uuid4().hex,
             owner=owner,
@@ -547,28 +551,28 @@ class Admissions:
             return replace(answer, state="refused")
         return answer
 
-    def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission:
+    def renew(self, snapshot: Snapshot | None, request_id: str, owner: str) -> Admission:
         """Keep the place of a request and return its state, without a plan before the first snapshot.
 
         Raises NoSuchEntry.
         """
         self._expire()
-        request = self._request_of(name, owner)
-        self._leased_until[name] = self._clock() + LEASE_SECONDS
+        request = self._request_of(request_id, owner)
+        self._leased_until[request_id] = self._clock() + LEASE_SECONDS
         return self._answer(snapshot, request)
 
-    def cancel(self, name: str, owner: str) -> None:
+    def cancel(self, request_id: str, owner: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchEntry."""
-        self._request_of(name, owner)
-        self._queue = self._queue.without(name)
+        self._request_of(request_id, owner)
+        self._queue = self._queue.without(request_id)
 
     def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
         """Return the requests that wait, the next one of each device first."""
         waiting = self._queue.waiting
-        self._since = {each.id: self._since.get(each.id, snapshot.taken_at) for each in waiting}
+        self._waiting_since = {each.id: self._waiting_since.get(each.id, snapshot.taken_at) for each in waiting}
         grants = self.granted(snapshot)
-        found = [self._queued(snapshot, each, grants) for each in waiting]
-        return tuple(sorted(found, key=lambda each: (each.device_uuid, each.ahead)))
+        queued = [self._queued(snapshot, each, grants) for each in waiting]
+        return tuple(sorted(queued, key=lambda each: (each.device_uuid, each.ahead)))
 
     def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]:
         """Return the grants whose program doesn't hold all of its memory yet."""
@@ -600,17 +604,17 @@ class Admissions:
             user=_user_of(request, snapshot),
             workload=request.workload,
             pid=request.pid,
-            since=self._since[request.id],
-            holders=snapshot.holders(request.device_uuid, program_of(request), grants),
+            since=self._waiting_since[request.id],
+            holders=snapshot.holders(request.device_uuid, process_of(request), grants),
         )
 
-    def extend(self, name: str, owner: str) -> None:
+    def extend(self, request_id: str, owner: str) -> None:
         """Give a grant its whole time again when half of it has passed. Raises NoSuchEntry."""
-        self._request_of(name, owner)
+        self._request_of(request_id, owner)
         deadline = self._clock() + PROCESS_GRANT_SECONDS
         grants = (
             replace(grant, deadline=deadline)
-            if grant.id == name and deadline - (grant.deadline or 0.0) > PROCESS_GRANT_SECONDS / 2
+            if grant.id == request_id and deadline - (grant.deadline or 0.0) > PROCESS_GRANT_SECONDS / 2
             else grant
             for grant in self._queue.grants
         )
@@ -621,20 +625,20 @@ class Admissions:
         if self._queue != AdmissionQueue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
             self._expire()
             self._decide(snapshot)
-            short = {self._device_of(key) for key in self._decision.plans}
-            self._pauses = {device: pause for device, pause in self._pauses.items() if device in short}
-            for key, found in self._decision.plans.items():
-                own = self._queue.find(key) is not None
-                due = not own or (key in self._decision.holders and not found.missing_bytes)
-                if due and (found.flushes or (found.suspensions and not found.missing_bytes)):
-                    self._reclaim_for(key, found)
+            waiting_devices = {self._device_of(key) for key in self._decision.plans}
+            self._pauses = {device: pause for device, pause in self._pauses.items() if device in waiting_devices}
+            for key, plan in self._decision.plans.items():
+                is_reserve = self._queue.find(key) is None
+                is_due = is_reserve or (key in self._decision.blocking and not plan.missing_bytes)
+                if is_due and (plan.flushes or (plan.suspensions and not plan.missing_bytes)):
+                    self._reclaim_for(key, plan)
         else:
             self._pauses.clear()
-        if self.loaded and self._queue != self._saved and (self._saving is None or self._saving.done()):
-            self._saving = asyncio.create_task(self.save())
+        if self.loaded and self._queue != self._saved and (self._save_task is None or self._save_task.done()):
+            self._save_task = asyncio.create_task(self.save())
 
     async def close(self) -> None:
-        tasks = list(self._flushing.values())
+        tasks = list(self._flush_tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -643,41 +647,45 @@ class Admissions:
     def _decide(self, snapshot: Snapshot) -> None:
         queue, now = self._queue, self._clock()
         ended = {grant.id for grant in queue.grants if self._has_ended(grant)}
-        concerned = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
-        devices = [device for device in snapshot.devices if device.uuid in concerned]
-        own_capacities, held = (
-            capacities(snapshot, queue.grants, self._reclaim(), devices),
-            allocated_bytes(snapshot, queue.grants),
-        )
+        device_uuids = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
+        devices = [device for device in snapshot.devices if device.uuid in device_uuids]
+        device_capacities = capacities(snapshot, queue.grants, self._reclaim(), devices)
+        held = allocated_bytes(snapshot, queue.grants)
         self._count_unused(held, now)
-        passed = {name for name, since in self._held_from.items() if now - since >= HOLD_SECONDS}
-        people = {each.owner: counted_name(each.owner) for each in queue.all}
-        self._decision = decide(queue, own_capacities, held, ended, now, passed, people)
+        overdue = {
+            request_id for request_id, since in self._blocking_since.items() if now - since >= MAX_BLOCKING_SECONDS
+        }
+        user_by_owner = {each.owner: counted_name(each.owner) for each in queue.all}
+        self._decision = decide(queue, device_capacities, held, ended, now, overdue, user_by_owner)
         self._queue = self._decision.queue
         waiting = {each.id for each in self._queue.waiting}
-        since = {name: self._held_from.get(name, now) for name in self._decision.holders}
-        self._held_from = {name: at for name, at in (self._held_from | since).items() if name in waiting}
-        self._leased_until = {name: at for name, at in self._leased_until.items() if name in waiting}
+        since = {request_id: self._blocking_since.get(request_id, now) for request_id in self._decision.blocking}
+        self._blocking_since = {
+            request_id: since for request_id, since in (self._blocking_since | since).items() if request_id in waiting
+        }
+        self._leased_until = {
+            request_id: since for request_id, since in self._leased_until.items() if request_id in waiting
+        }
 
     def _grant_seconds(self, user: str, seconds: float) -> float:
-        times, _ = self._unused.get(user, (0, 0))
-        return max(MIN_GRANT_SECONDS, seconds / 2.0 ** min(times, 10))
+        count, _ = self._unused_grants.get(user, (0, 0))
+        return max(MIN_GRANT_SECONDS, seconds / 2.0 ** min(count, 10))
 
     def _count_unused(self, held: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
         for grant in self._queue.grants:
             user = counted_name(grant.owner)
-            times, largest = self._unused.get(user, (0, 0))
+            count, largest = self._unused_grants.get(user, (0, 0))
             if held.get(grant.id, 0) >= grant.need_bytes >= largest:
-                self._unused.pop(user, None)
+                self._unused_grants.pop(user, None)
             elif now >= (grant.deadline or 0.0) and 2 * held.get(grant.id, 0) < grant.need_bytes:
-                self._unused[user] = times + 1, max(largest, grant.need_bytes)
+                self._unused_grants[user] = count + 1, max(largest, grant.need_bytes)
 
     def _has_ended(self, request: StoredAdmission) -> bool:
         """Return whether the process of a request has ended; False if it is unknown."""
-        process = program_of(request)
-        found = self._find(process.pid) if process else None
-        return process is not None and (found is None or found[0] != process)
+        process = process_of(request)
+        present = self._find_process(process.pid) if process else None
+        return process is not None and (present is None or present[0] != process)
 
     def _answer(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
         answer = Admission(
@@ -690,9 +698,9 @@ class Admissions:
         if request.deadline is not None:
             return answer
         user_of = {each.id: counted_name(each.owner) for each in self._queue.all}
-        order = in_queue_order(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
-        ahead = order[: [each.id for each in order].index(request.id)]
-        found = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
+        requests = in_queue_order(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
+        ahead = requests[: [each.id for each in requests].index(request.id)]
+        plan = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
         return replace(
             answer,
             ahead=len(ahead),
@@ -700,12 +708,12 @@ class Admissions:
                 EarlierRequest(workload=each.workload, pid=each.pid, need_bytes=each.need_bytes)
                 for each in ahead[:SHOWN_EARLIER]
             ),
-            available_bytes=found.available_bytes,
-            claimed_bytes=found.claimed_bytes,
-            missing_bytes=found.missing_bytes,
+            available_bytes=plan.available_bytes,
+            claimed_bytes=plan.claimed_bytes,
+            missing_bytes=plan.missing_bytes,
             plan=(
-                *(_planned(each, each.reclaimable_bytes, "flush") for each in found.flushes),
-                *(_planned(each, each.suspendable_bytes, "suspend") for each in found.suspensions),
+                *(_planned_flush(each, each.reclaimable_bytes, "flush") for each in plan.flushes),
+                *(_planned_flush(each, each.suspendable_bytes, "suspend") for each in plan.suspensions),
             ),
         )
 
@@ -726,47 +734,48 @@ class Admissions:
         held = allocated_bytes(snapshot, grants)
         available = available_bytes(capacity, grants, held, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
-        found = plan(capacity, request, None if available is None else available - claimed)
-        return replace(found, claimed_bytes=claimed)
+        plan = admission_plan(capacity, request, None if available is None else available - claimed)
+        return replace(plan, claimed_bytes=claimed)
 
     def capacity_for(
         self, snapshot: Snapshot, device: DeviceReading, process: ProcessKey
     ) -> tuple[DeviceCapacity, int | None]:
         """Return a device's memory, and what of it a running process can take: its grant and reserve count for it."""
         grants = self._queue.grants
-        own = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
-        (room,) = capacities(snapshot, grants, self._reclaim(), (device,))
-        others = [grant for grant in grants if grant.id not in own]
+        own_grant_ids = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
+        (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
+        others = [grant for grant in grants if grant.id not in own_grant_ids]
         user_of = {grant.id: counted_name(grant.owner) for grant in others}
-        available = available_bytes(room, others, allocated_bytes(snapshot, others), user_of)
+        available = available_bytes(capacity, others, allocated_bytes(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
-        return room, None if available is None else available + min(reserve, room.reserved_bytes)
+        return capacity, None if available is None else available + min(reserve, capacity.reserved_bytes)
 
-    def _reclaim_for(self, key: str, found: AdmissionPlan) -> None:
+    def _reclaim_for(self, key: str, plan: AdmissionPlan) -> None:
         device, now = self._device_of(key), self._clock()
         pause = self._pauses.setdefault(device, _Pause())
-        if self._lent_to.get(device) != key:
-            pause.seconds = PAUSE_SECONDS
-        if device in self._flushing or now < pause.until:
+        if self._flushed_for.get(device) != key:
+            pause.seconds = FLUSH_PAUSE_SECONDS
+        if device in self._flush_tasks or now < pause.until:
             return
-        self._lent_to[device] = key
+        self._flushed_for[device] = key
         pause.until = now + pause.seconds
-        pause.seconds = min(MAX_PAUSE_SECONDS, 2 * pause.seconds)
+        pause.seconds = min(MAX_FLUSH_PAUSE_SECONDS, 2 * pause.seconds)
         request = self._queue.find(key)
-        task = asyncio.create_task(self._carry_out(device, found, request))
-        self._flushing[device] = task
-        task.add_done_callback(lambda _: self._flushing.pop(device, None))
+        task = asyncio.create_task(self._carry_out(device, plan, request))
+        self._flush_tasks[device] = task
+        task.add_done_callback(lambda _: self._flush_tasks.pop(device, None))
 
-    async def _carry_out(self, device: str, found: AdmissionPlan, request: StoredAdmission | None) -> None:
-        if found.missing_bytes:
-            log.warning("reserves on %s are short of %s, even after flushes", device, size_text(found.missing_bytes))
-        actor, waits = (request.owner, request.program) if request else (RESERVE, "")
-        targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in found.flushes]
+    async def _carry_out(self, device: str, plan: AdmissionPlan, request: StoredAdmission | None) -> None:
+        if plan.missing_bytes:
+            log.warning("reserves on %s are short of %s, even after flushes", device, size_text(plan.missing_bytes))
+        actor, requested_for = (request.owner, request.program) if request else (RESERVE_REQUESTER, "")
+        targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in plan.flushes]
         requests: list[Awaitable[object]] = [
-            self._flush(FlushRequest(target=target, by_rule=True, requested_for=waits), actor) for target in targets
+            self._flush(FlushRequest(target=target, by_rule=True, requested_for=requested_for), actor)
+            for target in targets
         ]
-        if self._suspend is not None and not found.missing_bytes:
-            requests += [self._suspend(each.process, actor, waits) for each in found.suspensions]
+        if self._suspend is not None and not plan.missing_bytes:
+            requests += [self._suspend(each.process, actor, requested_for) for each in plan.suspensions]
         for result in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
                 raise result
@@ -775,8 +784,8 @@ class Admissions:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 
-    def _request_of(self, name: str, owner: str) -> StoredAdmission:
-        request = self._queue.find(name)
+    def _request_of(self, request_id: str, owner: str) -> StoredAdmission:
+        request = self._queue.find(request_id)
         if request is None or counted_name(request.owner) != counted_name(owner):
             raise NoSuchEntry(
                 f"no request of {owner} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"

@@ -28,9 +28,9 @@ RESPONSE_SECONDS = 1.8
 READ_SECONDS = 0.5
 SLACK_BYTES = 20 * MIB
 """An allocator takes memory in segments of up to this size, and PyTorch states its request with two decimals."""
-PER_HOUR = 120
+MAX_REQUESTS_PER_HOUR = 120
 """Requests of one user that may flush programs."""
-REST_SECONDS, REFILL_SECONDS = 6.0, 600.0
+COOLDOWN_SECONDS, REFILL_COOLDOWN_SECONDS = 6.0, 600.0
 """Time in which a program is not flushed again; the second if it allocated the released memory again."""
 IDLE_SECONDS = 60.0
 """Time without a request from which a serving engine may release its memory."""
@@ -44,17 +44,19 @@ class EarlierFlush:
     refilled_flushes: int
 
 
-def is_cooling_down(each: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
+def is_cooling_down(neighbor: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
     """Return True if a program may not be flushed again yet."""
-    before = flushed.get(each.process)
-    if before is None:
+    earlier = flushed.get(neighbor.process)
+    if earlier is None:
         return False
-    return now - before.at < (REFILL_SECONDS if each.refilled_flushes > before.refilled_flushes else REST_SECONDS)
+    return now - earlier.at < (
+        REFILL_COOLDOWN_SECONDS if neighbor.refilled_flushes > earlier.refilled_flushes else COOLDOWN_SECONDS
+    )
 
 
 def borrow_plan(
-    room: DeviceCapacity,
-    available: int | None,
+    capacity: DeviceCapacity,
+    available_bytes: int | None,
     borrower: PeerIdentity,
     size_bytes: int,
     reclaim: ReclaimPolicy,
@@ -62,63 +64,69 @@ def borrow_plan(
     now: float = 0.0,
 ) -> AdmissionPlan:
     """Return the plan for a request of ``size_bytes``. If bytes are missing even after its flushes, none is due."""
-    need = size_bytes + SLACK_BYTES
-    if available is None or need <= available:
-        return AdmissionPlan(available)
+    need_bytes = size_bytes + SLACK_BYTES
+    if available_bytes is None or need_bytes <= available_bytes:
+        return AdmissionPlan(available_bytes)
     allowed = [
         replace(each, suspendable_bytes=0)  # a failed call can't wait for a suspension
-        for each in room.neighbors
+        for each in capacity.neighbors
         if each.process != borrower.process
         and (each.uid == borrower.uid or reclaim == "all")
         and not is_cooling_down(each, flushed, now)
     ]
-    short = need - available
-    own = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short, available)
-    return own if not own.missing_bytes else reclaim_plan(allowed, short, available, first=borrower.uid)
+    short_bytes = need_bytes - available_bytes
+    own_plan = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short_bytes, available_bytes)
+    return (
+        own_plan
+        if not own_plan.missing_bytes
+        else reclaim_plan(allowed, short_bytes, available_bytes, first_uid=borrower.uid)
+    )
 
 
 def idle_engines(
     snapshot: Snapshot, device_uuid: str, borrower: PeerIdentity, reclaim: ReclaimPolicy, short_bytes: int
 ) -> list[str]:
     """Return the declared serving engines whose release returns ``short_bytes``, the largest first; else none."""
-    found: list[tuple[int, str]] = []
+    sizes: list[tuple[int, str]] = []
     for engine in snapshot.engines:
-        idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        allowed = reclaim == "all" or (reclaim == "user" and engine.uid == borrower.uid)
-        own = borrower.process in [process.key for process in engine.processes]
-        if allowed and idle and not own and engine.methods and engine.up and not engine.sleeping:
-            found += [
+        is_idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
+        is_allowed = reclaim == "all" or (reclaim == "user" and engine.uid == borrower.uid)
+        is_own = borrower.process in [process.key for process in engine.processes]
+        if is_allowed and is_idle and not is_own and engine.methods and engine.up and not engine.sleeping:
+            sizes += [
                 (size, engine.name) for device, size in snapshot.used_by_engine(engine) if device.uuid == device_uuid
             ]
     names: list[str] = []
-    for size, name in sorted(found, reverse=True):
+    for size, name in sorted(sizes, reverse=True):
         if short_bytes > 0:
             names.append(name)
             short_bytes -= size
     return names if short_bytes <= 0 else []
 
 
-RoomOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[DeviceCapacity, int | None]"]
+CapacityOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[DeviceCapacity, int | None]"]
 
 
 class Borrows:
-    """Answers the requests of agents. ``snapshot`` and ``reclaim`` return the current ones; ``room`` that of a device,
-    with the bytes that are available to a process; ``read`` reads the driver.
+    """Answers the requests of agents.
+
+    ``snapshot`` and ``reclaim`` return the current ones, ``capacity_of`` a device's capacity, with the bytes of it that
+    are available to a process.
     """
 
     def __init__(
         self,
         flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
         snapshot: Callable[[], Snapshot | None],
-        room: RoomOf,
-        read: Callable[[], Awaitable[Reading | None]],
+        capacity_of: CapacityOf,
+        read_driver: Callable[[], Awaitable[Reading | None]],
         reclaim: Callable[[], ReclaimPolicy],
         clock: Callable[[], float],
     ) -> None:
-        self._flush, self._snapshot, self._room, self._read = flush, snapshot, room, read
+        self._flush, self._snapshot, self._capacity_of, self._read_driver = flush, snapshot, capacity_of, read_driver
         self._reclaim, self._clock = reclaim, clock
         self._flushed: dict[ProcessKey, EarlierFlush] = {}
-        self._rate = TokenBucket(PER_HOUR, HOUR_SECONDS)
+        self._rate = TokenBucket(MAX_REQUESTS_PER_HOUR, HOUR_SECONDS)
         self._tasks = Tasks()
 
     async def borrow(self, borrower: PeerIdentity, request: BorrowRequest) -> BorrowResponse:
@@ -130,58 +138,57 @@ class Borrows:
         device = await self._device(snapshot, uuid)
         if snapshot is None or device is None:
             return BorrowResponse(request.id, False, reason="the device is unknown to the daemon")
-        room, available = self._room(snapshot, device, borrower.process)
+        capacity, available_bytes = self._capacity_of(snapshot, device, borrower.process)
         now, reclaim = self._clock(), self._reclaim()
-        found = borrow_plan(room, available, borrower, request.size_bytes, reclaim, self._flushed, now)
-        if found.fits:
+        plan = borrow_plan(capacity, available_bytes, borrower, request.size_bytes, reclaim, self._flushed, now)
+        if plan.fits:
             return BorrowResponse(request.id, True)
-        engines = idle_engines(snapshot, device.uuid, borrower, reclaim, found.missing_bytes)
-        if found.missing_bytes and not engines:
+        engines = idle_engines(snapshot, device.uuid, borrower, reclaim, plan.missing_bytes)
+        if plan.missing_bytes and not engines:
             return BorrowResponse(
-                request.id, False, reason=f"{size_text(found.missing_bytes)} is missing even after the allowed flushes"
+                request.id, False, reason=f"{size_text(plan.missing_bytes)} is missing even after the allowed flushes"
             )
         user = str(person_uid(borrower.uid))
-        if not (found.flushes or engines) or self._rate.wait(user, now) > 0:
-            reason = "too many requests in an hour" if found.flushes or engines else "the free memory is unknown"
+        if not (plan.flushes or engines) or self._rate.wait(user, now) > 0:
+            reason = "too many requests in an hour" if plan.flushes or engines else "the free memory is unknown"
             return BorrowResponse(request.id, False, reason=reason)
         self._rate.count(user, now)
-        tasks = self._start(found, engines, f"uid:{borrower.uid}", now)
+        tasks = self._start(plan, engines, f"uid:{borrower.uid}", now)
         done, pending = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
         released = sum(task.result().released_bytes for task in done if task.exception() is None)
-        short = request.size_bytes - (available or 0)
-        reason = "a flush is still in progress" if pending else "" if released >= short else "less was released"
-        return BorrowResponse(request.id, released >= short, max(0, released), reason)
+        short_bytes = request.size_bytes - (available_bytes or 0)
+        reason = "a flush is still in progress" if pending else "" if released >= short_bytes else "less was released"
+        return BorrowResponse(request.id, released >= short_bytes, max(0, released), reason)
 
     async def close(self) -> None:
         await self._tasks.cancel()
 
     def _start(
-        self, found: AdmissionPlan, engines: list[str], actor: str, now: float
+        self, plan: AdmissionPlan, engines: list[str], actor: str, now: float
     ) -> list[asyncio.Task[FlushResponse]]:
         """Start the flushes. They continue if the answer does not wait for them."""
-        self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_SECONDS}
-        for each in found.flushes:
+        self._flushed = {key: each for key, each in self._flushed.items() if now - each.at < REFILL_COOLDOWN_SECONDS}
+        for each in plan.flushes:
             self._flushed[each.process] = EarlierFlush(now, each.refilled_flushes)
         targets = [
-            (Target(pid=each.process.pid, start_ticks=each.process.start_ticks), DEFAULT_STEPS)
-            for each in found.flushes
+            (Target(pid=each.process.pid, start_ticks=each.process.start_ticks), DEFAULT_STEPS) for each in plan.flushes
         ]
         targets += [(Target(workload=name), (ENGINE_STEP,)) for name in engines]
         return [
-            self._tasks.start(_quiet(self._flush(FlushRequest(target=target, steps=steps), actor)))
+            self._tasks.start(_outcome_or_empty(self._flush(FlushRequest(target=target, steps=steps), actor)))
             for target, steps in targets
         ]
 
     async def _device(self, snapshot: Snapshot | None, uuid: str) -> DeviceReading | None:
         """Return a new reading of the device: since the last tick, the borrower may have filled it."""
-        read = self._tasks.start(self._read())
+        read = self._tasks.start(self._read_driver())
         done, _ = await asyncio.wait({read}, timeout=READ_SECONDS)
         reading = read.result() if done else None
-        fresh = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None
-        return fresh or (snapshot.device(uuid) if snapshot else None)
+        latest = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None
+        return latest or (snapshot.device(uuid) if snapshot else None)
 
 
-async def _quiet(flush: Awaitable[FlushResponse]) -> FlushResponse:
+async def _outcome_or_empty(flush: Awaitable[FlushResponse]) -> FlushResponse:
     """Return the outcome, an empty one if the flush could not start."""
     try:
         return await flush

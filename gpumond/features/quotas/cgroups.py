@@ -18,7 +18,7 @@ from gpumond.store.table import Table, Transactions
 RETRY_SECONDS = 10.0
 """Time until a limit that the driver does not report is set again. It doubles with each attempt."""
 MAX_RETRY_SECONDS = 600.0
-MAX_OWN = 1000
+MAX_OWN_LIMITS = 1000
 """Limits that are known as the daemon's own; those of the oldest containers are forgotten."""
 
 
@@ -45,64 +45,64 @@ class DueChange:
     quota: str
 
 
-Own = Mapping[str, OwnLimit]
+OwnLimits = Mapping[str, OwnLimit]
 
 
-def due_changes(snapshot: Snapshot, own: Own) -> tuple[list[DueChange], dict[str, OwnLimit]]:
+def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChange], dict[str, OwnLimit]]:
     """Return the changes that are due now, and the daemon's own limits after them."""
     due: list[DueChange] = []
-    after = dict(own)
+    after = dict(own_limits)
     for device in snapshot.devices:
-        for present in device.cgroup_limits if not device.missed_readings else ():
-            name = f"{device.uuid} {present.cgroup}"
-            mine = own.get(name)
-            limit, quota = _required(snapshot, device, present)
-            if (mine is None and limit is None) or (present.is_limited and not _is_own(present, mine)):
+        for reported in device.cgroup_limits if not device.missed_readings else ():
+            name = f"{device.uuid} {reported.cgroup}"
+            own_limit = own_limits.get(name)
+            limit, quota = _required_limit(snapshot, device, reported)
+            if (own_limit is None and limit is None) or (reported.is_limited and not _is_own(reported, own_limit)):
                 after.pop(name, None)
                 continue
-            if present.limit_bytes == limit:
+            if reported.limit_bytes == limit:
                 if limit is None:
                     after.pop(name, None)
-                elif mine is not None:
-                    after[name] = replace(mine, again_at=0.0, failures=0)
+                elif own_limit is not None:
+                    after[name] = replace(own_limit, again_at=0.0, failures=0)
                 continue
-            repeated = mine is not None and mine.limit_bytes == limit
-            if mine is not None and repeated and snapshot.elapsed_seconds < mine.again_at:
+            is_repeated = own_limit is not None and own_limit.limit_bytes == limit
+            if own_limit is not None and is_repeated and snapshot.elapsed_seconds < own_limit.again_at:
                 continue
-            failures = mine.failures + 1 if mine is not None and repeated else 0
+            failures = own_limit.failures + 1 if own_limit is not None and is_repeated else 0
             after[name] = OwnLimit(
                 id=name,
                 limit_bytes=limit,
-                before_bytes=present.limit_bytes,
-                quota=quota or (mine.quota if mine else ""),
+                before_bytes=reported.limit_bytes,
+                quota=quota or (own_limit.quota if own_limit else ""),
                 again_at=snapshot.elapsed_seconds + backoff_seconds(RETRY_SECONDS, failures, MAX_RETRY_SECONDS),
                 failures=failures,
             )
             change = CgroupLimitChange(
                 device_uuid=device.uuid,
-                cgroup=present.cgroup,
+                cgroup=reported.cgroup,
                 limit_bytes=limit,
-                before_bytes=present.limit_bytes,
+                before_bytes=reported.limit_bytes,
             )
             due.append(DueChange(change, after[name].quota))
-    for oldest in list(after)[: max(0, len(after) - MAX_OWN)]:
+    for oldest in list(after)[: max(0, len(after) - MAX_OWN_LIMITS)]:
         del after[oldest]
     return due, after
 
 
-def _is_own(present: CgroupLimit, mine: OwnLimit | None) -> bool:
-    if mine is None or present.guaranteed_bytes is not None:
+def _is_own(reported: CgroupLimit, own_limit: OwnLimit | None) -> bool:
+    if own_limit is None or reported.guaranteed_bytes is not None:
         return False
-    return present.limit_bytes in (mine.limit_bytes, mine.before_bytes)
+    return reported.limit_bytes in (own_limit.limit_bytes, own_limit.before_bytes)
 
 
-def _required(snapshot: Snapshot, device: DeviceReading, present: CgroupLimit) -> tuple[int | None, str]:
+def _required_limit(snapshot: Snapshot, device: DeviceReading, reported: CgroupLimit) -> tuple[int | None, str]:
     """Return the lowest limit of the quotas that match a process of the container, and its quota."""
-    processes = (each for each in device.processes or () if each.pid in present.pids and each.container is not None)
+    processes = (each for each in device.processes or () if each.pid in reported.pids and each.container is not None)
     quotas = (snapshot.quotas_by_process.get(each.key) for each in processes)
     sizes = ((each.cgroup_limit_bytes, each.cgroup_limit_quota) for each in quotas if each is not None)
-    known = [(limit, quota) for limit, quota in sizes if limit is not None]
-    return min(known, default=(None, ""))
+    limits = [(limit, quota) for limit, quota in sizes if limit is not None]
+    return min(limits, default=(None, ""))
 
 
 class CgroupQuotas:
@@ -116,30 +116,30 @@ class CgroupQuotas:
     ) -> None:
         self._table = Table(store, "cgroup_limits", OwnLimit, key="id")
         self._audit, self._change = audit, change
-        self._own: Own = {}
+        self._own_limits: OwnLimits = {}
         self._task: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """Read the limits that earlier daemons have set. Raises StoreUnavailable."""
-        self._own = {row.name: replace(row.value, again_at=0.0, failures=0) for row in await self._table.rows()}
+        self._own_limits = {row.name: replace(row.value, again_at=0.0, failures=0) for row in await self._table.rows()}
 
     def execute(self, snapshot: Snapshot) -> None:
         """Start to make the changes that are due; waits for none of them."""
         if self._task is not None and not self._task.done():
             return
-        due, own = due_changes(snapshot, self._own)
-        self._own = own
+        due, own_limits = due_changes(snapshot, self._own_limits)
+        self._own_limits = own_limits
         if due:
-            self._task = asyncio.create_task(self._carry_out(due, own))
+            self._task = asyncio.create_task(self._carry_out(due, own_limits))
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _carry_out(self, due: Iterable[DueChange], own: Own) -> None:
+    async def _carry_out(self, due: Iterable[DueChange], own_limits: OwnLimits) -> None:
         try:
-            await self._table.replace(own.values())
+            await self._table.replace(own_limits.values())
             for each in due:
                 change = each.change
                 detail = {

@@ -24,9 +24,9 @@ from gpumond.view.rows import (
 )
 from gpumond.view.text import fitting_table, output_width, size, table, wrapped_text
 
-KINDS = ("soft_limit", "limit", "reserve", "cgroup_limit")
+LIMIT_KEYS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
-KEYS = (
+PROCESS_KEYS = (
     "pid",
     "start_ticks",
     "workload",
@@ -38,7 +38,7 @@ KEYS = (
     "quota",
 )
 """What the JSON states of a process that a quota or a limit applies to."""
-BASES = """\
+LIMIT_BASES = """\
 a soft limit counts all memory that a process uses; a limit applies to each of its allocators, without overhead"""
 HOW_TO_ADD = """\
 to add a quota, list it under quotas: in the configuration file, or send it with PUT /api/v1/quotas/NAME
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     quotas, frame = client.get(arguments.url, "/api/v1/quotas"), client.frame(arguments.url)
     limited = [each for each in frame["processes"] if each["quota"] or each["limit_bytes"] is not None]
-    answer = {"quotas": quotas, "processes": [{name: each[name] for name in KEYS} for each in limited]}
+    answer = {"quotas": quotas, "processes": [{name: each[name] for name in PROCESS_KEYS} for each in limited]}
     print_result(arguments, answer, lambda: quota_text(quotas, frame, arguments.url))
     return DONE
 
@@ -64,14 +64,14 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
     """
     header = ("QUOTA", "MATCHES", ">SOFT LIMIT", ">LIMIT", ">RESERVE", ">CGROUP LIMIT", "ORIGIN")
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
-    rows = [_process(each, reports.get(process_of(each))) for each in frame["processes"]]
+    rows = [_process_row(each, reports.get(process_of(each))) for each in frame["processes"]]
     limited = [row for row in rows if row[-1]]
-    to_add = client.with_commands(HOW_TO_ADD, url)
-    bases = [BASES] if limited else []
+    how_to_add = client.with_commands(HOW_TO_ADD, url)
+    bases = [LIMIT_BASES] if limited else []
     limits = "\n".join((*bases, *limit_sentences(frame["processes"])))
-    sentences = (limits, "\n".join(reserve_sentences(frame)), to_add)
+    sentences = (limits, "\n".join(reserve_sentences(frame)), how_to_add)
     sections = (
-        table(header, [[*_quota(entry)] for entry in quotas]) if quotas else "no quota is defined",
+        table(header, [[*_quota_cells(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">RESERVE SHORTAGE", "LIMITS"), limited) if limited else "",
         cgroup_table(frame),
         *(wrapped_text(each, output_width()) for each in sentences),
@@ -79,16 +79,16 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
     return "\n\n".join(filter(None, sections))
 
 
-def _quota(entry: Mapping[str, Any]) -> Iterator[str]:
+def _quota_cells(entry: Mapping[str, Any]) -> Iterator[str]:
     quota = entry["quota"]
     matched = quota.get("match") or {}
     yield entry["name"]
     yield ", ".join(f"{name}={pattern}" for name, pattern in matched.items() if pattern is not None) or "all"
-    yield from (size(quota.get(kind)) for kind in KINDS)
+    yield from (size(quota.get(kind)) for kind in LIMIT_KEYS)
     yield entry["origin"]
 
 
-def _process(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[str]:
+def _process_row(process: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[str]:
     """Return a row of the table of processes; its last cell is empty if nothing limits the process."""
     quota, limit = process["quota"] or {}, process["limit_bytes"]
     other = f"limit {size_text(limit)} (no quota)" if limit is not None and not quota.get("limit_quota") else ""
@@ -142,7 +142,7 @@ class QueueCommand:
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
         frame = client.frame(arguments.url)
-        queue = [{**each, "by_flushes_bytes": _by_flushes(each)} for each in frame["queue"]]
+        queue = [{**each, "by_flushes_bytes": _by_flushes_bytes(each)} for each in frame["queue"]]
         answer = {"queue": queue, "grants": frame["grants"]}
         print_result(arguments, answer, lambda: queue_text(frame, arguments.url))
         return DONE
@@ -153,23 +153,23 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
 
     ``url``: the daemon's, for the commands.
     """
-    places = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
-    held = "\n".join(held_sentences(frame))
-    taken = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
+    positions = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
+    held_memory = "\n".join(held_sentences(frame))
+    taken_memory = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
-    waiting = queue_table(frame)
+    requests = queue_table(frame)
     sentences = [
-        "" if waiting else client.with_commands(no_request_text(frame), url),
-        places,
-        held,
-        taken,
+        "" if requests else client.with_commands(no_request_text(frame), url),
+        positions,
+        held_memory,
+        taken_memory,
         advice,
         "\n".join(grant_sentences(frame)),
     ]
-    return "\n\n".join(filter(None, (waiting, *(wrapped_text(each, output_width()) for each in sentences))))
+    return "\n\n".join(filter(None, (requests, *(wrapped_text(each, output_width()) for each in sentences))))
 
 
-def _by_flushes(request: Mapping[str, Any]) -> int | None:
+def _by_flushes_bytes(request: Mapping[str, Any]) -> int | None:
     """Return the bytes that the daemon's flushes would return for a request; None if they are unknown."""
     need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
     return None if available is None else max(0, need - available - missing)
@@ -182,9 +182,9 @@ def queue_table(frame: Mapping[str, Any]) -> str:
         "GPU",
         ">NEED",
         ">AVAILABLE",
-        ">BY FLUSHES",
+        ">FROM FLUSHES",
         ">MISSING",
-        ">AHEAD",
+        ">POSITION",
         ">PID",
         "PROGRAM",
         "USER",
@@ -194,20 +194,20 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
-        flushed, claimed = _by_flushes(request), claimed_room(request) is not None
+        by_flushes, is_claimed = _by_flushes_bytes(request), claimed_room(request) is not None
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 size_text(need),
                 size(available and max(0, available)),
-                size(flushed),
-                "-" if claimed else size_text(missing),
-                str(request["ahead"]),
+                size(by_flushes),
+                "-" if is_claimed else size_text(missing),
+                str(request["ahead"] + 1),
                 "-" if request["pid"] is None else str(request["pid"]),
                 request["workload"] or "-",
                 request["user"] or "-",
                 duration_text(max(0.0, now - request["since"])),
             ]
         )
-    hideable = ("USER", ">BY FLUSHES", ">AVAILABLE", ">PID", ">AHEAD", ">MISSING")
+    hideable = ("USER", ">FROM FLUSHES", ">AVAILABLE", ">PID", ">POSITION", ">MISSING")
     return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""

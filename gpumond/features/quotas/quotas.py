@@ -60,14 +60,14 @@ class QuotaRegistry(Registry[Quota, QuotaEntry]):
 
     noun, limit = "quota", MAX_QUOTAS
 
-    def __init__(self, file: Iterable[Quota], store: Transactions) -> None:
+    def __init__(self, file_quotas: Iterable[Quota], store: Transactions) -> None:
         super().__init__(quota_table(store))
-        self.configure(file)
+        self.configure(file_quotas)
 
-    def configure(self, file: Iterable[Quota]) -> None:
+    def configure(self, file_quotas: Iterable[Quota]) -> None:
         """Set the configuration's quotas. They take precedence over API quotas of the same name."""
         fixed: dict[str, RegistryItem[Quota, QuotaEntry]] = {}
-        for quota in file:
+        for quota in file_quotas:
             body = self._body(quota)
             fixed[quota.name] = RegistryItem(quota, QuotaEntry(quota.name, "file", etag_of(body), body))
         self._fixed = fixed
@@ -111,16 +111,16 @@ def assign_quotas(
         return ()
     listed = {key: process for device in devices for key, process in device.processes_by_key.items()}
     reported = {report.key: report for report in reports}
-    found: list[ProcessQuota] = []
+    assigned: list[ProcessQuota] = []
     for key in {**listed, **reported}:
-        owner = _owner(listed.get(key), reported.get(key))
+        owner = _attributes_of(listed.get(key), reported.get(key))
         quota = table.of(owner)
         if quota is not NO_QUOTA:
-            found.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
-    return tuple(found)
+            assigned.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
+    return tuple(assigned)
 
 
-def _owner(process: ProcessUsage | None, report: AgentReport | None) -> QuotaAttributes:
+def _attributes_of(process: ProcessUsage | None, report: AgentReport | None) -> QuotaAttributes:
     uid = report.uid if report else process.uid if process else None
     names = (process.user if process else None, None if uid is None else str(uid))
     return QuotaAttributes(
@@ -144,11 +144,11 @@ class SentLimit:
     failures: int = 0
     refused: frozenset[str] = frozenset()
 
-    def repeats(self, other: SentLimit) -> bool:
+    def is_same_limit(self, other: SentLimit) -> bool:
         return (self.limit_bytes, self.quota, self.pools) == (other.limit_bytes, other.quota, other.pools)
 
 
-Sent = Mapping[ProcessKey, SentLimit]
+SentLimits = Mapping[ProcessKey, SentLimit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,27 +160,27 @@ class DueLimit:
     quota: str
 
 
-def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[ProcessKey, SentLimit]]:
+def due_limits(snapshot: Snapshot, sent: SentLimits) -> tuple[list[DueLimit], dict[ProcessKey, SentLimit]]:
     """Return the limits that are due now, and what will have been sent then.
 
     A lower limit that the program or an administrator has set remains.
     """
     due: list[DueLimit] = []
-    known = {report.key: sent[report.key] for report in snapshot.reports if report.key in sent}
+    after = {report.key: sent[report.key] for report in snapshot.reports if report.key in sent}
     for report in snapshot.reports:
         if not report.allows_limit or not report.pools:
             continue
         quota = snapshot.quotas_by_process.get(report.key, NO_QUOTA)
-        before = known.get(report.key)
+        before = after.get(report.key)
         if before is None and quota.limit_bytes is None and not report.limits:
             continue
         pools = frozenset((pool.allocator, pool.device_uuid) for pool in report.pools)
         required = SentLimit(limit_bytes=quota.limit_bytes, quota=quota.limit_quota, pools=pools)
-        if before is not None and not before.repeats(required):
+        if before is not None and not before.is_same_limit(required):
             before = None
-        if not _differs(report, quota, pools, before.refused if before else frozenset()):
+        if not _differs_from_quota(report, quota, pools, before.refused if before else frozenset()):
             if before is not None:
-                known[report.key] = replace(before, again_at=0.0, failures=0)
+                after[report.key] = replace(before, again_at=0.0, failures=0)
             continue
         if before is not None and snapshot.elapsed_seconds < before.again_at:
             continue
@@ -188,8 +188,8 @@ def due_limits(snapshot: Snapshot, sent: Sent) -> tuple[list[DueLimit], dict[Pro
         again_at = snapshot.elapsed_seconds + backoff_seconds(RETRY_SECONDS, failures, MAX_RETRY_SECONDS)
         set_by = next((limit.quota for limit in report.limits if limit.quota), "")
         due.append(DueLimit(report, quota.limit_bytes, quota.limit_quota or set_by))
-        known[report.key] = replace(before or required, again_at=again_at, failures=failures)
-    return due, known
+        after[report.key] = replace(before or required, again_at=again_at, failures=failures)
+    return due, after
 
 
 def with_refusals(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
@@ -197,7 +197,7 @@ def with_refusals(sent: SentLimit, answer: Sequence[AppliedLimit]) -> SentLimit:
     return replace(sent, refused=frozenset(each.allocator for each in answer if not each.applied))
 
 
-def _differs(
+def _differs_from_quota(
     report: AgentReport, quota: EffectiveQuota, pools: frozenset[tuple[str, str]], refused: frozenset[str]
 ) -> bool:
     """Return True if a pool has another limit than its quota, except the allocators that refused it."""
@@ -205,10 +205,10 @@ def _differs(
         return any(each.quota for each in report.limits)
     limits = {(each.allocator, each.device_uuid): each for each in report.limits}
     limitable = (pool for pool in pools if pool[0] not in refused)
-    return not all(pool in limits and _agrees(limits[pool], quota) for pool in limitable)
+    return not all(pool in limits and _agrees_with_quota(limits[pool], quota) for pool in limitable)
 
 
-def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
+def _agrees_with_quota(limit: PoolLimit, quota: EffectiveQuota) -> bool:
     """Return True for the limit of the quota, and for a lower one that another requester has set."""
     assert quota.limit_bytes is not None
     if limit.quota:
@@ -216,9 +216,9 @@ def _agrees(limit: PoolLimit, quota: EffectiveQuota) -> bool:
     return limit.limit_bytes <= quota.limit_bytes
 
 
-PROGRAMS_AT_ONCE = 16
+MAX_CONCURRENT_PROGRAMS = 16
 """Programs of one user to which a limit is sent at the same time."""
-SENT_PER_HOUR = 128
+MAX_LIMITS_PER_HOUR = 128
 """Limits sent to the programs of one user, so a program that changes its limit does not fill the audit."""
 
 
@@ -230,8 +230,10 @@ class QuotaLimits:
         self._sent: dict[ProcessKey, SentLimit] = {}
         self._answers: list[tuple[DueLimit, Sequence[AppliedLimit]]] = []
         """Answers since the last decision. They are noted before the next one, since others are awaited during it."""
-        self._places: defaultdict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PROGRAMS_AT_ONCE))
-        self._rate = TokenBucket(SENT_PER_HOUR, HOUR_SECONDS)
+        self._semaphores: defaultdict[int, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(MAX_CONCURRENT_PROGRAMS)
+        )
+        self._rate = TokenBucket(MAX_LIMITS_PER_HOUR, HOUR_SECONDS)
         self._tasks = Tasks()
 
     def execute(self, snapshot: Snapshot) -> None:
@@ -249,7 +251,7 @@ class QuotaLimits:
         await self._tasks.cancel()
 
     async def _carry_out(self, due: DueLimit) -> None:
-        async with self._places[person_uid(due.report.uid)]:
+        async with self._semaphores[person_uid(due.report.uid)]:
             try:
                 answer = await self._set_limit(due.report, due.limit_bytes, due.quota)
             except StoreUnavailable:

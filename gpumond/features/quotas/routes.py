@@ -23,7 +23,7 @@ from gpumond.serve.authorization import require_flush, require_rules
 from gpumond.serve.routes import Router, core_of, etag_of, json_response, starting
 
 admissions_router = Router("admissions")
-EXAMPLE = Admission(
+ADMISSION_EXAMPLE = Admission(
     id="5b1f6a0c9d1e4c7f8a2b3c4d5e6f7a8b",
     state="waiting",
     device_uuid=examples.UUID,
@@ -35,7 +35,7 @@ EXAMPLE = Admission(
     ),
 )
 
-Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The `id` of the request.")]
+RequestId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="The `id` of the request.")]
 
 
 class AdmissionBody(EncodableModel):
@@ -58,7 +58,7 @@ class AdmissionBody(EncodableModel):
 
 
 @admissions_router.change(
-    "POST /admissions", "Request device memory for a program", Admission, EXAMPLE, (404, 409, 422, 429, 503)
+    "POST /admissions", "Request device memory for a program", Admission, ADMISSION_EXAMPLE, (404, 409, 422, 429, 503)
 )
 async def request_memory(request: Request, body: AdmissionBody, caller: Caller = Depends(require_flush)) -> Response:
     """Grants the memory if it's available now. Granted memory counts as used until the program has allocated it.
@@ -75,9 +75,9 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     device = _device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
     if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
-        has, need = size_text(device.usable_bytes), size_text(body.need_bytes)
-        kept = f" (the driver reserves {size_text(reserved)})" if reserved else ""
-        raise HTTPException(409, f"{need} requested, but GPU {device.index} can provide at most {has}{kept}")
+        note = f" (the driver reserves {size_text(reserved)})" if reserved else ""
+        limit = f"GPU {device.index} can provide at most {size_text(device.usable_bytes)}{note}"
+        raise HTTPException(409, f"{size_text(body.need_bytes)} requested, but {limit}")
     admission = admissions.request(
         frame.snapshot,
         device,
@@ -93,9 +93,9 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
 
 
 @admissions_router.change(
-    "PUT /admissions/{id}", "Renew a request and return its state", Admission, EXAMPLE, (404, 422)
+    "PUT /admissions/{id}", "Renew a request and return its state", Admission, ADMISSION_EXAMPLE, (404, 422)
 )
-async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
+async def renew(request: Request, id: RequestId, caller: Caller = Depends(require_flush)) -> Response:
     """404: the request wasn't renewed in time or belongs to another user, or its program has allocated the memory."""
     core = core_of(request)
     admissions = core.get(Admissions)
@@ -105,7 +105,7 @@ async def renew(request: Request, id: Id, caller: Caller = Depends(require_flush
 
 
 @admissions_router.deletion("/admissions/{id}", "Withdraw a request, or release its grant", (404, 422))
-async def withdraw(request: Request, id: Id, caller: Caller = Depends(require_flush)) -> Response:
+async def withdraw(request: Request, id: RequestId, caller: Caller = Depends(require_flush)) -> Response:
     admissions = core_of(request).get(Admissions)
     admissions.cancel(id, caller.name)
     await admissions.save()
@@ -136,13 +136,13 @@ def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
 
 router = Router("quotas")
 
-BODY = {
+QUOTA_BODY_EXAMPLE = {
     "name": "training",
     "match": {"workload": "train-*"},
     "soft_limit": 30 * examples.GIB,
     "limit": 40 * examples.GIB,
 }
-ENTRY = QuotaEntry("training", "api", "3b9d0c5f2a7d1e4c", BODY)
+QUOTA_EXAMPLE = QuotaEntry("training", "api", "3b9d0c5f2a7d1e4c", QUOTA_BODY_EXAMPLE)
 
 IfMatch = Annotated[str | None, Header(description="The expected ETag of the quota; 412 if it has changed.")]
 
@@ -156,19 +156,19 @@ def _entry(entry: QuotaEntry) -> Response:
     return json_response(QuotaEntry, entry, headers=headers)
 
 
-@router.read("/quotas", "Quotas in effect, with their origin", list[QuotaEntry], [ENTRY])
+@router.read("/quotas", "Quotas in effect, with their origin", list[QuotaEntry], [QUOTA_EXAMPLE])
 async def quotas(request: Request) -> Response:
     return json_response(list[QuotaEntry], _registry(request).entries())
 
 
-@router.read("/quotas/{name}", "One quota, with its ETag", QuotaEntry, ENTRY, (404,))
+@router.read("/quotas/{name}", "One quota, with its ETag", QuotaEntry, QUOTA_EXAMPLE, (404,))
 async def quota(request: Request, name: str) -> Response:
     return _entry(_registry(request).get(name))
 
 
-@router.change("PUT /quotas/{name}", "Create or replace a quota", QuotaEntry, ENTRY, (409, 412, 422, 503, 507))
+@router.change("PUT /quotas/{name}", "Create or replace a quota", QuotaEntry, QUOTA_EXAMPLE, (409, 412, 422, 503, 507))
 async def replace(
-    request: Request, name: str, body: QuotaConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
+    request: Request, name: str, body: QuotaConfig, if_match: IfMatch = None, caller_name: str = Depends(require_rules)
 ) -> Response:
     """Takes effect within a tick: the daemon sets the limit in all matching programs that allow it.
 
@@ -176,11 +176,13 @@ async def replace(
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body.quota(), by, etag_of(if_match)))
+    return _entry(await _registry(request).put(body.quota(), caller_name, etag_of(if_match)))
 
 
 @router.deletion("/quotas/{name}", "Delete a quota", (404, 409, 412, 503, 507))
-async def remove(request: Request, name: str, if_match: IfMatch = None, by: str = Depends(require_rules)) -> Response:
+async def remove(
+    request: Request, name: str, if_match: IfMatch = None, caller_name: str = Depends(require_rules)
+) -> Response:
     """Removes the limit from programs in which this quota set it."""
-    await _registry(request).delete(name, by, etag_of(if_match))
+    await _registry(request).delete(name, caller_name, etag_of(if_match))
     return Response(status_code=204)

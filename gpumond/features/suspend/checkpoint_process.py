@@ -105,7 +105,7 @@ class CudaDriver:
         return self._call("cuCheckpointProcessUnlock", ctypes.c_int(pid), None)
 
     def moved_bytes(self, pid: int) -> int | None:
-        return host_size(pid)
+        return host_bytes_of(pid)
 
     def _call(self, name: str, *arguments: object) -> str:
         function = getattr(self._library, name, None)
@@ -115,14 +115,14 @@ class CudaDriver:
         if status == 0:
             return ""
         text = ctypes.c_char_p()
-        named = getattr(self._library, "cuGetErrorName", None)
-        if named is not None:
-            named(ctypes.c_int(status), ctypes.byref(text))
+        error_name = getattr(self._library, "cuGetErrorName", None)
+        if error_name is not None:
+            error_name(ctypes.c_int(status), ctypes.byref(text))
         return f"{name}: {text.value.decode() if text.value else status}"
 
 
 @dataclass
-class _Run:
+class _CheckpointRun:
     """One request, and what was found so far."""
 
     request: CheckpointRequest
@@ -136,28 +136,30 @@ class _Run:
             return CheckpointResponse(state="gone")
         self.error = self.driver.init()
         if self.error:
-            return self.answer("")
-        before, self.error = self.driver.state(self.request.pid)
+            return self.response("")
+        state_before, self.error = self.driver.state(self.request.pid)
         if self.error:
-            return self.answer("")
-        if self.request.action == "suspend" and before == RUNNING:
+            return self.response("")
+        if self.request.action == "suspend" and state_before == RUNNING:
             self.suspend()
-        elif self.request.action == "resume" and before == CHECKPOINTED:
+        elif self.request.action == "resume" and state_before == CHECKPOINTED:
             if self.step("restore", lambda: self.driver.restore(self.request.pid)):
                 self.step("unlock", lambda: self.driver.unlock(self.request.pid))
-        elif before == LOCKED:
+        elif state_before == LOCKED:
             self.step("unlock", lambda: self.driver.unlock(self.request.pid))
-        after, error = self.driver.state(self.request.pid)
+        state_after, error = self.driver.state(self.request.pid)
         self.error = self.error or error
-        return self.answer("" if error else STATES[after] if 0 <= after < len(STATES) else "")
+        return self.response("" if error else STATES[state_after] if 0 <= state_after < len(STATES) else "")
 
     def suspend(self) -> None:
-        request, driver, size = self.request, self.driver, self.driver.moved_bytes(self.request.pid)
+        request, driver, bytes_before = self.request, self.driver, self.driver.moved_bytes(self.request.pid)
         if not self.step("lock", lambda: driver.lock(request.pid, request.lock_milliseconds)):
             return
         if self.step("checkpoint", lambda: driver.checkpoint(request.pid)):
-            after = driver.moved_bytes(request.pid)
-            self.host_bytes = None if size is None or after is None else max(0, after - size)
+            bytes_after = driver.moved_bytes(request.pid)
+            self.host_bytes = (
+                None if bytes_before is None or bytes_after is None else max(0, bytes_after - bytes_before)
+            )
             return
         error = self.error  # that of the unlock is of less use
         self.step("unlock", lambda: driver.unlock(request.pid))
@@ -175,17 +177,17 @@ class _Run:
     def is_gone(self) -> bool:
         return read_start_ticks(self.request.pid) != self.request.start_ticks
 
-    def answer(self, state: str) -> CheckpointResponse:
+    def response(self, state: str) -> CheckpointResponse:
         state = "gone" if self.is_gone() else state
         return CheckpointResponse(state=state, error=self.error, steps=tuple(self.steps), host_bytes=self.host_bytes)
 
 
 def carry_out(request: CheckpointRequest, driver: Driver) -> CheckpointResponse:
     """Carry out a request. A program is left running, or with its memory on the host; locked only if both fail."""
-    return _Run(request, driver).carry_out()
+    return _CheckpointRun(request, driver).carry_out()
 
 
-def host_size(pid: int) -> int | None:
+def host_bytes_of(pid: int) -> int | None:
     """Return the bytes of a process in memory and swap, None if unknown."""
     lines = dict(line.partition(":")[::2] for line in read_or_empty(f"/proc/{pid}/status").splitlines())
     try:
@@ -194,7 +196,7 @@ def host_size(pid: int) -> int | None:
         return None
 
 
-def take_user(request: CheckpointRequest) -> None:
+def become_user(request: CheckpointRequest) -> None:
     """Take groups, gid, user namespace and uid of the program, if this process may. Raises OSError.
 
     The kernel lets a user access the own programs in its user namespace only.
@@ -210,7 +212,7 @@ def take_user(request: CheckpointRequest) -> None:
     uid = request.uid
     with suppress(PermissionError):  # without CAP_SYS_PTRACE, which it needs to enter as well
         if os.stat(f"{process}/ns/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
-            _enter(f"{process}/ns/user")
+            _enter_namespace(f"{process}/ns/user")
             uid = _ids(process)["Uid"][1]  # as the namespace has it
     os.setresuid(*[uid] * 3)
 
@@ -220,7 +222,7 @@ def _ids(process: str) -> dict[str, list[int]]:
     return {name: [int(word) for word in lines[name].split()] for name in ("Uid", "Gid", "Groups") if name in lines}
 
 
-def _enter(namespace: str) -> None:
+def _enter_namespace(namespace: str) -> None:
     descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):  # os.setns is new in Python 3.12
@@ -246,7 +248,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the daemon may end first
     request = from_json(CheckpointRequest, arguments[0].encode())
     try:
-        take_user(request)
+        become_user(request)
         answer = carry_out(request, driver_of(request.pid))
     except (OSError, OverflowError) as error:
         answer = CheckpointResponse(error=f"{type(error).__name__}: {error}")

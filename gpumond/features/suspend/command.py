@@ -22,9 +22,9 @@ from gpumond.cli.progress import announce_if_slow
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.view.text import safe, size, table
 
-SECONDS = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 """Longest wait for an answer: a suspension takes as long as a copy of the memory."""
-LONG_SECONDS = 4.0
+ANNOUNCE_SECONDS = 4.0
 """Time after which a wait is announced: memory that is missing is refused within two seconds."""
 
 
@@ -64,14 +64,16 @@ def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, An
     A resumption that waits is first asked for without a wait, so the user reads what it waits for.
     """
     try:
-        with announce_if_slow("waiting until the daemon has moved the memory", LONG_SECONDS):
-            answer = client.post(arguments.url, path, body, timeout_seconds=SECONDS)
+        with announce_if_slow("waiting until the daemon has moved the memory", ANNOUNCE_SECONDS):
+            answer = client.post(arguments.url, path, body, timeout_seconds=MAX_WAIT_SECONDS)
         waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
         if waiting:
             for each in waiting:
                 print_error(f"gpumond resume: waiting: {safe(each['reason'])}")
             done = [each for each in answer["receipts"] if each not in waiting]
-            answer = client.post(arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout_seconds=SECONDS)
+            answer = client.post(
+                arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout_seconds=MAX_WAIT_SECONDS
+            )
             answer["receipts"] = done + answer["receipts"]
     except DaemonError as error:
         print_error(f"gpumond: {with_typed_option(error, arguments)}")
@@ -123,5 +125,5 @@ class ResumeCommand:
         if arguments.pid is None and arguments.workload is None and not arguments.all:
             raise ConfigError("one of NAME, --pid, --workload and --all is required; see `gpumond resume --help`")
         return send_request(
-            arguments, "/api/v1/resumptions", {"target": target(arguments)}, min(arguments.wait, SECONDS)
+            arguments, "/api/v1/resumptions", {"target": target(arguments)}, min(arguments.wait, MAX_WAIT_SECONDS)
         )

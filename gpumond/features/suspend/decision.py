@@ -50,8 +50,8 @@ class SuspendRequest:
 
 def listed_usages(snapshot: Snapshot, process: ProcessKey) -> list[tuple[DeviceReading, ProcessUsage]]:
     """Return the devices on which the driver lists a process."""
-    found = ((device, device.processes_by_key.get(process)) for device in snapshot.devices)
-    return [(device, usage) for device, usage in found if usage is not None and "holder" not in usage.kinds]
+    usages = ((device, device.processes_by_key.get(process)) for device in snapshot.devices)
+    return [(device, usage) for device, usage in usages if usage is not None and "holder" not in usage.kinds]
 
 
 def memory_of(snapshot: Snapshot, process: ProcessKey) -> tuple[SuspendedMemory, ...]:
@@ -65,8 +65,8 @@ def memory_of(snapshot: Snapshot, process: ProcessKey) -> tuple[SuspendedMemory,
 def idle_seconds(snapshot: Snapshot, process: ProcessKey) -> float | None:
     """Return the time since a process last worked on any of its devices, None if unknown."""
     times = [usage.idle_seconds for _, usage in listed_usages(snapshot, process)]
-    known = [each for each in times if each is not None]
-    return min(known) if known and len(known) == len(times) else None
+    known_times = [each for each in times if each is not None]
+    return min(known_times) if known_times and len(known_times) == len(times) else None
 
 
 def is_idle(snapshot: Snapshot, process: ProcessKey, least_seconds: float) -> bool:
@@ -90,21 +90,21 @@ def refusals(
     if not allowed:
         yield Refusal("the configuration doesn't allow suspensions", "set allow_suspend: true")
     if not report.suspendable:
-        how = "start it with gpumond run --suspendable, or call gpumond.agent.start(suspendable=True)"
-        yield Refusal("the program doesn't allow suspension", how)
+        remedy = "start it with gpumond run --suspendable, or call gpumond.agent.start(suspendable=True)"
+        yield Refusal("the program doesn't allow suspension", remedy)
     if request.uid not in (None, report.uid):
         yield Refusal(f"the program belongs to uid {report.uid}", "ask its user or an administrator")
     if not report.has_pid:
         remedy = "run the daemon in the host's PID namespace (hostPID: true, --pid=host)"
         yield Refusal("the pid is unknown: the program is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
-        yield Refusal("the program is already suspended", f"gpumond resume --pid {report.pid} resumes it")
+        yield Refusal("the program is already suspended", f"to resume it: gpumond resume --pid {report.pid}")
     usage = listed_usages(snapshot, report.key)
     if not usage:
         yield Refusal("the driver lists no memory for the program", "nothing to do")
     for device, process in usage:
-        yield from _of_device(device, process)
-    yield from _of_driver(snapshot, report, {device.vendor for device, _ in usage})
+        yield from _device_refusals(device, process)
+    yield from _driver_refusals(snapshot, report, {device.vendor for device, _ in usage})
     if any(pool.managed for pool in report.pools):
         yield Refusal("the program uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
@@ -119,7 +119,7 @@ def refusals(
             reason = f"the program has been idle for {duration_text(idle)}, less than the required {required}"
         yield Refusal(reason, "try again later")
     if host_state is not None:
-        yield from _of_machine(
+        yield from _machine_refusals(
             report,
             sum(process.used_bytes or 0 for device, process in usage if device.vendor != "sim"),  # only numbers
             host_state,
@@ -127,50 +127,54 @@ def refusals(
         )
 
 
-def _of_device(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
+def _device_refusals(device: DeviceReading, process: ProcessUsage) -> Iterator[Refusal]:
     if device.parent_uuid is not None or device.gpu_instance_id is not None:
         yield Refusal("the program uses a MIG instance, which the driver can't suspend", "use a whole GPU")
     if device.has_mps_server:
         yield Refusal("the program is an MPS client, which the driver can't suspend", "run it without MPS")
     if process.used_bytes is None or device.missed_readings:
-        yield Refusal(f"the driver doesn't report the program's memory on GPU {device.index}", "see gpumond doctor")
+        yield Refusal(
+            f"the driver doesn't report the program's memory on GPU {device.index}", "to see why: gpumond doctor"
+        )
     if process.state == "stopped":
         yield Refusal("the program is stopped, so it can't respond to the driver", f"kill -CONT {process.pid}")
 
 
-def _of_driver(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> Iterator[Refusal]:
+def _driver_refusals(snapshot: Snapshot, report: AgentReport, vendors: set[str]) -> Iterator[Refusal]:
     if not vendors <= {"nvidia", "sim"}:
         yield Refusal("only NVIDIA's driver can suspend programs", "nothing to do")
     if "nvidia" not in vendors:
         return
     version = snapshot.source.driver_version or ""
     major = version.partition(".")[0]
-    number = int(major) if major.isdecimal() else 0
-    if number < MIN_DRIVER:
+    major_version = int(major) if major.isdecimal() else 0
+    if major_version < MIN_DRIVER:
         remedy = f"install driver {MIN_DRIVER} or newer"
         yield Refusal(f"the driver ({version or 'unknown version'}) can't suspend programs", remedy)
-    if number < IPC_DRIVER and "ipc" in report.components:
+    if major_version < IPC_DRIVER and "ipc" in report.components:
         remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
         yield Refusal(
             f"the program shares GPU memory with another process, which driver {version} can't suspend", remedy
         )
 
 
-def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes: int) -> Iterator[Refusal]:
-    if found.uid not in (0, report.uid):
+def _machine_refusals(
+    report: AgentReport, used_bytes: int, host_state: HostState, pending_bytes: int
+) -> Iterator[Refusal]:
+    if host_state.uid not in (0, report.uid):
         yield Refusal(
-            f"the program belongs to uid {report.uid}, and the daemon is uid {found.uid}", "run the daemon as root"
+            f"the program belongs to uid {report.uid}, and the daemon is uid {host_state.uid}", "run the daemon as root"
         )
-    if found.children:
-        pids = ", ".join(map(str, found.children))
+    if host_state.children:
+        pids = ", ".join(map(str, host_state.children))
         yield Refusal(f"the program's children use the GPU too (pid {pids})", "stop them first")
-    need = int(used * (1 + MARGIN_RATIO)) + pending_bytes
-    if found.host_bytes is None:
+    need_bytes = int(used_bytes * (1 + MARGIN_RATIO)) + pending_bytes
+    if host_state.host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
-    elif found.host_bytes < need:
-        have = size_text(found.host_bytes)
+    elif host_state.host_bytes < need_bytes:
+        free_text = size_text(host_state.host_bytes)
         yield Refusal(
-            f"the program needs {size_text(need)} of host memory, but only {have} is free",
+            f"the program needs {size_text(need_bytes)} of host memory, but only {free_text} is free",
             "free host memory, or raise the cgroup's memory limit",
         )
 
@@ -178,7 +182,7 @@ def _of_machine(report: AgentReport, used: int, found: HostState, pending_bytes:
 def already_suspended(program: SuspendedProgram) -> Refusal:
     """Return why a program that gpumond has suspended, or is about to, can't be suspended again."""
     if program.state == "suspended":
-        return Refusal("the program is already suspended", f"gpumond resume --pid {program.pid} resumes it")
+        return Refusal("the program is already suspended", f"to resume it: gpumond resume --pid {program.pid}")
     if program.state == "suspending":
         return Refusal("the program is being suspended", "wait for its receipt")
     if program.state == "stuck":
@@ -201,13 +205,13 @@ def with_suspension_marks(snapshot: Snapshot, allowed: bool, least_idle_seconds:
 class SettledProgram:
     """What follows from a checkpoint process's answer: the program, None if it runs or has ended, and the outcome.
 
-    ``outcome`` is None if the state is the same as before, or unknown. ``again``: the driver must be asked again later.
+    ``outcome`` is None if the state is the same as before, or unknown. ``ask_again``: the driver must be asked again.
     """
 
     program: SuspendedProgram | None
     outcome: SuspensionOutcome | None
     reason: str = ""
-    again: bool = False
+    ask_again: bool = False
 
 
 def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_query: bool = False) -> SettledProgram:
@@ -218,7 +222,7 @@ def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_q
     """
     if answer is None:
         reason = "the driver hasn't responded in time, and may still be working"
-        return SettledProgram(replace(program, reason=reason), "timeout", reason, again=True)
+        return SettledProgram(replace(program, reason=reason), "timeout", reason, ask_again=True)
     error = answer.error
     if answer.state == "gone":
         return SettledProgram(None, "gone", "the program has exited")
@@ -226,16 +230,18 @@ def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_q
         reason = error or "the driver reports that the suspension or resumption failed"
         return SettledProgram(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
-        done: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
-        return SettledProgram(None, done, error)
+        outcome: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
+        return SettledProgram(None, outcome, error)
     if answer.state == "checkpointed" and program.state == "suspending":
         return SettledProgram(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
     if answer.state == "checkpointed" and state_query and program.state in ("waiting", "resuming"):
         return SettledProgram(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
-        back = replace(program, state="suspended", reason=error, resume_since=None)
-        return SettledProgram(back, "failed" if program.state == "resuming" else None, error)
+        suspended = replace(program, state="suspended", reason=error, resume_since=None)
+        return SettledProgram(suspended, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
         reason = error or "the driver's state is unknown"
-        return SettledProgram(replace(program, reason=reason), None if state_query else "failed", reason, again=True)
-    return SettledProgram(program, None, error, again=True)
+        return SettledProgram(
+            replace(program, reason=reason), None if state_query else "failed", reason, ask_again=True
+        )
+    return SettledProgram(program, None, error, ask_again=True)

@@ -84,7 +84,7 @@ class ProgramTarget(EncodableModel):
     all: bool = False
 
     @model_validator(mode="after")
-    def _one(self) -> ProgramTarget:
+    def _check_target(self) -> ProgramTarget:
         if sum((self.pid is not None, self.workload is not None, self.all)) != 1:
             raise ValueError('pass exactly one of {"pid": N}, {"workload": NAME}, {"all": true}')
         return self
@@ -187,14 +187,14 @@ async def receipts(request: Request) -> Response:
 
 def _nothing_to_suspend(reports: Sequence[AgentReport], target: ProgramTarget, uid: int | None) -> NoSuchTarget:
     """Return the error about a request that selects no program."""
-    found = [each for each in reports if target.matches(each.pid, each.workload) and uid in (None, each.uid)]
-    if not found and not target.all:
+    matching = [each for each in reports if target.matches(each.pid, each.workload) and uid in (None, each.uid)]
+    if not matching and not target.all:
         return no_agent_error(Target(pid=target.pid, workload=target.workload, uid=uid), reports)
-    if not any(each.suspendable for each in found):
-        how = "with `gpumond run --suspendable`"
+    if not any(each.suspendable for each in matching):
+        command = "`gpumond run --suspendable`"
         if target.workload is None:
-            return NoSuchTarget(f"no program allows suspension; start one {how}")
-        return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it {how}")
+            return NoSuchTarget(f"no program allows suspension; start one with {command}")
+        return NoSuchTarget(f"{target.workload} doesn't allow suspension; restart it with {command}")
     return NoSuchTarget("no matching program that allows suspension has been idle for that long")
 
 
@@ -207,8 +207,8 @@ def nothing_to_resume(
         return NoSuchTarget("no program is suspended")
     if any(target.matches(each.pid, each.workload) for each in reports):
         return NoSuchTarget(f"{name} isn't suspended")
-    known = [*(each.workload for each in reports), *(each.workload for each in suspended)]
-    hint = did_you_mean(target.workload or "", known) or LIST_PROGRAMS_HINT
+    workloads = [*(each.workload for each in reports), *(each.workload for each in suspended)]
+    hint = did_you_mean(target.workload or "", workloads) or LIST_PROGRAMS_HINT
     return NoSuchTarget(f"no program that has an agent or is suspended matches {name}{hint}")
 
 
@@ -217,8 +217,8 @@ def _targets(snapshot: Snapshot, body: SuspendBody, uid: int | None) -> Iterator
     for report in snapshot.reports:
         if not body.target.matches(report.pid, report.workload):
             continue
-        enough = is_idle(snapshot, report.key, body.idle_for_seconds)
-        if body.target.pid is not None or (report.suspendable and uid in (None, report.uid) and enough):
+        is_idle_long_enough = is_idle(snapshot, report.key, body.idle_for_seconds)
+        if body.target.pid is not None or (report.suspendable and uid in (None, report.uid) and is_idle_long_enough):
             yield report.key
 
 

@@ -46,7 +46,7 @@ from gpumond.tick.observe import as_unmapped
 
 log = logging.getLogger(__name__)
 
-RECEIPTS_KEPT = 1000
+MAX_RECEIPTS = 1000
 POLL_SECONDS = 1.0
 """Time between two looks at a request for memory. Its place is lost after 10 s."""
 FRAME_SECONDS = 2.0
@@ -67,7 +67,7 @@ SuspensionAction = Literal["suspend", "resume"]
 NOT_STORED = "the store can't be written, so a restarted daemon wouldn't know about this program"
 
 
-MAX_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 ENDING_POLLS, ENDING_SECONDS = 100, 0.01
 BASE_SECONDS = 60.0
 BYTES_PER_SECOND = 256 << 20
@@ -97,57 +97,57 @@ class CheckpointProcesses:
         except OSError as error:
             return CheckpointResponse(error=f"the lock file can't be opened: {error.strerror}")
         try:
-            reading, writing = os.pipe()
+            read_end, write_end = os.pipe()
             try:
                 process = subprocess.Popen(
                     [*module_command("gpumond.features.suspend.checkpoint_process"), to_json(request).decode()],
                     stdin=subprocess.DEVNULL,
-                    stdout=writing,
+                    stdout=write_end,
                     env=self._environ,
                     pass_fds=(lock,),
                     start_new_session=True,
                 )
             except OSError as error:
-                os.close(reading)
+                os.close(read_end)
                 return CheckpointResponse(error=f"the checkpoint process can't be started: {error.strerror}")
             finally:
-                os.close(writing)
+                os.close(write_end)
         finally:
             os.close(lock)
         self._processes.append(process)
-        text = await _content(reading, seconds)
+        response = await _read_to_end(read_end, seconds)
         for _ in range(ENDING_POLLS):  # it holds the lock for a moment longer
-            if text is None or process.poll() is not None:
+            if response is None or process.poll() is not None:
                 break
             await asyncio.sleep(ENDING_SECONDS)
-        if text is None:
+        if response is None:
             log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
             return None
         try:
-            return from_json(CheckpointResponse, text)
+            return from_json(CheckpointResponse, response)
         except ProtocolError:
-            ending = _ending(process.poll())
-            return CheckpointResponse(error=f"the checkpoint process has crashed ({ending}); see the daemon's log")
+            exit_text = _exit_text(process.poll())
+            return CheckpointResponse(error=f"the checkpoint process has crashed ({exit_text}); see the daemon's log")
 
-    def forget(self, order_id: str) -> None:
+    def remove_lock_file(self, program_id: str) -> None:
         """Remove the lock file of a program that runs again or has ended."""
         with suppress(OSError):
-            os.unlink(self._directory / f"{order_id}.lock")
+            os.unlink(self._directory / f"{program_id}.lock")
 
     def _open_lock(self, request: CheckpointRequest) -> int:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
 
-def _ending(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     if code is None:
         return "still ending"
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-async def _content(descriptor: int, seconds: float) -> bytes | None:
+async def _read_to_end(descriptor: int, seconds: float) -> bytes | None:
     """Read a pipe until its end, and close it; None if it has not ended in time."""
-    reader = asyncio.StreamReader(limit=MAX_BYTES)
+    reader = asyncio.StreamReader(limit=MAX_RESPONSE_BYTES)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
@@ -166,9 +166,10 @@ def suspension_table(store: Transactions) -> Table[SuspendedProgram]:
 
 
 class Suspender:
-    """``snapshot`` returns the current facts, ``read_driver`` new ones. ``host_state`` reads what concerns a process
-    among those that the driver lists, ``is_alive`` whether it exists, and ``is_continued`` whether a SIGCONT waits for
-    it. ``flushing``: an agent executes a flush. ``wake`` makes a new snapshot due.
+    """Suspends programs and resumes them; keeps their receipts.
+
+    ``snapshot`` returns the current facts, ``read_driver`` new ones. ``host_state`` reads what concerns a process among
+    those that the driver lists. ``is_flushing``: its agent executes a flush. ``wake`` makes a new snapshot due.
     """
 
     def __init__(
@@ -182,8 +183,8 @@ class Suspender:
         processes: CheckpointProcesses,
         host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
-        is_continued: Callable[[ProcessKey], bool],
-        flushing: Callable[[AgentReport], bool],
+        has_pending_sigcont: Callable[[ProcessKey], bool],
+        is_flushing: Callable[[AgentReport], bool],
         store: Transactions,
         note: Callable[[str, str, Any], Awaitable[None]],
         publish: Callable[[SuspensionReceipt], None],
@@ -192,13 +193,13 @@ class Suspender:
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
         self._read_driver, self._grants, self._processes = read_driver, grants, processes
-        self._host_state, self._flushing = host_state, flushing
-        self._is_alive, self._is_continued = is_alive, is_continued
+        self._host_state, self._is_flushing = host_state, is_flushing
+        self._is_alive, self._has_pending_sigcont = is_alive, has_pending_sigcont
         self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
         self._table = suspension_table(store)
         self.loaded = False
         self.programs: dict[ProcessKey, SuspendedProgram] = {}
-        self.receipts: deque[SuspensionReceipt] = deque(maxlen=RECEIPTS_KEPT)
+        self.receipts: deque[SuspensionReceipt] = deque(maxlen=MAX_RECEIPTS)
         self._suspension_lock = asyncio.Lock()
         """Suspensions follow each other: each must see what the one before has left of the host memory."""
         self._locks: WeakValueDictionary[ProcessKey, asyncio.Lock] = WeakValueDictionary()
@@ -210,7 +211,7 @@ class Suspender:
         """The signals SIGCONT that have resumed a program, or came before its suspension."""
         self._tasks = Tasks()
         self._at_work: set[ProcessKey] = set()
-        self._cancelled: dict[ProcessKey, str] = {}
+        self._cancelled_by: dict[ProcessKey, str] = {}
         """Who has cancelled a resumption that waits."""
 
     async def load(self) -> list[str]:
@@ -220,7 +221,7 @@ class Suspender:
         self.loaded = True
         for program in self.programs.values():
             if program.state not in ("suspended", "stuck"):
-                self._extend(program)
+                self._extend_grants(program)
                 self._ask_at[program.key] = self._clock.monotonic()
         return []
 
@@ -232,16 +233,20 @@ class Suspender:
         """Add the suspended programs, also those that the driver's lists do not reveal, as after a restart."""
         if not self.programs and not self._allowed():
             return snapshot
-        known = {(each.device_uuid, each.process) for each in snapshot.suspensions}
+        known_suspensions = {(each.device_uuid, each.process) for each in snapshot.suspensions}
         added: list[Suspension] = []
         changed: dict[ProcessKey, AgentReport] = {}
         for program in self.programs.values():
-            own = [each for each in _unlisted(program, snapshot) if (each.device_uuid, program.key) not in known]
+            unlisted = [
+                each
+                for each in _unlisted_suspensions(program, snapshot)
+                if (each.device_uuid, program.key) not in known_suspensions
+            ]
             report = snapshot.reports_by_process.get(program.key)
-            if report is not None and own:
-                pools = as_unmapped(report.pools, {each.device_uuid for each in own})
+            if report is not None and unlisted:
+                pools = as_unmapped(report.pools, {each.device_uuid for each in unlisted})
                 changed[program.key] = replace(report, pools=pools, suspended=True)
-            added += own
+            added += unlisted
         snapshot = replace(
             snapshot,
             suspensions=(*snapshot.suspensions, *added),
@@ -263,7 +268,7 @@ class Suspender:
             if key in self._at_work:
                 continue
             if program.state == "resuming":  # a checkpoint process may still be restoring it
-                self._extend(program)
+                self._extend_grants(program)
             if not self._is_alive(key):
                 self._tasks.start(self._conclude_gone(program))
             elif key in self._ask_at:
@@ -284,7 +289,7 @@ class Suspender:
     def _received_sigcont(self, program: SuspendedProgram, snapshot: Snapshot) -> bool:
         """Return whether a program has received SIGCONT. Its agent has counted the signal, or is blocked itself."""
         report = snapshot.reports_by_process.get(program.key)
-        pending = self._is_continued(program.key)
+        pending = self._has_pending_sigcont(program.key)
         if report is None:
             return pending
         before = self._resume_signals.get(program.key)
@@ -294,8 +299,8 @@ class Suspender:
 
     async def _count_earlier_signals(self, report: AgentReport) -> None:
         """Wait until the agent has taken a signal SIGCONT that came before the suspension, and must not end it."""
-        pending, end = self._is_continued(report.key), self._clock.monotonic() + SIGNAL_SECONDS
-        while self._is_continued(report.key) and self._clock.monotonic() < end:
+        pending, end = self._has_pending_sigcont(report.key), self._clock.monotonic() + SIGNAL_SECONDS
+        while self._has_pending_sigcont(report.key) and self._clock.monotonic() < end:
             await asyncio.sleep(0.05)
         self._resume_signals[report.key] = max(report.resume_signals + pending, self._resume_signals.get(report.key, 0))
 
@@ -319,7 +324,7 @@ class Suspender:
         """End the wait of a resumption: the program stays suspended. Raises NoSuchTarget if none waits."""
         for key, program in self.programs.items():
             if key.pid == pid and program.state == "waiting" and uid in (None, program.uid):
-                self._cancelled[key] = requested_by
+                self._cancelled_by[key] = requested_by
                 return
         raise NoSuchTarget(f"no resumption of pid {pid} is waiting for memory")
 
@@ -334,13 +339,13 @@ class Suspender:
                 receipt, reason="no program with an agent has this pid", remedy="to list the programs: gpumond status"
             )
         async with self._suspension_lock, self._lock(key):
-            refused = await self._refusal(snapshot, report, request)
+            refusal = await self._refusal(snapshot, report, request)
             memory = memory_of(snapshot, key)
             uuids = tuple(each.device_uuid for each in memory)
             receipt = replace(receipt, expected_bytes=sum(each.used_bytes for each in memory), device_uuids=uuids)
-            if refused or dry_run:
-                reason, remedy = (refused.reason, refused.remedy) if refused else ("", "")
-                return replace(receipt, outcome="refused" if refused else "planned", reason=reason, remedy=remedy)
+            if refusal or dry_run:
+                reason, remedy = (refusal.reason, refusal.remedy) if refusal else ("", "")
+                return replace(receipt, outcome="refused" if refusal else "planned", reason=reason, remedy=remedy)
             program = SuspendedProgram(
                 id=f"{key.pid}-{key.start_ticks}",
                 pid=key.pid,
@@ -359,8 +364,10 @@ class Suspender:
                 answer = await self._ask(program, "suspend")
                 receipt = await self._conclude(program, answer, receipt)
                 if receipt.outcome == "suspended":
-                    left = await self._counted_by_driver(program, present=False)
-                    receipt = replace(receipt, released_bytes=None if left is None else program.resume_bytes - left)
+                    still_counted = await self._driver_bytes(program, present=False)
+                    receipt = replace(
+                        receipt, released_bytes=None if still_counted is None else program.resume_bytes - still_counted
+                    )
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
     async def _run_resumption(
@@ -370,15 +377,15 @@ class Suspender:
         receipt = self._new_receipt("resume", key, "", requested_by)
         async with self._lock(key):
             program, snapshot = self.programs.get(key), self._snapshot()
-            refused = _not_resumable(program, key, uid, snapshot)
-            if program is None or refused is not None:
-                assert refused is not None
+            refusal = _resume_refusal(program, key, uid, snapshot)
+            if program is None or refusal is not None:
+                assert refusal is not None
                 report = snapshot.reports_by_process.get(key) if snapshot else None
                 return replace(
                     receipt,
                     workload=report.workload if report else "",
-                    reason=refused.reason,
-                    remedy=refused.remedy,
+                    reason=refusal.reason,
+                    remedy=refusal.remedy,
                     duration_seconds=self._clock.monotonic() - began,  # another request may have had the lock
                 )
             since = receipt.started_at if program.resume_since is None else program.resume_since
@@ -391,13 +398,13 @@ class Suspender:
                 started_at=since,
             )
             with self._working(key):
-                by = program.requested_by if program.grants else requested_by
-                program = replace(program, state="waiting", reason="", requested_by=by, resume_since=since)
+                owner = program.requested_by if program.grants else requested_by
+                program = replace(program, state="waiting", reason="", requested_by=owner, resume_since=since)
                 if not await self._save(program):
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
                 deadline = self._clock.monotonic() + max(wait_seconds, FRAME_SECONDS)
-                self._cancelled.pop(key, None)
+                self._cancelled_by.pop(key, None)
                 receipt = await self._wait_and_restore(program, receipt, deadline)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
@@ -410,17 +417,17 @@ class Suspender:
             program, missing = await self._request_grants(program)
             if missing is None and not self._is_alive(program.key):
                 return await self._conclude(program, CheckpointResponse(state="gone"), receipt)
-            if missing is None and (short := await self._shortfall(program)) is None:
+            if missing is None and (shortfall := await self._shortfall(program)) is None:
                 program = replace(program, state="resuming")
                 if await self._save(program):
                     break
             elif missing is None:
-                missing = short
-            late = program.key in self._cancelled or self._clock.monotonic() >= deadline
-            if late or not self._is_alive(program.key):
+                missing = shortfall
+            must_end = program.key in self._cancelled_by or self._clock.monotonic() >= deadline
+            if must_end or not self._is_alive(program.key):
                 return await self._end_resumption(program, missing, receipt)
             await asyncio.sleep(POLL_SECONDS)
-        holding = asyncio.create_task(self._hold(program))
+        holding = asyncio.create_task(self._keep_grants(program))
         try:
             answer = await self._ask(program, "resume")
         finally:
@@ -433,34 +440,40 @@ class Suspender:
         The devices follow each other in the order of their names: two programs cannot wait for each other.
         """
         snapshot = self._snapshot()
-        known = snapshot is not None and any(each.key == program.key for each in snapshot.suspended_programs)
-        held: list[str] = []
+        is_snapshot_current = snapshot is not None and any(
+            each.key == program.key for each in snapshot.suspended_programs
+        )
+        request_ids: list[str] = []
         missing: Admission | None = None
-        for number, own in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
-            name = program.grants[number] if number < len(program.grants) else ""
+        for index, memory in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
+            request_id = program.grants[index] if index < len(program.grants) else ""
             # An older snapshot counts the memory that the suspension has freed as allocated by this program.
-            answer = self._request(program, own.device_uuid, own.used_bytes, name, snapshot) if known else None
-            held += [answer.id] if answer else [name] if name else []
+            answer = (
+                self._request(program, memory.device_uuid, memory.used_bytes, request_id, snapshot)
+                if is_snapshot_current
+                else None
+            )
+            request_ids += [answer.id] if answer else [request_id] if request_id else []
             if answer is None or answer.state != "granted":
-                missing = answer or _ungranted(own.device_uuid, own.device_index, own.used_bytes)
+                missing = answer or _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
                 break
-        if tuple(held) != program.grants:
-            program = replace(program, grants=tuple(held))
+        if tuple(request_ids) != program.grants:
+            program = replace(program, grants=tuple(request_ids))
             await self._save(program)
-        held_before = self._extend(program)
-        is_stored = await self._grants.save() and held_before and self._extend(program)
+        held_before = self._extend_grants(program)
+        is_stored = await self._grants.save() and held_before and self._extend_grants(program)
         if missing is None and not is_stored:
-            own = program.memory[0]
-            missing = _ungranted(own.device_uuid, own.device_index, own.used_bytes)
+            memory = program.memory[0]
+            missing = _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
         return program, missing
 
     def _request(
-        self, program: SuspendedProgram, uuid: str, size: int, name: str, snapshot: Snapshot | None
+        self, program: SuspendedProgram, uuid: str, need_bytes: int, request_id: str, snapshot: Snapshot | None
     ) -> Admission | None:
         """Renew a request for memory, or make it; None if the device is not known, or not now."""
-        if name:
+        if request_id:
             with suppress(NoSuchEntry):
-                return self._grants.renew(snapshot, name, program.requested_by)
+                return self._grants.renew(snapshot, request_id, program.requested_by)
         device = snapshot.device(uuid) if snapshot else None
         if snapshot is None or device is None:
             return None
@@ -468,7 +481,7 @@ class Suspender:
             return self._grants.request(
                 snapshot,
                 device,
-                size,
+                need_bytes,
                 program.requested_by,
                 uid=program.uid,
                 pid=program.pid,
@@ -483,37 +496,41 @@ class Suspender:
         """Return the device whose memory was taken by a program without a grant; None if all of it is free."""
         reading = await self._read_driver()
         devices: Mapping[str, DeviceReading] = {each.uuid: each for each in reading.devices} if reading else {}
-        for own in program.memory:
-            device = devices.get(own.device_uuid)
-            free = device.current_free_bytes if device else None
-            if free is None or free < own.used_bytes:
-                return _ungranted(own.device_uuid, own.device_index, own.used_bytes, free)
+        for memory in program.memory:
+            device = devices.get(memory.device_uuid)
+            free_bytes = device.current_free_bytes if device else None
+            if free_bytes is None or free_bytes < memory.used_bytes:
+                return _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes, free_bytes)
         return None
 
     async def _end_resumption(
         self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
     ) -> SuspensionReceipt:
-        self._cancel(program)
-        await self._save(replace(program, state="suspended", grants=(), resume_since=None), always=True)
-        if by := self._cancelled.pop(program.key, ""):
-            remedy = f"gpumond resume --pid {program.pid} resumes it"
-            return replace(receipt, reason=f"{by} canceled the request to resume", remedy=remedy, state="suspended")
+        self._cancel_grants(program)
+        await self._save(replace(program, state="suspended", grants=(), resume_since=None), adopt_always=True)
+        if canceled_by := self._cancelled_by.pop(program.key, ""):
+            remedy = f"to resume it: gpumond resume --pid {program.pid}"
+            return replace(
+                receipt, reason=f"{canceled_by} canceled the request to resume", remedy=remedy, state="suspended"
+            )
         if missing is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
         grants = self._grants.granted(snapshot) if snapshot else ()
-        found = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
-        lacks = missing.need_bytes - max(0, missing.available_bytes or 0)
+        holders = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
+        missing_bytes = missing.need_bytes - max(0, missing.available_bytes or 0)
         gpu = f"GPU {missing.device_index}"
-        reason = f"{gpu} is {size_text(lacks)} short of the {size_text(missing.need_bytes)} that the program needs"
-        remedy = f"gpumond resume --pid {program.pid} --wait 10m waits for the memory"
+        reason = (
+            f"{gpu} is {size_text(missing_bytes)} short of the {size_text(missing.need_bytes)} that the program needs"
+        )
+        remedy = f"to wait for the memory: gpumond resume --pid {program.pid} --wait 10m"
         return replace(
             receipt,
-            reason=f"{reason}; {largest_programs(gpu, [*map(str, found)])}" if found else reason,
+            reason=f"{reason}; {largest_programs(gpu, [*map(str, holders)])}" if holders else reason,
             remedy=remedy,
             state="suspended",
-            missing_bytes=lacks,
-            holders=found,
+            missing_bytes=missing_bytes,
+            holders=holders,
         )
 
     async def _conclude(
@@ -527,10 +544,10 @@ class Suspender:
         settled = settle(program, answer, state_query)
         after = settled.program
         if after is None or after.state in ("suspended", "stuck"):
-            self._cancel(program)
+            self._cancel_grants(program)
             after = after and replace(after, grants=())
         self._ask_at.pop(program.key, None)
-        if settled.again:
+        if settled.ask_again:
             pause = self._pauses.get(program.key, PAUSE_SECONDS)
             self._pauses[program.key] = min(2 * pause, MAX_PAUSE_SECONDS)
             self._ask_at[program.key] = self._clock.monotonic() + pause
@@ -539,7 +556,7 @@ class Suspender:
         if after is None:
             await self._forget(program)
         else:
-            await self._save(after, always=True)
+            await self._save(after, adopt_always=True)
         return replace(
             receipt,
             outcome=settled.outcome or receipt.outcome,
@@ -547,9 +564,7 @@ class Suspender:
             state=after.state if after else "",
             host_bytes=after.host_bytes if after else None,
             steps=answer.steps if answer else (),
-            returned_bytes=(
-                await self._counted_by_driver(program, present=True) if settled.outcome == "resumed" else None
-            ),
+            returned_bytes=(await self._driver_bytes(program, present=True) if settled.outcome == "resumed" else None),
         )
 
     async def _settle(self, key: ProcessKey) -> None:
@@ -560,12 +575,12 @@ class Suspender:
                 return
             with self._working(key):
                 answer = await self._ask(program, "settle")
-                begun: SuspensionAction = "suspend" if program.state == "suspending" else "resume"
-                receipt = await self._conclude(program, answer, self._receipt_of(program, begun), state_query=True)
+                action: SuspensionAction = "suspend" if program.state == "suspending" else "resume"
+                receipt = await self._conclude(program, answer, self._receipt_of(program, action), state_query=True)
         if receipt.outcome not in ("refused", "timeout"):
             await self._record_receipt(receipt)
-        left = self.programs.get(key)
-        if left is not None and left.state == "waiting":
+        current = self.programs.get(key)
+        if current is not None and current.state == "waiting":
             await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
 
     async def _conclude_gone(self, program: SuspendedProgram) -> None:
@@ -586,7 +601,7 @@ class Suspender:
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
             return already_suspended(self.programs[report.key])
-        if self._flushing(report):
+        if self._is_flushing(report):
             return Refusal("a flush of the program is in progress", "wait for its receipt")
         if not self.loaded:
             return Refusal("the store hasn't been read yet", "try again in a few seconds")
@@ -598,45 +613,48 @@ class Suspender:
         pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
         return next(refusals(snapshot, report, request, self._allowed(), host_state, pending), None)
 
-    async def _counted_by_driver(self, program: SuspendedProgram, present: bool) -> int | None:
+    async def _driver_bytes(self, program: SuspendedProgram, present: bool) -> int | None:
         """Return the driver's count of a program, once it shows whether its memory is ``present``; None if unknown."""
         deadline = self._clock.monotonic() + SETTLE_SECONDS
         while True:
             reading = await self._read_driver()
-            found = None if reading is None else _listed_bytes(program, reading.devices)
-            shown = found is not None and bool(found) == present
-            if shown or self._clock.monotonic() >= deadline or not self._is_alive(program.key):
-                return found
+            counted = None if reading is None else _listed_bytes(program, reading.devices)
+            is_settled = counted is not None and bool(counted) == present
+            if is_settled or self._clock.monotonic() >= deadline or not self._is_alive(program.key):
+                return counted
             await asyncio.sleep(0.2)
 
-    async def _hold(self, program: SuspendedProgram) -> None:
+    async def _keep_grants(self, program: SuspendedProgram) -> None:
         """Keep the grants of a program while it is restored."""
         while True:
-            self._extend(program)
+            self._extend_grants(program)
             await self._grants.save()
             await asyncio.sleep(POLL_SECONDS)
 
-    def _extend(self, program: SuspendedProgram) -> bool:
+    def _extend_grants(self, program: SuspendedProgram) -> bool:
         """Extend all grants of a program, and return whether it still has them."""
-        complete = True
-        for name in program.grants:
+        all_extended = True
+        for request_id in program.grants:
             try:
-                self._grants.extend(name, program.requested_by)
+                self._grants.extend(request_id, program.requested_by)
             except NoSuchEntry:
-                complete = False
-        return complete
+                all_extended = False
+        return all_extended
 
-    def _cancel(self, program: SuspendedProgram) -> None:
-        for name in program.grants:
+    def _cancel_grants(self, program: SuspendedProgram) -> None:
+        for request_id in program.grants:
             with suppress(NoSuchEntry):
-                self._grants.cancel(name, program.requested_by)
+                self._grants.cancel(request_id, program.requested_by)
 
-    async def _save(self, program: SuspendedProgram, always: bool = False) -> bool:
-        """Store the state of a program, then adopt it; False if it cannot be stored. ``always``: adopt it even then."""
+    async def _save(self, program: SuspendedProgram, adopt_always: bool = False) -> bool:
+        """Store the state of a program, then adopt it; False if it can't be stored.
+
+        ``adopt_always``: adopt it even then.
+        """
         try:
             await self._table.put(program.id, program)
         except StoreUnavailable:
-            if always:
+            if adopt_always:
                 self.programs[program.key] = program
             return False
         self.programs[program.key] = program
@@ -645,7 +663,7 @@ class Suspender:
     async def _forget(self, program: SuspendedProgram) -> None:
         self.programs.pop(program.key, None)
         self._listed_since.pop(program.key, None)
-        self._processes.forget(program.id)
+        self._processes.remove_lock_file(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
         await self._grants.save()
@@ -655,9 +673,11 @@ class Suspender:
         self.receipts.append(receipt)
         self._publish(receipt)
         self._wake()  # the next frame shows the effect
-        by = f"{receipt.requested_by} for {receipt.requested_for}" if receipt.requested_for else receipt.requested_by
-        named = f"{receipt.action} of pid {receipt.pid}, by {by}"
-        log.info("%s: %s%s", named, receipt.outcome, f": {receipt.reason}" if receipt.reason else "")
+        requester = (
+            f"{receipt.requested_by} for {receipt.requested_for}" if receipt.requested_for else receipt.requested_by
+        )
+        description = f"{receipt.action} of pid {receipt.pid}, by {requester}"
+        log.info("%s: %s%s", description, receipt.outcome, f": {receipt.reason}" if receipt.reason else "")
         await self._note(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
         return receipt
 
@@ -698,42 +718,48 @@ class Suspender:
             self._at_work.discard(key)
 
 
-def _not_resumable(
+def _resume_refusal(
     program: SuspendedProgram | None, key: ProcessKey, uid: int | None, snapshot: Snapshot | None
 ) -> Refusal | None:
     if program is None:
         if snapshot is not None and any(each.key == key for each in snapshot.suspended_programs):
-            return Refusal("the program has just been resumed", "gpumond receipts shows by whom")
+            return Refusal("the program has just been resumed", "to see by whom: gpumond receipts")
         if snapshot is not None and key in snapshot.suspended:
             return Refusal("the program was suspended, but not by gpumond", "resume it with the tool that suspended it")
-        return Refusal("the program isn't suspended", "gpumond status lists suspended programs")
+        return Refusal("the program isn't suspended", "to list suspended programs: gpumond status")
     if uid not in (None, program.uid):
         return Refusal(f"the program belongs to uid {program.uid}", "ask its user or an administrator")
     if program.state == "stuck":
         return Refusal(f"the program is stuck: {program.reason}", f"kill it: kill -9 {program.pid}")
     if program.state not in ("suspended", "waiting"):
-        why = f" ({program.reason})" if program.reason else ""
+        reason = f" ({program.reason})" if program.reason else ""
         return Refusal(
-            f"the program is {program.state}, and the driver's state is unknown{why}", "gpumond asks the driver again"
+            f"the program is {program.state}, and the driver's state is unknown{reason}",
+            "gpumond asks the driver again",
         )
     return None
 
 
-def _ungranted(uuid: str, index: int, need: int, free: int | None = None) -> Admission:
+def _missing_grant(uuid: str, index: int, need_bytes: int, available_bytes: int | None = None) -> Admission:
     return Admission(
-        id="", state="waiting", device_uuid=uuid, device_index=index, need_bytes=need, available_bytes=free
+        id="",
+        state="waiting",
+        device_uuid=uuid,
+        device_index=index,
+        need_bytes=need_bytes,
+        available_bytes=available_bytes,
     )
 
 
-def _unlisted(program: SuspendedProgram, snapshot: Snapshot) -> Iterable[Suspension]:
+def _unlisted_suspensions(program: SuspendedProgram, snapshot: Snapshot) -> Iterable[Suspension]:
     """Yield a suspension for each device whose driver does not list a program that is on the host."""
     if program.state == "suspending":
         return
-    for own in program.memory:
-        device = snapshot.device(own.device_uuid)
+    for memory in program.memory:
+        device = snapshot.device(memory.device_uuid)
         if device is not None and program.key not in device.used_by_process and device.used_bytes is not None:
             others = sum(count for count in device.used_by_process.values() if count is not None)
-            usage = _usage(program, own.used_bytes)
+            usage = _usage(program, memory.used_bytes)
             yield Suspension(device.uuid, usage, device.used_bytes - others, snapshot.elapsed_seconds, confirmed=True)
 
 
@@ -767,8 +793,8 @@ class SuspendPart(Suspender, Part):
             processes=CheckpointProcesses(core.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
-            is_continued=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
-            flushing=lambda each: core.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
+            has_pending_sigcont=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
+            is_flushing=lambda each: core.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=core.store,
             note=core.note,
             publish=core.events.add_suspension_receipt,
@@ -783,16 +809,16 @@ class SuspendPart(Suspender, Part):
 
 
 def is_alive(process: ProcessKey) -> bool:
-    found = find_process(process.pid)
-    return found is not None and found[0] == process
+    present = find_process(process.pid)
+    return present is not None and present[0] == process
 
 
 async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     """Read what concerns a process among those that the driver lists."""
-    return await asyncio.to_thread(_read, process, listed)
+    return await asyncio.to_thread(_read_host_state, process, listed)
 
 
-def _read(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
+def _read_host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     others = sorted(each.pid for each in listed if each.pid != process.pid)
     return HostState(
         host_bytes=available_bytes([process.pid]),
