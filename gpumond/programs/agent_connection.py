@@ -80,7 +80,7 @@ class AgentConnection:
         """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
-            report = replace(report, pools=limit_pools(report.pools, most=MAX_REPORTED_POOLS))
+            report = replace(report, pools=limit_pools(report.pools, max_pools=MAX_REPORTED_POOLS))
         self.report, self.unread, self._report_hash = report, b"", report_hash
 
     def split(self, chunk: bytes, now: float) -> list[bytes]:
