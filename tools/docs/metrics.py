@@ -134,20 +134,20 @@ def dcgm_row(family: dcgm.DcgmFamily) -> str:
 
 def sections() -> Iterator[str]:
     """Yield a table for each section; above it, the labels that all of its metrics have."""
-    left = list(FAMILIES)
+    remaining = list(FAMILIES)
     for title, names in SECTIONS.items():
-        own = [family for family in left if re.match(rf"gpumond_({names})(_|$)", family.name)]
-        left = [family for family in left if family not in own]
-        common = [label for label in own[0].labels if all(label in family.labels for family in own)]
+        families = [family for family in remaining if re.match(rf"gpumond_({names})(_|$)", family.name)]
+        remaining = [family for family in remaining if family not in families]
+        common = [label for label in families[0].labels if all(label in family.labels for family in families)]
         yield f"\n## {title}\n"
         if common:
             *others, last = (f"`{label}`" for label in common)
             labels = f"{', '.join(others)} and {last}" if others else last
             yield f"\nAll of these metrics have the label{'s' * bool(others)} {labels}.\n"
         yield f"\n| name | type | {'other ' * bool(common)}labels | meaning |\n|---|---|---|---|\n"
-        for family in sorted(own, key=lambda family: family.name):
-            labels_left = tuple(label for label in family.labels if label not in common)
-            yield row(family.name, family.kind, labels_left, family.help) + "\n"
+        for family in sorted(families, key=lambda family: family.name):
+            other_labels = tuple(label for label in family.labels if label not in common)
+            yield row(family.name, family.kind, other_labels, family.help) + "\n"
 
 
 def daemon_rows() -> Iterator[str]:
