@@ -157,18 +157,18 @@ def _subjects(
         return
     running = client.frame(arguments.url)["processes"]
     ended = [each for each in client.events(arguments.url) if each["kind"] == END_EVENT and each["at"] >= since]
-    known = dict.fromkeys(
+    candidates = dict.fromkeys(
         Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
         for each in (*ended, *running)
         if uuid in (None, each["device_uuid"])
     )
     for name in arguments.names:
-        matching = [each for each in known if name in (str(each.pid), each.name)]
+        matching = [each for each in candidates if name in (str(each.pid), each.name)]
         yield from matching
         if name.isdecimal() and not matching:
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
         elif not matching:
-            hint = did_you_mean(name, (each.name for each in known))
+            hint = did_you_mean(name, (each.name for each in candidates))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
             known_since = "the daemon's start" if started >= since else moment(since)
             remedy = hint or (LIST_PROGRAMS_HINT if started >= since else "; choose a longer --last")

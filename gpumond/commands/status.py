@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_combined_document(frame, answers), indent=2))
         return DONE
     shown, width = view_of_device(view(frame), device), output_width()
-    known = {each for row in shown.processes for each in (row.program, str(row.pid))}
-    if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or LIST_PROGRAMS_HINT
+    selectable_names = {each for row in shown.processes for each in (row.program, str(row.pid))}
+    if missing := [name for name in arguments.names if name not in selectable_names]:
+        hint = did_you_mean(missing[0], selectable_names) or LIST_PROGRAMS_HINT
         names = " or ".join(f"with pid {each}" if each.isdecimal() else f"named {each}" for each in missing)
         print_error(f"gpumond: no process {names} uses a GPU{hint}")
         if len(missing) == len(arguments.names):

@@ -116,7 +116,7 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
     released first.
     """
     base_numbers = _BaseNumbers(torch)
-    found: tuple[list[Reference], ...] = ([], [], [])
+    references: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
     objects.reverse()
     while objects:  # another thread may run between two chunks
@@ -126,10 +126,10 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
         del objects[-CHUNK_OBJECTS:]
         for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
             try:
-                found[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
+                references[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
             except TypeError:  # a subclass without weak references
                 continue
-    return found
+    return references
 
 
 def _existing_objects(references: Iterable[Reference]) -> Iterator[Any]:
@@ -159,7 +159,7 @@ def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
 def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
     """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
     sizes = measured.get(ordinal, measured[NO_DEVICE])
-    rest = live_bytes - sum(size or 0 for size in sizes)
+    remainder = live_bytes - sum(size or 0 for size in sizes)
     parameters, gradients, optimizer, buffers, tensors = sizes
     return LiveClasses(
         allocator=allocator,
@@ -170,8 +170,8 @@ def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid:
         optimizer_bytes=optimizer,
         buffers_bytes=buffers,
         tensors_bytes=tensors,
-        activations_bytes=None if None in sizes else max(0, rest),
-        excess_bytes=max(0, -rest),
+        activations_bytes=None if None in sizes else max(0, remainder),
+        excess_bytes=max(0, -remainder),
     )
 
 

@@ -97,10 +97,10 @@ def _frame_findings(machine: Machine, frame: Mapping[str, Any]) -> Iterator[Flee
 
 def _drift_findings(deployments: Mapping[str, Deployment | DaemonError]) -> Iterator[FleetFinding]:
     """Yield the machines whose version, configuration or rules are not the most frequent ones."""
-    known = {name: each for name, each in deployments.items() if isinstance(each, Deployment)}
-    majority = majority_of(known.values())
+    answered = {name: each for name, each in deployments.items() if isinstance(each, Deployment)}
+    majority = majority_of(answered.values())
     for field, (subject, remedy) in DRIFT_FINDINGS.items():
-        for name, deployment in known.items():
+        for name, deployment in answered.items():
             if field in differing_fields(deployment, majority):
                 detail = f"{getattr(deployment, field) or 'unknown'}; most machines have {majority[field]}"
                 yield FleetFinding(name, "note", subject, detail, remedy)

@@ -108,8 +108,8 @@ def differing_fields(deployment: Deployment, majority: Mapping[str, str | None])
 async def _print_drift(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
     answers = await read_deployments(client, machines, arguments.parallel)
-    read = [*zip(machines, answers, strict=True)]
-    deployments = {machine: each for machine, each in read if isinstance(each, Deployment)}
+    pairs = zip(machines, answers, strict=True)
+    deployments = {machine: answer for machine, answer in pairs if isinstance(answer, Deployment)}
     unread = unread_machines(machines, answers)
     majority = majority_of(deployments.values())
     differing = {

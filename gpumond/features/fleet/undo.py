@@ -77,7 +77,7 @@ class UndoResult(NamedTuple):
 
 def undo_steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[UndoStep]:
     """Return what undoes the entries of an operation on one machine, the newest first."""
-    found = []
+    steps = []
     for entry in sorted(entries, key=lambda each: -each["at"]):
         detail = entry["detail"]
         if not isinstance(detail, Mapping) or detail.get("operation") != operation:
@@ -87,8 +87,8 @@ def undo_steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[Und
         except KeyError:
             step = UndoStep(entry=entry, problem="its entry in the audit log was shortened")
         if step is not None:
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps
 
 
 def _undo_step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> UndoStep | None:

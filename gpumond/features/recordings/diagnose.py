@@ -166,9 +166,9 @@ class _ChartSeries:
         """Add a point. The curve shows the live bytes, as the verdicts do; the used bytes until these are known."""
         if live is not None and "live" not in self.peaks:
             self.curve, self.peaks = ChartCurve(), {"live": live, **self.peaks}
-        shown = live if "live" in self.peaks else used
-        if shown is not None:
-            self.curve.add(elapsed, shown)
+        charted_bytes = live if "live" in self.peaks else used
+        if charted_bytes is not None:
+            self.curve.add(elapsed, charted_bytes)
         for measure, value in (("live", live), ("used", used)):
             if value is not None:
                 self.peaks[measure] = max(value, self.peaks.get(measure, 0))
@@ -245,10 +245,12 @@ class Findings:
 
     def _charted_series(self) -> Iterator[tuple[SeriesKey, _ChartSeries]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
-        chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].has_finding, entry[0][1] is not None))
-        shown = {key for key, _ in chosen[:MAX_CHARTS]}
+        by_importance = sorted(
+            self._series.items(), key=lambda entry: (not entry[1].has_finding, entry[0][1] is not None)
+        )
+        charted_keys = {key for key, _ in by_importance[:MAX_CHARTS]}
         for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or ())):
-            if key in shown:
+            if key in charted_keys:
                 yield key, series
 
     def _others_text(self) -> Iterator[str]:
@@ -305,8 +307,8 @@ def _title(key: SeriesKey, series: _ChartSeries) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
     peaks = ", ".join(f"{size_text(peak)} {measure}" for measure, peak in series.peaks.items())
-    shown = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
-    return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{shown}") if part]
+    chart_note = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
+    return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{chart_note}") if part]
 
 
 def _is_finding(change: VerdictChange) -> bool:
