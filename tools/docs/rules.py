@@ -102,6 +102,8 @@ INCREASE_MEANING = f"increase of `{{}}` {IN_WINDOW}"
 BUILT_IN_HEADER = """\
 ## Built-in rules
 
+An empty cell means the default.
+
 | rule | condition | `clear` | `for` | `keep_firing_for` | severity |
 |---|---|---|---|---|---|"""
 COMMON_PLACEHOLDERS = ("value", "threshold")
@@ -134,8 +136,8 @@ def rule_cells(rule: Rule) -> Iterator[str]:
     yield f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
     yield f"{rule.scope} `{rule.value}` {side} {value_text(unit, threshold or 0.0)}"
     yield "" if rule.clear is None else value_text(unit, rule.clear)
-    yield duration_text(rule.for_seconds) if rule.for_seconds else "0"
-    yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else "0"
+    yield duration_text(rule.for_seconds) if rule.for_seconds else ""
+    yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else ""
     yield dict(rule.labels)["severity"]
 
 
