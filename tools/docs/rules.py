@@ -9,7 +9,7 @@ from itertools import groupby
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, UNITS, match_keys
+from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, match_keys
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
@@ -143,7 +143,7 @@ def rule_cells(rule: Rule) -> Iterator[str]:
 
 def values() -> Iterator[str]:
     yield f"\n## Values\n\n{wrap(VALUES_NOTE)}"
-    for scope in MEANINGS:
+    for scope in QUANTITIES:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         rows = list(value_rows(scope))
         sensors = [row for row in rows if scope == "device" and is_metric(*row)]
@@ -153,7 +153,7 @@ def values() -> Iterator[str]:
             yield f"\n{wrap(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
         for unit in dict.fromkeys(unit for _, unit, _ in sensors):
             yield f"| {unit} | {', '.join(name for name, row_unit, _ in sensors if row_unit == unit)} |"
-        yield from meaning_table("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
+        yield from meaning_table("label to match", {name: match_keys(name) for name in QUANTITIES}, scope)
         yield from meaning_table("placeholder", PLACEHOLDERS, scope)
 
 
@@ -165,7 +165,9 @@ def is_metric(name: str, unit: str, meaning: str) -> bool:
 
 def value_rows(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in MEANINGS[scope].items()}
+    table = {
+        name: quantity.meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, quantity in QUANTITIES[scope].items()
+    }
     for name, meaning in table.items():
         if meaning != INCREASE_MEANING.format(name.removesuffix("_increase")):
             has_increase = table.get(f"{name}_increase") == INCREASE_MEANING.format(name)
