@@ -80,16 +80,17 @@ class RetentionSearch:
         self._new_tensors: list[weakref.ref[Any]] | None = None
 
     def advance(self) -> tuple[Retainer, ...] | None:
-        """Continue after an interval. Return the result the second time, largest first."""
+        """Continue after an interval. Return the result the second time, largest first. Raises TensorsBusy."""
         if self._new_tensors is None:
             old = {id(tensor) for reference in self._old_tensors if (tensor := reference()) is not None}
             self._new_tensors = [reference for reference in self._references() if id(reference()) not in old]
             self._old_tensors = []
             return None
+        tensors = self._read()[:MAX_TENSORS]
         new = {id(tensor) for reference in self._new_tensors if (tensor := reference()) is not None}
         self._new_tensors = []
         retained, graphs = [], []
-        for tracked in self._read()[:MAX_TENSORS]:
+        for tracked in tensors:
             if id(tracked.tensor) in new:
                 retained.append(tracked)
             elif tracked.has_graph:

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpumond.agent.allocators.adapters import (
     AllocatorAdapter,
     FlushRefused,
     HistoryRecording,
+    TensorsBusy,
     TensorTracking,
     TrackedTensor,
     to_call,
@@ -42,6 +43,7 @@ from gpumond.agent.allocators.torch_formulas import (
     reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_threads import threads_paused
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.facts.units import plural
@@ -211,7 +213,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _annotated_snapshot(self) -> Mapping[str, Any]:
         snapshot: Mapping[str, Any] = self._cuda.memory._snapshot()
-        torch_classes.annotate(self._torch, "cuda", snapshot)
+        with suppress(TensorsBusy):  # the snapshot then has no classes
+            torch_classes.annotate(self._torch, "cuda", snapshot)
         return snapshot
 
     def _check_snapshot(self, must_be_fast: bool) -> None:
@@ -352,7 +355,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         TORCH_OBJECTS.install()
         version = self._torch.version
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
-            torch_classes.search_heap(self._torch)
+            with threads_paused(0):
+                torch_classes.search_heap(self._torch)
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:
         return torch_classes.tracked_tensors(self._torch, "cuda") if self._cuda.is_initialized() else ()
