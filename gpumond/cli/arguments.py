@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
 
 
 def print_error(message: str) -> None:
     """Print a message to standard error. It may contain text of a daemon: no character of it changes the terminal."""
-    print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)
+    print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def confirm(question: str, refusal: str) -> None:

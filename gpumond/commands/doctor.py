@@ -35,7 +35,7 @@ from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
 from gpumond.tick.reading_conditions import device_conditions
 from gpumond.view.notices import USUALLY_INTENDED, stuck_processes
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
 
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in examine(partial(client.get, arguments.url)):
         findings.append(finding)
         if not arguments.json:
-            print(f"{MARKS[finding.state]}  {finding.subject}: {safe(finding.detail)}", flush=True)
+            print(f"{MARKS[finding.state]}  {finding.subject}: {printable(finding.detail)}", flush=True)
             if finding.remedy:
-                print(f"      -> {safe(finding.remedy)}", flush=True)
+                print(f"      -> {printable(finding.remedy)}", flush=True)
     if arguments.json:
         print(to_json(findings).decode())
     return FAILED if any(finding.state == "bad" for finding in findings) else DONE
@@ -263,7 +263,7 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     for engine in engines:
         yield _engine_finding(engine)
     for entry in stuck_processes(processes):
-        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
+        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.sentence, entry.remedy)
 
 
 def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

@@ -30,22 +30,6 @@ series](recorded-series.md#new-series-per-day), leave out `process`.
 
 With MIG, don't sum over all devices: a MIG device's values include its instances. Use `gpumond_machine_*`, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
-
-`gpumond_process_info` names each process's user, pod and job. To sum used memory by a pod label, such as `team`,
-configure kube-state-metrics to export the label (`--metric-labels-allowlist`), and query:
-
-```promql
-sum by (label_team) (
-    sum by (pod, namespace) (
-        gpumond_process_memory_used_bytes * on (job, instance, pid) group_left (pod, namespace)
-        label_replace(label_replace(max by (job, instance, pid, pod_name, pod_namespace) (
-            gpumond_process_info{pod_name!=""}
-        ), "pod", "$1", "pod_name", "(.*)"), "namespace", "$1", "pod_namespace", "(.*)")
-    )
-    * on (pod, namespace) group_left (label_team) max by (pod, namespace, label_team) (kube_pod_labels)
-)
-```
-
 """
 
 SECTIONS: Mapping[str, str] = {
@@ -68,6 +52,25 @@ describe the [driver process](terms.md#programs).
 
 | name | type | labels | meaning |
 |---|---|---|---|
+"""
+
+POD_LABELS = """
+## Sums by pod label
+
+`gpumond_process_info` names each process's user, pod and job. To sum used memory by a pod label, such as `team`,
+configure kube-state-metrics to export the label (`--metric-labels-allowlist`), and query:
+
+```promql
+sum by (label_team) (
+    sum by (pod, namespace) (
+        gpumond_process_memory_used_bytes * on (job, instance, pid) group_left (pod, namespace)
+        label_replace(label_replace(max by (job, instance, pid, pod_name, pod_namespace) (
+            gpumond_process_info{pod_name!=""}
+        ), "pod", "$1", "pod_name", "(.*)"), "namespace", "$1", "pod_namespace", "(.*)")
+    )
+    * on (pod, namespace) group_left (label_team) max by (pod, namespace, label_team) (kube_pod_labels)
+)
+```
 """
 
 DCGM_HEADER = """
@@ -115,6 +118,7 @@ def document() -> str:
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
     return (
         ours
+        + POD_LABELS
         + theirs
         + UNAVAILABLE_HEADER
         + "".join(f"| {name} | {why} |\n" for name, why in UNAVAILABLE_METRICS.items())

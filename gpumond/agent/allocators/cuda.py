@@ -61,10 +61,10 @@ if hasattr(os, "register_at_fork"):
 
 def version() -> str | None:
     """Return the CUDA version that the driver supports, such as ``13.0``."""
-    number = ctypes.c_int()
-    if not _succeeds("cuDriverGetVersion", ctypes.byref(number)):
+    version_number = ctypes.c_int()
+    if not _succeeds("cuDriverGetVersion", ctypes.byref(version_number)):
         return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+    return f"{version_number.value // 1000}.{version_number.value % 1000 // 10}"
 
 
 def device_count() -> int | None:
@@ -153,7 +153,7 @@ def is_mapped(pointer: int) -> bool | None:
     return bool(mapped.value) if status in (0, INVALID_VALUE) else None
 
 
-def trim(ordinal: int, pool: int) -> bool:
+def trim_mempool(ordinal: int, pool: int) -> bool:
     """Return a pool's unused memory to the driver when the device is idle: freed but pending bytes would stay."""
     return synchronize(ordinal) and _succeeds("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(0))
 

@@ -58,8 +58,8 @@ class DeviceStatistics(NamedTuple):
 
 
 def current_value(stats: Stats, name: str) -> int:
-    found = stats.get(name)
-    return int(found["all"]["current"]) if found else 0
+    statistic = stats.get(name)
+    return int(statistic["all"]["current"]) if statistic else 0
 
 
 def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatistics:
@@ -87,13 +87,13 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
     )
 
 
-def reclaimable_from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclaimable:
-    """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
+def reclaimable_from_stats(statistics: DeviceStatistics, is_expandable: bool = False) -> Reclaimable:
+    """Return the bytes for the native allocator. ``is_expandable``: the configuration permits expandable segments.
 
     For the likely value, private pools are assumed to be as full as all pools together.
     """
     held, live, active, split, segments, private = statistics[:6]
-    if expandable or (held and not segments):
+    if is_expandable or (held and not segments):
         return Reclaimable(0, max(0, held - live - split), max(0, held - live), "interval")
     idle = max(0, held - active - split)
     if private == 0 and active == live:
@@ -233,16 +233,16 @@ class UnmappedSegments:
 
     def _unmapped_addresses(self) -> frozenset[int] | None:
         """Return the addresses of unmapped segments; None if the state of one is unknown."""
-        known = _unmapped_by_vllm()
-        found = set()
+        unmapped_by_address = _unmapped_by_vllm()
+        addresses = set()
         for segment in self._private_segments:
             address = segment["address"]
-            mapped = not known[address] if address in known else self._is_mapped(address)
+            mapped = not unmapped_by_address[address] if address in unmapped_by_address else self._is_mapped(address)
             if mapped is None:
                 return None
             if not mapped:
-                found.add(address)
-        return frozenset(found)
+                addresses.add(address)
+        return frozenset(addresses)
 
 
 def unmapped_by_device(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> dict[int, UnmappedBytes]:

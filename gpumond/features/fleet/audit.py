@@ -13,9 +13,9 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import read_each, select_machines, unread_machines
-from gpumond.view.audit import sentence
+from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 AUDIT_ROUTE = "/api/v1/audit"
 
@@ -70,7 +70,12 @@ def _entry_table(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return "no entry"
     rows = [
-        (each["machine"], moment(each["at"]), caller_text(each["actor"]), sentence(each["action"], each["detail"]))
+        (
+            each["machine"],
+            time_text(each["at"]),
+            caller_text(each["actor"]),
+            audit_sentence(each["action"], each["detail"]),
+        )
         for each in entries
     ]
     return table(("MACHINE", "AT", "BY", "ENTRY"), rows)

@@ -39,7 +39,7 @@ from gpumond.features.fleet.connection import (
 )
 from gpumond.host.files import read_error_text, read_text
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 R = TypeVar("R")
 
@@ -563,7 +563,7 @@ class UnreadMachine(NamedTuple):
 
     def __str__(self) -> str:
         address = f" ({self.url})" if self.url else ""
-        return safe(f"unavailable: {self.machine}{address}: {self.problem}")
+        return printable(f"unavailable: {self.machine}{address}: {self.problem}")
 
 
 def unread_machines(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:

@@ -54,7 +54,7 @@ from gpumond.features.fleet.plan import (
 )
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
-from gpumond.view.text import safe, size, table
+from gpumond.view.text import printable, size_or_dash, table
 
 FLUSHES_ROUTE = "/api/v1/flushes"
 MAY_SLEEP_OUTCOMES = frozenset(("freed", "partial", "timeout", "failed"))
@@ -416,7 +416,7 @@ async def run(arguments: argparse.Namespace) -> int:
             print(f"\n{receipt_table(fleet_flush.results)}")
             if fleet_flush.may_sleep:
                 words = ("gpumond", "fleet", "undo", *discovery.listing_options(arguments), operation.id)
-                print(f"to undo: {safe(shlex.join(words))}")
+                print(f"to undo: {printable(shlex.join(words))}")
     if arguments.json:
         print(json.dumps(fleet_flush.document(), indent=2))
     return fleet_flush.exit_code(arguments.dry_run)
@@ -511,8 +511,8 @@ class _FleetFlush:
         accepted = [each for wave in self.waves for each in wave]
         low, high = sum(each.low_bytes for each in accepted), sum(each.high_bytes for each in accepted)
         likely = [each.likely_bytes for each in accepted if each.likely_bytes is not None]
-        parts = [size(sum(likely))] if len(likely) == len(accepted) else []
-        parts += [f"between {size(low)} and {size(high)}"] if low != high or not parts else []
+        parts = [size_or_dash(sum(likely))] if len(likely) == len(accepted) else []
+        parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high or not parts else []
         machines = plural(len({each.machine.url for each in accepted}), "machine")
         flushed = f"{plural(len(accepted), noun)} on {machines} in {plural(len(self.waves), 'wave')}"
         if self.criteria.wake:
@@ -560,7 +560,7 @@ def plan_table(planned: Sequence[PlannedFlush], waves: Sequence[Sequence[Planned
     rows = []
     for number, each in [*waved, *(("-", each) for each in planned if each.refusal)]:
         sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)[: 1 + len(bounds)]
-        size_cells = ["-" if each.refusal else size(value) for value in sizes]
+        size_cells = ["-" if each.refusal else size_or_dash(value) for value in sizes]
         rows.append([*_subject_cells(each), each.user or "-", number, *size_cells, each.refusal])
     return _table_with_notes(header, rows)
 
@@ -577,7 +577,7 @@ def _table_with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
         if len(reason) > MAX_REASON_CHARACTERS:
             reason = notes.setdefault(reason, f"[{len(notes) + 1}]")
         short_rows.append([*cells, reason])
-    return "\n".join([table(header, short_rows), *(safe(f"{mark} {reason}") for reason, mark in notes.items())])
+    return "\n".join([table(header, short_rows), *(printable(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
 def _subject_cells(planned: PlannedFlush) -> list[str]:
@@ -591,7 +591,7 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     kinds = Counter(each.result for each in results)
     others = "".join(f", {kinds[kind]} {kind}" for kind in ("refused", "failed", "skipped") if kinds[kind])
-    return f"{_table_with_notes(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{others}"
+    return f"{_table_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{others}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
@@ -605,9 +605,9 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             str(receipt.get("allocator") or "-"),
             str(each.wave),
             str(receipt["outcome"]),
-            size(expected["likely"] if expected else None),
-            size(receipt["released_bytes"]),
-            size(receipt["driver_released_bytes"]),
+            size_or_dash(expected["likely"] if expected else None),
+            size_or_dash(receipt["released_bytes"]),
+            size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f} s",
             with_option_names(str(receipt.get("reason", ""))),
         ]

@@ -45,7 +45,7 @@ from gpumond.features.fleet.accounting import (
 )
 from gpumond.features.fleet.discovery import add_prometheus_arguments, make_prometheus
 from gpumond.view import html_report
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import printable, table, time_text
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
 WASTED_NOTE = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
@@ -114,7 +114,7 @@ async def run(arguments: argparse.Namespace) -> int:
     prometheus = make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: the report is built entirely from Prometheus data")
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     of_programs = JOB_COLUMN in arguments.by
     accounts = await read_accounts(prometheus, arguments.job, period, of_programs)
     report = UsageReport(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
@@ -123,13 +123,13 @@ async def run(arguments: argparse.Namespace) -> int:
     if not report.rows:
         subjects = "programs" if of_programs else "owners"
         print_error(
-            f"gpumond: Prometheus has no series of {subjects} from {moment(period.begin)} to {moment(period.end)}; "
-            "check the period, --job, and the groups of the scrape (collect[])"
+            f"gpumond: Prometheus has no series of {subjects} from {time_text(period.begin)} to "
+            f"{time_text(period.end)}; check the period, --job, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
     {"table": _print_table, "csv": _print_csv, "json": _print_json}[arguments.format](report)
     if arguments.html is not None:
-        html_report.write(arguments.html, _html(report))
+        html_report.write_report(arguments.html, _html(report))
     if arguments.price and (models := models_without_price(accounts, arguments.price)):
         print_error(f"gpumond: no --price for {', '.join(models)}; rows with these models have no cost")
     return DONE
@@ -192,7 +192,7 @@ class UsageReport:
     @property
     def period(self) -> str:
         begin, end, _ = self.accounts.period
-        return f"{moment(begin)} to {moment(end)} ({duration_text(end - begin)})"
+        return f"{time_text(begin)} to {time_text(end)} ({duration_text(end - begin)})"
 
     @property
     def coverage(self) -> str:
@@ -293,7 +293,7 @@ def _iso_time(at: float) -> str:
 
 def _csv_cell(name: str) -> str:
     """Return text that a spreadsheet shows, and does not calculate."""
-    return "'" * name.startswith(_FORMULA_STARTS) + safe(name)
+    return "'" * name.startswith(_FORMULA_STARTS) + printable(name)
 
 
 def _print_json(report: UsageReport) -> None:
@@ -367,7 +367,7 @@ def _html(report: UsageReport) -> str:
                 "restart programs with stranded memory."
             )
         )
-    return html_report.page(f"GPU memory use by {by}", parts)
+    return html_report.html_page(f"GPU memory use by {by}", parts)
 
 
 def _without_waste(header: Sequence[str], line: Sequence[str]) -> list[str]:

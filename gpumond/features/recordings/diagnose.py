@@ -24,7 +24,7 @@ from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, open_lines, time_text
 from gpumond.features.recordings.snapshots import UNKNOWN_PID
 from gpumond.view import html_report
-from gpumond.view.text import ChartCurve, draw, safe
+from gpumond.view.text import ChartCurve, draw_chart, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
     log_snapshots = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
-        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
+        html_report.write_report(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
         print("\n".join(findings.report()))
     return DONE
@@ -241,7 +241,7 @@ class Findings:
             parts.append(html_report.curve(series.curve.points(), series.size_bytes, marks))
             if rows := list(_change_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
-        return html_report.page(f"Memory in {name}", parts)
+        return html_report.html_page(f"Memory in {name}", parts)
 
     def _charted_series(self) -> Iterator[tuple[SeriesKey, _ChartSeries]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
@@ -259,10 +259,12 @@ class Findings:
             yield f"{others} more series" if self._uncharted_keys else f"{others} more series without a finding"
 
     def _section(self, key: SeriesKey, series: _ChartSeries) -> Iterator[str]:
-        yield safe("  ".join(_title(key, series)))
-        yield from draw(series.curve, series.size_bytes, [at for change, at in series.changes if _is_finding(change)])
+        yield printable("  ".join(_title(key, series)))
+        yield from draw_chart(
+            series.curve, series.size_bytes, [at for change, at in series.changes if _is_finding(change)]
+        )
         for at, kind, outcome in _change_rows(series):
-            yield safe(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
+            yield printable(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:
