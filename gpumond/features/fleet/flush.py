@@ -598,7 +598,8 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     kinds = Counter(each.result for each in results)
     others = "".join(f", {kinds[kind]} {kind}" for kind in ("refused", "failed", "skipped") if kinds[kind])
-    return f"{_table_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{others}"
+    released = size_or_dash(sum(each.released_bytes for each in results))
+    return f"{_table_with_notes(header, rows)}\n\n{released} released{others}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
