@@ -492,7 +492,7 @@ async def share_history(
         own = {device.uuid for device in devices}
         roots = [device.uuid for device in devices if device.parent_uuid not in own]
         chosen_resolution = _resolution_for(history, [history.age((each, None)) for each in roots], since, resolution)
-        points = history.machine(roots, since or 0.0, _end(until), chosen_resolution)
+        points = history.machine_shares(roots, since or 0.0, _end(until), chosen_resolution)
     else:
         uuid = find_device_uuid_in_frame(uuid, frame, others=history.devices)
         key = (uuid, _process(history, uuid, pid, start_ticks))
@@ -529,7 +529,7 @@ async def past_moment(
             ended_at=history.to_unix(series.ended) if isfinite(series.ended) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
-        for (device, process), series, point in history.moment(at, chosen_resolution)
+        for (device, process), series, point in history.shares_at(at, chosen_resolution)
         if own in (None, device)
     )
     if not found:
