@@ -123,7 +123,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise DaemonError(
             f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
-    print_result(arguments, answer, lambda: "\n".join(_comparison_lines(comparison)))
+    print_result(arguments, answer, lambda: _comparison_text(comparison))
     if arguments.html is not None:
         html_report.write(arguments.html, _html_page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
@@ -183,10 +183,9 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
                 yield f"{limit.text}: {each.workload} changed from {before} to {after} {_change_text(each)}".rstrip()
 
 
-def _comparison_lines(comparison: Comparison) -> Iterator[str]:
-    yield table(DIFFERENCE_HEADER, _rows(comparison.differences))
-    if warning := _length_warning(comparison):
-        yield f"\n{warning}"
+def _comparison_text(comparison: Comparison) -> str:
+    differences = table(DIFFERENCE_HEADER, _rows(comparison.differences))
+    return "\n\n".join(filter(None, (differences, _length_warning(comparison))))
 
 
 def _length_warning(comparison: Comparison) -> str:

@@ -91,7 +91,8 @@ class CheckpointProcesses:
         """Return the answer of a new process; None if there is none in time, or if an earlier one still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
-            lock = self._open_lock(request)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
         except BlockingIOError:
             return None
         except OSError as error:
@@ -133,10 +134,6 @@ class CheckpointProcesses:
         """Remove the lock file of a program that runs again or has ended."""
         with suppress(OSError):
             os.unlink(self._directory / f"{program_id}.lock")
-
-    def _open_lock(self, request: CheckpointRequest) -> int:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
 
 def _exit_text(code: int | None) -> str:
