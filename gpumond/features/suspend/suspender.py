@@ -252,7 +252,7 @@ class Suspender:
         )
         if not self._allowed():
             return snapshot
-        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, True, self._idle_seconds())))
+        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, self._idle_seconds())))
 
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
