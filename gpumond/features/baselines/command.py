@@ -37,7 +37,7 @@ from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
-SAVING_SECONDS = 30.0
+MAX_SAVING_SECONDS = 30.0
 DIFFERENCE_HEADER = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
 
 
@@ -157,7 +157,7 @@ def _wait(url: str, route: str, for_seconds: float) -> Any:
     try:
         while not (answer := client.get(url, route))["complete"]:
             elapsed = time.monotonic() - start
-            if elapsed > for_seconds + SAVING_SECONDS:
+            if elapsed > for_seconds + MAX_SAVING_SECONDS:
                 raise DaemonError(
                     "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
                 )
