@@ -231,7 +231,7 @@ class RuleService(Protocol):
 class SilenceService(Protocol):
     """The silences in effect."""
 
-    def silencing(self, alert: Alert) -> Sequence[str]:
+    def silences_of(self, alert: Alert) -> Sequence[str]:
         """Return the ids of the active silences that match an alert."""
 
 

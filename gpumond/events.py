@@ -91,7 +91,7 @@ class EventState:
     """State that one frame passes to the next.
 
     ``ooms``: number of the last OOM snapshot that was reported, for each process that is or was connected. OOM
-    snapshots from before ``since`` were reported by a previous daemon. ``left``: workloads of agents that have
+    snapshots from before ``since`` were reported by a previous daemon. ``departed``: workloads of agents that have
     disconnected, whose processes may end later.
     """
 
@@ -100,7 +100,7 @@ class EventState:
     frame: Frame | None = None
     ooms: Mapping[ProcessKey, int] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
-    left: Mapping[ProcessKey, str] = field(default_factory=dict)
+    departed: Mapping[ProcessKey, str] = field(default_factory=dict)
 
 
 MAX_REMEMBERED = 4096
@@ -124,13 +124,15 @@ def advance_events(
     lost = set(before.lost)
     now = frame.snapshot.reports_by_process
     earlier = before.frame.snapshot.reports_by_process if before.frame else {}
-    gone = {key: report.workload for key, report in earlier.items() if key not in now and report.workload}
-    left = dict(list({**before.left, **gone}.items())[-MAX_REMEMBERED:]) if gone else before.left
+    now_departed = {key: report.workload for key, report in earlier.items() if key not in now and report.workload}
+    departed = (
+        dict(list({**before.departed, **now_departed}.items())[-MAX_REMEMBERED:]) if now_departed else before.departed
+    )
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
         *_agents(earlier, now, frame.snapshot),
-        *_process_ends(before.frame, frame, left),
+        *_process_ends(before.frame, frame, departed),
         *(
             event
             for process, report in (*((last.key, last) for last in exited_reports), *now.items())
@@ -140,7 +142,7 @@ def advance_events(
         *(_flush(receipt, frame) for receipt in receipts if receipt.outcome != "planned"),
         *(_suspension(receipt, before.frame, frame) for receipt in suspensions),
         *_requests(before.frame, frame),
-        *_verdicts(before.frame, frame, left),
+        *_verdicts(before.frame, frame, departed),
         *(_alert("alert-fired", alert) for alert in raised),
         *(_alert("alert-resolved", alert) for alert in resolved),
     ]
@@ -153,7 +155,7 @@ def advance_events(
         frame=frame,
         ooms=ooms,
         lost=frozenset(lost),
-        left=left,
+        departed=departed,
     ), events
 
 
@@ -237,17 +239,17 @@ def _agents(
             yield _report_event(report, "agent-disconnected", summary, details=details)
 
 
-def _process_ends(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
+def _process_ends(before: Frame | None, frame: Frame, departed: Mapping[ProcessKey, str]) -> Iterator[Event]:
     """Yield the ends of processes that held memory. A crash has the event of its verdict."""
     snapshot = frame.snapshot
     for device in before.snapshot.devices if before else ():
         now = snapshot.device(device.uuid)
         if now is None or now.missed_readings or now.processes is None:
             continue
-        gone = device.processes_by_key.keys() - now.processes_by_key.keys()
-        names = _workloads_and_names(before, left) if gone else {}
+        gone_processes = device.processes_by_key.keys() - now.processes_by_key.keys()
+        names = _workloads_and_names(before, departed) if gone_processes else {}
         crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
-        for process in sorted(gone - crashed, key=attrgetter("pid")):
+        for process in sorted(gone_processes - crashed, key=attrgetter("pid")):
             held = device.processes_by_key[process].used_bytes
             if not held or snapshot.may_contain(process):
                 continue
@@ -422,19 +424,19 @@ def _request_event(
     return _unnumbered_event(kind, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
 
 
-def _verdicts(before: Frame | None, frame: Frame, left: Mapping[ProcessKey, str]) -> Iterator[Event]:
+def _verdicts(before: Frame | None, frame: Frame, departed: Mapping[ProcessKey, str]) -> Iterator[Event]:
     previous, now = _verdicts_by_key(before), _verdicts_by_key(frame)
     kinds: tuple[tuple[EventKind, Mapping[object, Verdict], Mapping[object, Verdict]], ...] = (
         ("verdict-began", now, previous),
         ("verdict-ended", previous, now),
     )
     at = frame.snapshot.taken_at
-    for kind, some, others in kinds:
-        for key, verdict in some.items():
-            if key in others or verdict.kind in (*PATTERN_NAMES, "growing"):  # suspected only: it comes and goes
+    for kind, verdicts, counterparts in kinds:
+        for key, verdict in verdicts.items():
+            if key in counterparts or verdict.kind in (*PATTERN_NAMES, "growing"):  # suspected only: it comes and goes
                 continue
             known, process = _workloads_and_names(frame), verdict.process
-            workload, name = known.get(process) or _workloads_and_names(before, left).get(process) or ("", "")
+            workload, name = known.get(process) or _workloads_and_names(before, departed).get(process) or ("", "")
             who = _who_on_device(
                 program_text(name, process.pid, "") if process else "", _gpu_name(frame, verdict.device_uuid)
             )
@@ -468,7 +470,7 @@ def _sentence_with_onset(verdict: Verdict, who: str, at: float) -> str:
 
 
 def _workloads_and_names(
-    frame: Frame | None, left: Mapping[ProcessKey, str] = {}
+    frame: Frame | None, departed: Mapping[ProcessKey, str] = {}
 ) -> Mapping[ProcessKey | None, tuple[str, str]]:
     """Return workload and name of every process in the frame: the name is the workload or the command's name."""
     names: dict[ProcessKey | None, tuple[str, str]] = {}
@@ -476,7 +478,7 @@ def _workloads_and_names(
         return names
     for device in frame.snapshot.devices:
         names.update(
-            (key, (left.get(key, ""), left.get(key) or process.comm or ""))
+            (key, (departed.get(key, ""), departed.get(key) or process.comm or ""))
             for key, process in device.processes_by_key.items()
         )
     for key, report in frame.snapshot.reports_by_process.items():
@@ -611,8 +613,8 @@ def program_line(calls: Sequence[Call]) -> str:
 
 def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
     """Return the calls from the innermost one of the program itself on; all of them if there is none."""
-    first = next((place for place, call in enumerate(calls) if not _is_library_call(call)), 0)
-    return calls[first:]
+    first_own = next((index for index, call in enumerate(calls) if not _is_library_call(call)), 0)
+    return calls[first_own:]
 
 
 def _is_library_call(call: Call) -> bool:
@@ -629,18 +631,18 @@ def stack_text(calls: Sequence[Call]) -> str:
 
 
 def _classes(device_uuid: str | None, classes: Sequence[LiveClasses]) -> Iterator[tuple[str, int]]:
-    for one in classes:
-        if device_uuid in (None, one.device_uuid):
+    for classes_of_pool in classes:
+        if device_uuid in (None, classes_of_pool.device_uuid):
             sizes = (
-                ("parameters_bytes", one.parameters_bytes),
-                ("gradients_bytes", one.gradients_bytes),
-                ("optimizer_bytes", one.optimizer_bytes),
-                ("buffers_bytes", one.buffers_bytes),
-                ("tensors_bytes", one.tensors_bytes),
-                ("activations_bytes", one.activations_bytes),
-                ("unclassified_bytes", one.unknown_bytes or None),
+                ("parameters_bytes", classes_of_pool.parameters_bytes),
+                ("gradients_bytes", classes_of_pool.gradients_bytes),
+                ("optimizer_bytes", classes_of_pool.optimizer_bytes),
+                ("buffers_bytes", classes_of_pool.buffers_bytes),
+                ("tensors_bytes", classes_of_pool.tensors_bytes),
+                ("activations_bytes", classes_of_pool.activations_bytes),
+                ("unclassified_bytes", classes_of_pool.unknown_bytes or None),
             )
-            yield from ((f"{one.allocator} {name}", size) for name, size in sizes if size is not None)
+            yield from ((f"{classes_of_pool.allocator} {name}", size) for name, size in sizes if size is not None)
 
 
 def _sites(sites: Sequence[AllocationSite]) -> Iterator[tuple[str, str]]:

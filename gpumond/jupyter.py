@@ -61,7 +61,8 @@ class Notebook:
                     break
                 print(f"gpumond: waiting: {receipt['reason']}", flush=True)
             seconds = time.monotonic() - started_at
-            print(f"gpumond: {receipt['outcome']} after {seconds:.1f} s {receipt['reason']}".rstrip(), flush=True)
+            reason = f": {receipt['reason']}" if receipt["reason"] else ""
+            print(f"gpumond: {receipt['outcome']} after {seconds:.1f} s{reason}", flush=True)
         except GpumondError as error:
             self._next_attempt_at = time.monotonic() + RETRY_SECONDS
             if getattr(error, "status", 0):

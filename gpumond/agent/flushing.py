@@ -109,8 +109,8 @@ def run_flush(
     hooks: Sequence[Hook],
     permissions: Permissions,
     stranded_estimate: StrandedEstimate,
-    hook_bytes: int | None = 0,
-    deadline: float = math.inf,
+    hook_bytes: int | None,
+    deadline: float,
 ) -> FlushResult:
     """Flush one allocator, or plan its flush. ``hook_bytes``: the bytes of this allocator that the hooks will free,
     None if unknown. No step begins after ``deadline``, in seconds of ``time.monotonic()``.
@@ -229,8 +229,8 @@ def _run_step(
 
 
 def _run_in_main_thread(step: str, adapter: AllocatorAdapter, permissions: Permissions) -> Sequence[StepResult]:
-    requested_by_program = permissions.requested_by_program and threading.current_thread() is threading.main_thread()
-    if not (requested_by_program or permissions.main_thread):
+    is_own_thread = permissions.requested_by_program and threading.current_thread() is threading.main_thread()
+    if not (is_own_thread or permissions.main_thread):
         raise FlushRefused(
             "the step is safe in the main thread only: start(main_thread=True) allows the agent to run it there"
         )
@@ -290,7 +290,7 @@ def has_raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool
 
 
 def pool_changes(
-    before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None = 0
+    before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None
 ) -> tuple[PoolChange, ...]:
     before, now = tuple(before), {pool.device_uuid: pool for pool in after}
     return tuple(

@@ -23,30 +23,23 @@ _waiting_functions: dict[str, dict[Function, None]] = {}
 """Functions by the name of their module. An entry is removed right before its call, and made empty, never deleted."""
 
 
-def when_imported(name: str, function: Function) -> bool:
+def when_imported(name: str, function: Function) -> None:
     """Call ``function(module)`` once the module has been imported completely; at once if it is already.
 
     The call happens in the importing thread, before its import statement returns. An import that fails leaves the
     function waiting for the next one. Errors of the function are discarded. A namespace package and a module whose
-    loader has no ``exec_module`` are not noticed.
+    loader has no ``exec_module`` are not noticed, nor is an import that is in progress.
 
     Args:
         name: the module's full name, such as ``rmm.mr``.
         function: gets the module. Must be able to bear a second call.
-
-    Returns:
-        False if the module is being imported at this moment by an import that began before: call again later.
     """
     _waiting_functions.setdefault(name, {})[function] = None
     if not any(finder is _finder for finder in sys.meta_path):
         sys.meta_path.insert(0, _finder)
     module = sys.modules.get(name)
-    if module is None:
-        return True
-    if is_importing(module):
-        return False
-    _call_functions(name, module)
-    return True
+    if module is not None and not is_importing(module):
+        _call_functions(name, module)
 
 
 def is_importing(module: object) -> bool:

@@ -51,8 +51,6 @@ SEARCH_INTERVAL_SECONDS = 5.0
 takes longer than reading those in use.
 """
 
-OWN_REQUEST = Permissions(requested_by_program=True)
-
 
 class LoadedAllocators:
     """Every allocator that the program has imported. Runs one flush at a time."""
@@ -123,13 +121,9 @@ class LoadedAllocators:
         return self.flush(command, hooks, Permissions(main_thread), deadline)
 
     def flush(
-        self,
-        command: FlushCommand,
-        hooks: Sequence[Hook],
-        permissions: Permissions = OWN_REQUEST,
-        deadline: float = math.inf,
+        self, command: FlushCommand, hooks: Sequence[Hook], permissions: Permissions, deadline: float = math.inf
     ) -> FlushResult:
-        """Flush in this thread, by default for the program itself. Library errors become results.
+        """Flush in this thread. Library errors become results.
 
         Without the name of an allocator, only the program's functions are called: the program has no pool.
         """
@@ -218,7 +212,7 @@ def check_steps(steps: Sequence[str]) -> None:
 
 
 def flush_all(
-    steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool = False
+    steps: Sequence[str], dry_run: bool, hooks: Sequence[Hook], workload: str, main_thread: bool
 ) -> list[Receipt]:
     """Flush every allocator in the calling thread."""
     permissions = Permissions(main_thread, requested_by_program=True)

@@ -64,7 +64,7 @@ class RequestHandler:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
-        self._classes: tuple[AgentResponse, float] | None = None
+        self._newest_classes: tuple[AgentResponse, float] | None = None
         self._recording: ActiveRecording | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
@@ -106,7 +106,7 @@ class RequestHandler:
         if not adapters:
             return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
         try:
-            search = RetentionSearch(lambda: [one for adapter in adapters for one in adapter.tracked_tensors()])
+            search = RetentionSearch(lambda: [tensor for adapter in adapters for tensor in adapter.tracked_tensors()])
         except Exception as error:  # a version of the library that is not understood
             return AgentResponse(request.id, printable_text(f"{type(error).__name__}: {error}"))
         self._search = search, time.monotonic() + INTERVAL_SECONDS
@@ -118,13 +118,13 @@ class RequestHandler:
             return
         search, self._search = self._search[0], None
         try:
-            found = search.advance()
+            retainers = search.advance()
         except Exception:  # a version of the library that is not understood
             return
-        if found is None:
+        if retainers is None:
             self._search = search, now + INTERVAL_SECONDS
         else:
-            self.retainers = found
+            self.retainers = retainers
 
     def start_recording(self, request: AgentRequest) -> AgentResponse | None:
         """Turn the allocator's history on; return a response only if it is refused."""
@@ -157,17 +157,17 @@ class RequestHandler:
         save = partial(self._snapshots.save, self._settings.workload, allocator=recording.allocator)
         try:
             dump, sites, unrecorded = recording.adapter.finish_history(
-                lambda snapshot: save(".pickle", write_to=partial(_pickle, snapshot))
+                lambda snapshot: save(".pickle", write_file=partial(_pickle, snapshot))
             )
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
-        folded = save(".folded", write_to=partial(_write_folded, sites, unrecorded))
-        wanted = recording.request.kind == "classes"
-        classes, paused = _classes() if wanted else ((), 0.0)
+        folded = save(".folded", write_file=partial(_write_folded, sites, unrecorded))
+        wants_classes = recording.request.kind == "classes"
+        classes, paused = _read_classes() if wants_classes else ((), 0.0)
         return _shorten(
             AgentResponse(
                 recording.request.id,
-                dump.reason or (_why_classes_unknown(classes) if wanted and (classes or not sites) else ""),
+                dump.reason or (_why_classes_unknown(classes) if wants_classes and (classes or not sites) else ""),
                 dump=dump,
                 classes=classes,
                 paused_seconds=paused,
@@ -189,11 +189,11 @@ class RequestHandler:
     def _classes_response(self, request: AgentRequest) -> AgentResponse:
         """Read the classes, unless those of the last request are new enough."""
         now = time.monotonic()
-        if self._classes is not None and now - self._classes[1] < CLASSES_INTERVAL_SECONDS:
-            return replace(self._classes[0], id=request.id, age_seconds=now - self._classes[1])
-        classes, paused = _classes()
+        if self._newest_classes is not None and now - self._newest_classes[1] < CLASSES_INTERVAL_SECONDS:
+            return replace(self._newest_classes[0], id=request.id, age_seconds=now - self._newest_classes[1])
+        classes, paused = _read_classes()
         answer = AgentResponse(request.id, _why_classes_unknown(classes), classes=classes, paused_seconds=paused)
-        self._classes = answer, time.monotonic()
+        self._newest_classes = answer, time.monotonic()
         return answer
 
     def _file_part(self, request: AgentRequest) -> AgentResponse:
@@ -214,7 +214,7 @@ class RequestHandler:
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
 
-def _classes() -> tuple[tuple[LiveClasses, ...], float]:
+def _read_classes() -> tuple[tuple[LiveClasses, ...], float]:
     """Return the classes of live bytes, and the seconds for which this thread may have paused the others."""
     began = time.thread_time()
     return live_classes(HEAP_SEARCH_SECONDS), time.thread_time() - began
@@ -223,9 +223,9 @@ def _classes() -> tuple[tuple[LiveClasses, ...], float]:
 def _why_classes_unknown(classes: Sequence[LiveClasses]) -> str:
     """Return the reason why no class, or not every class is known; empty if all are."""
     if classes:
-        if all(one.activations_bytes is not None for one in classes):
+        if all(each.activations_bytes is not None for each in classes):
             return ""
-        if any(one.parameters_bytes is None for one in classes):
+        if any(each.parameters_bytes is None for each in classes):
             return (
                 "the classes of live memory are unknown: the agent started after the program, which has too many "
                 "objects to search"

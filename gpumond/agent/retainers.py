@@ -18,7 +18,7 @@ from itertools import islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumond.agent.allocators.adapters import TrackedTensor
+from gpumond.agent.allocators.adapters import MAX_FILE, MAX_FUNCTION, TrackedTensor
 from gpumond.agent.measure.stacks import AGENT_DIRECTORY, MAX_DEPTH
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Retainer
@@ -31,7 +31,6 @@ MAX_GROUPS, TENSORS_PER_GROUP = 8, 4
 MAX_SEARCHED_OBJECTS = 32
 """Number of tensors with a graph whose referrers are searched."""
 MAX_RETAINERS = 3
-MAX_FILE, MAX_NAME = 160, 80
 
 
 MAX_LEVELS = 7
@@ -61,7 +60,7 @@ class Location(NamedTuple):
 
 
 class RetainedTotal:
-    """What one place keeps."""
+    """What one location keeps."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -112,10 +111,8 @@ def _retainers(retained: Sequence[TrackedTensor], graph_tensors: Sequence[Tracke
     groups: defaultdict[tuple[int, bool], list[TrackedTensor]] = defaultdict(list)
     for tracked in retained:
         groups[tracked.size_bytes, tracked.has_graph].append(tracked)
-    largest = sorted(groups.values(), key=lambda group: -(sum(tracked.size_bytes for tracked in group) + len(group)))[
-        :MAX_GROUPS
-    ]
-    samples = [(group, tracked) for group in largest for tracked in group[:TENSORS_PER_GROUP]]
+    by_size = sorted(groups.values(), key=lambda group: -(sum(tracked.size_bytes for tracked in group) + len(group)))
+    samples = [(group, tracked) for group in by_size[:MAX_GROUPS] for tracked in group[:TENSORS_PER_GROUP]]
     objects = [tracked.tensor for _, tracked in samples]
     totals: dict[Location, RetainedTotal] = {}
     unlocated = RetainedTotal()
@@ -138,7 +135,7 @@ def _retainers(retained: Sequence[TrackedTensor], graph_tensors: Sequence[Tracke
 
 
 def _graph_totals(graph_tensors: Sequence[TrackedTensor], totals: dict[Location, RetainedTotal]) -> list[RetainedTotal]:
-    """Add the places of tensors from which the graph that keeps the others can be reached."""
+    """Add the locations of tensors from which the graph that keeps the others can be reached."""
     objects = [tracked.tensor for tracked in graph_tensors[:MAX_SEARCHED_OBJECTS]]
     found_locations = {location for location in retaining_locations(objects) if location is not None}
     return [totals.setdefault(location, RetainedTotal()) for location in found_locations]
@@ -148,8 +145,8 @@ def _retainer(location: Location, size_bytes: int, tensors: int) -> Retainer:
     return Retainer(
         file=printable_text(location.file[-MAX_FILE:]),
         line=location.line,
-        function=printable_text(location.function[-MAX_NAME:]),
-        name=printable_text(location.name[-MAX_NAME:]),
+        function=printable_text(location.function[-MAX_FUNCTION:]),
+        name=printable_text(location.name[-MAX_FUNCTION:]),
         size_bytes=size_bytes,
         tensors=tensors,
     )
@@ -200,7 +197,7 @@ def _assign_location(locations: list[Location | None], indexes: set[int], locati
 def _next_level(
     level: Level, visited: set[int], locations: list[Location | None], ignored: set[int], search_budget: SearchBudget
 ) -> Level:
-    """Return the objects that refer to those of a level. Named ones set the place of the objects that they keep."""
+    """Return the objects that refer to those of a level. Named ones set the location of the objects that they keep."""
     next_level: Level = {}
     targets = [target for target, _ in islice(level.values(), MAX_SEARCHED_OBJECTS)]
     entries = [id(entry) for entry in level.values()]
@@ -214,7 +211,7 @@ def _next_level(
         for target in gc.get_referents(referrer):
             if id(target) in level:
                 indexes |= level[id(target)][1]
-                location = _location(referrer, target, search_budget)
+                location = _find_location(referrer, target, search_budget)
                 if location is not None:
                     _assign_location(locations, level[id(target)][1], location)
         unresolved = {index for index in indexes if locations[index] is None}
@@ -223,8 +220,8 @@ def _next_level(
     return next_level
 
 
-def _location(referrer: Any, target: Any, search_budget: SearchBudget) -> Location | None:
-    """Return the place that a referrer names, None for a container."""
+def _find_location(referrer: Any, target: Any, search_budget: SearchBudget) -> Location | None:
+    """Return the location that a referrer names, None for a container."""
     kind = type(referrer)
     if kind is FrameType:
         return _variable_location(referrer.f_code, referrer.f_lineno or 0, _variable_name(referrer, target))
@@ -326,7 +323,7 @@ def _variable_name(frame: FrameType, target: Any) -> str:
 
 
 def _variable_location(code: CodeType, line: int, name: str) -> Location:
-    """Return the place of a function's variable. ``line`` is used if the source does not show where it grows."""
+    """Return the location of a function's variable. ``line`` is used if the source does not show where it grows."""
     function = getattr(code, "co_qualname", code.co_name)
     line_of_growth = (
         _line_of_growth(code.co_filename, re.escape(name), code.co_firstlineno, _last_line(code)) if name else None

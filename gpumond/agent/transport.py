@@ -34,9 +34,6 @@ class Transport:
         self._retry_seconds = FIRST_RETRY_SECONDS
         self.next_attempt_at = 0.0
         self._message_rate = RateLimit(*MESSAGE_RATE)
-        self._newest_report: Report | None = None
-        self._newest_encoded = b""
-        """The encoded newest report, which is sent again while nothing changes."""
         self.refusals = 0
         """Number of untrusted daemons, and of connections that were closed because of invalid data."""
         self._forget()
@@ -83,12 +80,10 @@ class Transport:
 
     def enqueue(self, message: Message) -> None:
         """Queue a message; of several reports only the newest."""
-        if not isinstance(message, Report):
+        if isinstance(message, Report):
+            self._queued_report = _encode_within_limit(message)
+        else:
             self._queued_messages.append(_encode_within_limit(message))
-            return
-        if message != self._newest_report:
-            self._newest_report, self._newest_encoded = message, _encode_within_limit(message)
-        self._queued_report = self._newest_encoded
 
     def send_pending(self, now: float) -> None:
         """Send as much as the socket accepts."""

@@ -24,7 +24,7 @@ from gpumond.facts.alerts import Overrides, Rule, with_overrides
 from gpumond.facts.errors import ConfigError, did_you_mean
 from gpumond.facts.messages import AGENT_SOCKET, default_socket
 from gpumond.facts.quota import Quota, ReclaimPolicy
-from gpumond.features.alerts.receivers import LOG_ALONE, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
+from gpumond.features.alerts.receivers import LOG_ONLY, RECEIVER_TYPES as RECEIVER_TYPES, ReceiverConfig
 from gpumond.features.alerts.receivers.base import ReceiverType
 from gpumond.features.engines.settings import EngineConfig
 from gpumond.features.quotas.settings import QuotaConfig
@@ -81,7 +81,7 @@ class Settings:
     disabled_rules: tuple[str, ...] = ()
     rule_overrides: Overrides = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
-    receivers: tuple[ReceiverType, ...] = LOG_ALONE
+    receivers: tuple[ReceiverType, ...] = LOG_ONLY
     engines: tuple[EngineConfig, ...] = ()
     quotas: tuple[Quota, ...] = ()
     reclaim: ReclaimPolicy = "user"
@@ -292,7 +292,7 @@ class SettingsConfig(StrictModel):
         (), description="your [rules](rules.md#write-a-rule); a rule with a built-in rule's name replaces that rule"
     )
     receivers: tuple[Annotated[ReceiverConfig, Field(discriminator="type")], ...] = Field(
-        LOG_ALONE, description="[receivers](../how-to/notifications.md) of alerts"
+        LOG_ONLY, description="[receivers](../how-to/notifications.md) of alerts"
     )
     engines: tuple[EngineConfig, ...] = Field(
         (), description="[serving engines](../how-to/engines/index.md) that gpumond monitors and can flush"

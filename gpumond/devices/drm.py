@@ -109,9 +109,9 @@ class DrmDevice:
         self.uuid = f"AMD-{self.unique_id}" if self.unique_id else f"DRM-pci-{pci_bus_id}"
         # The host memory of an integrated AMD GPU counts as device memory, because the host cannot use it.
         self.unified = self.vendor == "intel" and pci_bus_id == INTEL_INTEGRATED
-        watchers = glob(f"{directory}/device/hwmon/hwmon*")
-        own = [watcher for watcher in watchers if read_or_empty(f"{watcher}/name").strip() == driver]
-        self._hwmon = (own or watchers or [f"{directory}/device/hwmon"])[0]
+        hwmons = glob(f"{directory}/device/hwmon/hwmon*")
+        own_hwmons = [hwmon for hwmon in hwmons if read_or_empty(f"{hwmon}/name").strip() == driver]
+        self._hwmon = (own_hwmons or hwmons or [f"{directory}/device/hwmon"])[0]
 
     @property
     def render_node(self) -> str | None:
@@ -466,24 +466,24 @@ class DrmSource:
         for device in present.values():
             self._seen.setdefault(device.uuid, (len(self._seen), device.name()))
         awake = {device.uuid for device in present.values() if not device.is_powered_down()}
-        shared = self._shared(device for device in present.values() if device.uuid in awake)
+        clients_by_process = self._shared(device for device in present.values() if device.uuid in awake)
         compute = self._kfd.read()
-        pids = {pid for by_pid in shared.values() for pid in by_pid}
+        pids = {pid for by_pid in clients_by_process.values() for pid in by_pid}
         identities = self._table.read(pids.union(*compute.values()))
-        clients = _clients_with_owners(shared, identities)
+        clients = _clients_with_owners(clients_by_process, identities)
         devices = []
         for device in present.values():
             if device.uuid not in awake:
                 devices.append(self._device(device, MemoryCounts(), None, Sensors()))
                 continue
-            size = self._memory(device, counter)
+            memory = self._memory(device, counter)
             own = clients.get(device.pci_bus_id, {})
             rocm = compute.get(device.pci_bus_id, {})
-            by_pid = self._usages(device, size, own, rocm, counter)
-            used_by = {pid: ratio for pid, ratio in self._used_by(device, own, now) if pid not in rocm}
-            listed = None if by_pid is None else process_usages(by_pid, identities, used_by)
-            working = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(device, size, listed, self._sensors(device, working, now, counter)))
+            by_pid = self._usages(device, memory, own, rocm, counter)
+            utilization_by_pid = {pid: ratio for pid, ratio in self._used_by(device, own, now) if pid not in rocm}
+            listed = None if by_pid is None else process_usages(by_pid, identities, utilization_by_pid)
+            own_clients = {number: entry for number, (_, entry) in own.items()}
+            devices.append(self._device(device, memory, listed, self._sensors(device, own_clients, now, counter)))
             if self._descriptors.hidden:
                 detail = f"{plural(self._descriptors.hidden, 'process')} of other users can't be inspected"
                 counter.add(device.uuid, "processes_hidden", detail)
@@ -498,7 +498,7 @@ class DrmSource:
         )
 
     def _device(
-        self, device: DrmDevice, size: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
+        self, device: DrmDevice, memory: MemoryCounts, processes: tuple[ProcessUsage, ...] | None, sensors: Sensors
     ) -> DeviceReading:
         index, name = self._seen[device.uuid]
         return DeviceReading(
@@ -507,9 +507,9 @@ class DrmSource:
             name=name,
             vendor=device.vendor,
             pci_bus_id=device.pci_bus_id,
-            size_bytes=size.size_bytes,
-            used_bytes=size.used_bytes,
-            free_bytes=size.free_bytes,
+            size_bytes=memory.size_bytes,
+            used_bytes=memory.used_bytes,
+            free_bytes=memory.free_bytes,
             unified=device.unified,
             processes=processes,
             sensors=sensors,
@@ -533,9 +533,11 @@ class DrmSource:
         self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCounter
     ) -> Sensors:
         values: dict[str, Any] = {**device.sensors(counter)}
-        before, known = self._busy
+        before, clients_before = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
-            values["gpu_utilization_ratio"] = utilization(known.get(device.pci_bus_id, {}), clients, now - before)
+            values["gpu_utilization_ratio"] = utilization(
+                clients_before.get(device.pci_bus_id, {}), clients, now - before
+            )
         if (energy := values.get("energy_joules")) is not None:
             joules, at = self._energy.get(device.uuid, (energy, now))
             self._energy[device.uuid] = energy, now
@@ -582,17 +584,17 @@ class DrmSource:
     def _usages(
         self,
         device: DrmDevice,
-        size: MemoryCounts,
-        own: Mapping[int, tuple[int, DrmClient]],
+        memory: MemoryCounts,
+        clients: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
         counter: FaultCounter,
     ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""
-        limit = size.size_bytes or MAX_INTEGER - 1
+        limit = memory.size_bytes or MAX_INTEGER - 1
         listed = (
             ListedProcess(kind, (number, 0), pid, entry.used_bytes)
-            for number, (pid, entry) in own.items()
+            for number, (pid, entry) in clients.items()
             for kind in entry.kinds or ("graphics",)
         )
         by_pid = valid_usages(counter, device.uuid, listed, limit, self._pid_max)
@@ -613,11 +615,11 @@ class DrmSource:
 
 
 def _clients_with_owners(
-    shared: ClientsByProcess, identities: Mapping[int, ProcessIdentity]
+    clients_by_process: ClientsByProcess, identities: Mapping[int, ProcessIdentity]
 ) -> dict[str, dict[int, tuple[int, DrmClient]]]:
     """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
-    owned: dict[str, dict[int, tuple[int, DrmClient]]] = {}
-    for (address, number), by_pid in shared.items():
+    clients: dict[str, dict[int, tuple[int, DrmClient]]] = {}
+    for (address, number), by_pid in clients_by_process.items():
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))
-        owned.setdefault(address, {})[number] = (pid, by_pid[pid])
-    return owned
+        clients.setdefault(address, {})[number] = (pid, by_pid[pid])
+    return clients

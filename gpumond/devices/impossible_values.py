@@ -71,10 +71,12 @@ def valid_memory(counter: FaultCounter, uuid: str, counts: MemoryCounts) -> Memo
     if size >= MAX_INTEGER:
         counter.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
         return MemoryCounts()
-    wrong = {name for name, value in zip(counts._fields, counts, strict=True) if value is not None and value > size}
-    for name in sorted(wrong):
+    impossible_fields = {
+        name for name, value in zip(counts._fields, counts, strict=True) if value is not None and value > size
+    }
+    for name in sorted(impossible_fields):
         counter.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
-    return counts._replace(**dict.fromkeys(wrong))
+    return counts._replace(**dict.fromkeys(impossible_fields))
 
 
 class ListedProcess(NamedTuple):
@@ -132,24 +134,31 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], DriverUsage]) -> di
 
 
 def process_usages(
-    by_pid: Mapping[int, DriverUsage], owners: Mapping[int, ProcessIdentity], used_by: Mapping[int, float]
+    by_pid: Mapping[int, DriverUsage],
+    identities: Mapping[int, ProcessIdentity],
+    utilization_by_pid: Mapping[int, float],
 ) -> tuple[ProcessUsage, ...]:
-    """Return a device's processes in the order of their pids. ``used_by``: their utilization, where it is known."""
-    return tuple(_process_usage(pid, usage, owners[pid], used_by.get(pid)) for pid, usage in sorted(by_pid.items()))
+    """Return a device's processes in the order of their pids. ``utilization_by_pid``: their utilization, where it is
+    known.
+    """
+    return tuple(
+        _process_usage(pid, usage, identities[pid], utilization_by_pid.get(pid))
+        for pid, usage in sorted(by_pid.items())
+    )
 
 
 def _process_usage(
-    pid: int, usage: DriverUsage, owner: ProcessIdentity, utilization_ratio: float | None
+    pid: int, usage: DriverUsage, identity: ProcessIdentity, utilization_ratio: float | None
 ) -> ProcessUsage:
     return ProcessUsage(
         pid=pid,
-        start_ticks=owner.start_ticks,
+        start_ticks=identity.start_ticks,
         used_bytes=usage.used_bytes,
         kinds=usage.kinds,
-        comm=owner.comm,
-        uid=owner.uid,
-        user=owner.user,
-        command=owner.command,
+        comm=identity.comm,
+        uid=identity.uid,
+        user=identity.user,
+        command=identity.command,
         utilization_ratio=utilization_ratio,
         idle_seconds=0.0 if utilization_ratio else None,  # the daemon counts from here
     )

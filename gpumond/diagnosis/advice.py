@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import LiveClasses, Oom
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Snapshot
-from gpumond.facts.units import size_text
+from gpumond.facts.units import MIB, size_text
 
 NEW_ALLOC_CONF_SINCE = (2, 11)
 """PyTorch 2.9 reads ``PYTORCH_ALLOC_CONF``, but ignores its ``expandable_segments`` for CUDA; 2.11 applies it."""
@@ -28,7 +28,6 @@ LARGE_RATIO = 0.5
 """Part of live bytes from which a class is worth a change."""
 MIN_SPLIT_MIB, MAX_SPLIT_MIB = 32, 512
 """Limits of the advised max_split_size_mb. PyTorch rejects 20 and less; above 512 little is protected."""
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

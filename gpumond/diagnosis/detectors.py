@@ -129,13 +129,10 @@ class PoolPeaks:
                 highest += pool.peak_live_bytes or 0
                 ooms += pool.ooms or 0
                 retries += pool.retries or 0
-        if highest > self._reported:
-            if self._reported >= 0:
-                # A reported peak that rose was reached since the last report, however short it was.
-                live, unreclaimable = max(live, highest), max(unreclaimable, highest)
-            self._reported = highest
-        elif highest < self._reported:
-            self._reported = highest
+        if highest > self._reported >= 0:
+            # A reported peak that rose was reached since the last report, however short it was.
+            live, unreclaimable = max(live, highest), max(unreclaimable, highest)
+        self._reported = highest
         steps = report.program.step.steps if report.program.step is not None else 0
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
@@ -166,21 +163,23 @@ class PoolPeaks:
         del self._minutes[:]
         self._last, self._begun, self.lowest = PoolPeak(self._never, 0, 0), 0, None
 
-    def fragmentation(self, size: float | None, now: float, active: bool) -> Fragmentation | None:
+    def fragmentation(self, size: float | None, now: float, is_active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
-        own = self._minutes
-        if len(own) < 3 * MIN_PEAK_MINUTES or not size:
+        minutes = self._minutes
+        if len(minutes) < 3 * MIN_PEAK_MINUTES or not size:
             return None
-        live, unreclaimable = max(own[1::3]), max(own[2::3])
+        live, unreclaimable = max(minutes[1::3]), max(minutes[2::3])
         ratio = fragmented_ratio(live, unreclaimable)
-        least = FRAGMENTED_CLEAR_RATIO if active else FRAGMENTED_RATIO
-        if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * size or ratio <= least:
+        min_ratio = FRAGMENTED_CLEAR_RATIO if is_active else FRAGMENTED_RATIO
+        if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * size or ratio <= min_ratio:
             return None
         growth = 0.0 if self.lowest is None else unreclaimable - self.lowest
-        if not (active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
+        if not (is_active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
             return None
         since = next(
-            at for at, own_peak in zip(own[::3], own[2::3], strict=True) if fragmented_ratio(live, own_peak) > least
+            at
+            for at, own_peak in zip(minutes[::3], minutes[2::3], strict=True)
+            if fragmented_ratio(live, own_peak) > min_ratio
         )
         return Fragmentation(ratio, live, unreclaimable, growth, since)
 
@@ -248,11 +247,11 @@ def seconds_until_full(series: Series, used: float, size: float) -> float | None
     if max(steps) > RAMP_MAX_STEP_RATIO * sum(steps) or steps[-1] < RAMP_MIN_LAST_STEP_RATIO * sum(steps) / len(steps):
         return None
     room = size - max(used, highs[-1])
-    slower = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
-    if slower < RAMP_SLOWING_RATIO and room > steps[-1] * slower / (1 - slower):
+    step_ratio = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
+    if step_ratio < RAMP_SLOWING_RATIO and room > steps[-1] * step_ratio / (1 - step_ratio):
         return None
-    left = room / sen_slope(times, highs)
-    return left if left < RAMP_MAX_SECONDS_LEFT else None
+    seconds_left = room / sen_slope(times, highs)
+    return seconds_left if seconds_left < RAMP_MAX_SECONDS_LEFT else None
 
 
 def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeriod:
@@ -261,20 +260,22 @@ def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeri
     return before
 
 
-def is_orphaned(flat: FlatPeriod, now: float, busy: float | None, idle_seconds: float, size: float | None) -> bool:
+def is_orphaned(
+    period: FlatPeriod, now: float, utilization: float | None, idle_seconds: float, size: float | None
+) -> bool:
     """Return True for constant memory without an owner; False where the utilization is unknown."""
-    if busy is None or flat.value < max(ORPHAN_MIN_BYTES, ORPHAN_MIN_RATIO * (size or 0.0)):
+    if utilization is None or period.value < max(ORPHAN_MIN_BYTES, ORPHAN_MIN_RATIO * (size or 0.0)):
         return False
-    if min(idle_seconds, now - flat.since) > ORPHAN_SECONDS:
+    if min(idle_seconds, now - period.since) > ORPHAN_SECONDS:
         return True
-    return now - flat.since > ORPHAN_BUSY_SECONDS and flat.value >= ORPHAN_BUSY_RATIO * (size or inf)
+    return now - period.since > ORPHAN_BUSY_SECONDS and period.value >= ORPHAN_BUSY_RATIO * (size or inf)
 
 
 FILLED_CAUSE = "after filling it"
 UNHANDLED_OOM_CAUSE = "after an unhandled out-of-memory error"
 
 
-def crash_cause(ending: Ending | None, oom_at: float, now: float, filled: bool, xid_at: float) -> str:
+def crash_cause(ending: Ending | None, oom_at: float, now: float, has_filled_device: bool, xid_at: float) -> str:
     """Return the reason why the end of this process is a crash; empty if it is none.
 
     ``ending`` is the ending that the program's agent reported. It decides, unless it is ``error`` or unknown: then
@@ -288,7 +289,7 @@ def crash_cause(ending: Ending | None, oom_at: float, now: float, filled: bool, 
         return "after an allocation failed"
     if now - xid_at <= CRASH_SECONDS:
         return "after an Xid error"
-    if filled:
+    if has_filled_device:
         return FILLED_CAUSE
     return ""
 
@@ -355,14 +356,14 @@ class LiveAllocations:
         low, high = self._closed
         if self._begin is None:
             self._begin = _GrowthStart(at, low, live_bytes)
-        begin = self._begin
-        if at - begin.at < MIN_GROWTH_SECONDS:
+        start = self._begin
+        if at - start.at < MIN_GROWTH_SECONDS:
             return None
-        per_minute = 60.0 * pace * (low - begin.number) / (at - begin.at)
-        expected = begin.number * (live_bytes / begin.live_bytes - 1.0) if begin.live_bytes > 0 else 0.0
+        per_minute = 60.0 * pace * (low - start.number) / (at - start.at)
+        expected = start.number * (live_bytes / start.live_bytes - 1.0) if start.live_bytes > 0 else 0.0
         if not expected > 0:
             return AllocationGrowth(per_minute, None, None)
-        ratio, error = (low - begin.number) / expected, ERROR_RATIO * (high - low) / expected
+        ratio, error = (low - start.number) / expected, ERROR_RATIO * (high - low) / expected
         rises = None if abs(ratio - RISING_RATIO) <= error else ratio > RISING_RATIO
         return AllocationGrowth(per_minute, ratio, rises)
 
@@ -401,12 +402,12 @@ class Detection(NamedTuple):
 
 
 def detect_pressure(state: DeviceState) -> Detection | None:
-    ratio, left = state.used / state.size, state.seconds_left
-    if left is None and ratio <= (FULL_CLEAR_RATIO if state.active else FULL_RATIO):
+    ratio, seconds_left = state.used / state.size, state.seconds_left
+    if seconds_left is None and ratio <= (FULL_CLEAR_RATIO if state.active else FULL_RATIO):
         return None
     evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, state.usable - state.used))))
-    end = "" if left is None else f" and will be full in {duration_text(left)}"
-    return Detection(evidence, f"{state.label} is {ratio:.0%} full{end}", left)
+    end = "" if seconds_left is None else f" and will be full in {duration_text(seconds_left)}"
+    return Detection(evidence, f"{state.label} is {ratio:.0%} full{end}", seconds_left)
 
 
 DEVICE_DETECTORS: Mapping[VerdictName, Callable[[DeviceState], Detection | None]] = {"pressure": detect_pressure}

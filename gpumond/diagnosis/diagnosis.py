@@ -1,8 +1,8 @@
 """Verdicts on the memory curves of devices and processes, from one snapshot after another. No I/O.
 
 Covers the development of memory over time. Every device and process has at most one *pattern* (warm-up, steady, churn,
-periodic, step-change) and the alarms that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
-crash-loop); release means that a process ended in order. A leak replaces the pattern.
+periodic, step-change, filling) and the problems that apply (leak, fragmentation, pressure, orphan, idle-holder, crash,
+crash-loop). A leak, and ``growing``, which suspects one, replace the pattern.
 
 Does not cover levels and counters as such (rules) and the owners of memory (the ledger).
 """
@@ -41,6 +41,7 @@ from gpumond.tick.history import (
     MAX,
     MINUTE,
     QUARTER_HOUR,
+    REPORT_SECONDS,
     STEP_END,
     STRANDED,
     UNATTRIBUTED,
@@ -52,8 +53,6 @@ from gpumond.tick.history import (
 RECENT_MINUTES = 15
 NOTABLE_PEAK_RATIO = 0.02
 """Part of a device by which its recent peak exceeds its use, so the time until it is full needs an explanation."""
-REPORT_SECONDS = 1.5
-"""Time in real seconds after which a program's agent has reported what it counted."""
 MIN_RELEASE_RATIO = 0.02
 """Share of its device that a process must have held for a verdict memory-freed."""
 MEMORY_FREED_VERDICT_SECONDS = 60.0
@@ -130,16 +129,18 @@ class Diagnosis:
                     tracked.peaks.restart()
                     del tracked.verdicts["fragmentation"]
             if tracked.pid is None and device.usable_bytes:
-                left = detectors.seconds_until_full(tracked.series, float(device.used_bytes or 0), device.usable_bytes)
-                if left is not None and self._is_beyond_start(tracked.uuid, device):
-                    self._ramps[tracked.uuid] = (now, left)
+                seconds_left = detectors.seconds_until_full(
+                    tracked.series, float(device.used_bytes or 0), device.usable_bytes
+                )
+                if seconds_left is not None and self._is_beyond_start(tracked.uuid, device):
+                    self._ramps[tracked.uuid] = (now, seconds_left)
                 else:
                     self._ramps.pop(tracked.uuid, None)
         for fall in self._recorder.falls:
             if fall.ended:
-                life = fall.tracked.life
+                life = fall.tracked.sawtooth
                 self.earlier_uses.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
-            if fall.tracked.counted and not fall.ended:
+            if fall.tracked.has_agent_pools and not fall.ended:
                 self._awaiting.append((now, fall))
             else:
                 self._explain(fall, snapshot, now)
@@ -181,27 +182,27 @@ class Diagnosis:
         medians = [value for value in series.column(MINUTE, signal, count=REST_MINUTES) if value == value]
         highs = series.column(MINUTE, signal, MAX, 1)
         if medians and size and highs[-1] == highs[-1]:
-            tracked.levels.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
+            tracked.plateaus.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
         if medians and at >= tracked.born + MODEL_LOAD_SECONDS:
-            tracked.life.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
+            tracked.sawtooth.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
         if closed > QUARTER_HOUR:
             tracked.floors.add(self.history.now, series.column(QUARTER_HOUR, signal, count=1)[-1])
         tracked.leak = self._leak(tracked, device, closed)
         self._set_leak(tracked, device)
-        found = (
-            None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.levels, size)
+        pattern = (
+            None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.plateaus, size)
         )
-        if found is None or found.kind == "warm-up":
-            found = self._filling(tracked, device, closed) or found
-        left = "steady" in tracked.verdicts and has_left_level(
+        if pattern is None or pattern.kind == "warm-up":
+            pattern = self._filling(tracked, device, closed) or pattern
+        has_left = "steady" in tracked.verdicts and has_left_level(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
-        if found is not None and found.kind == "steady" and signal == STEP_END:
-            level, live = dict(found.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
+        if pattern is not None and pattern.kind == "steady" and signal == STEP_END:
+            level, live = dict(pattern.evidence)["level_bytes"], series.column(MINUTE, LIVE, MAX, 1)
             if live[-1] < level and has_left_level(level, live, size):  # freed since the last step
-                found, left = None, True
-        self._set_pattern(tracked, found, left)
+                pattern, has_left = None, True
+        self._set_pattern(tracked, pattern, has_left)
         if tracked.pid is not None:
             self._check_fragmentation(tracked, device)
             self._check_idle(tracked, device)
@@ -214,17 +215,21 @@ class Diagnosis:
             return None
         if closed <= FIVE_MINUTES:
             return tracked.filling
-        tracked.filling, found, room = None, slowing_growth(tracked, self.history), self._room(tracked.uuid, device)
-        if found is not None:
+        tracked.filling, slowing, room_bytes = (
+            None,
+            slowing_growth(tracked, self.history),
+            self._room(tracked.uuid, device),
+        )
+        if slowing is not None:
             pace = self.history.pace
             evidence = [
-                ("slope_bytes_per_second", found.rate * pace),
-                ("growth_bytes", found.growth.growth),
-                ("exponent", found.curve.exponent),
+                ("slope_bytes_per_second", slowing.rate * pace),
+                ("growth_bytes", slowing.growth.growth),
+                ("exponent", slowing.curve.exponent),
             ]
-            if room is not None:
-                evidence.append(("full_seconds", found.curve.seconds_left(room, found.curve.exponent) / pace))
-            tracked.filling = UsePattern("filling", found.growth.begin, tuple(evidence))
+            if room_bytes is not None:
+                evidence.append(("full_seconds", slowing.curve.seconds_left(room_bytes, slowing.curve.exponent) / pace))
+            tracked.filling = UsePattern("filling", slowing.growth.begin, tuple(evidence))
         return tracked.filling
 
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
@@ -240,13 +245,13 @@ class Diagnosis:
         now, used = self.history.now, float(device.used_bytes or 0)
         if used > detectors.FULL_RATIO * (device.size_bytes or inf):
             return True
-        own = [one for one in self._recorder.tracked_series.values() if one.uuid == uuid and one.pid is not None]
-        largest = max(own, key=lambda one: one.used, default=None)
-        if largest is not None and largest.used <= largest.life.any_repeated_bytes:
+        processes = [one for one in self._recorder.tracked_series.values() if one.uuid == uuid and one.pid is not None]
+        largest = max(processes, key=lambda one: one.used, default=None)
+        if largest is not None and largest.used <= largest.sawtooth.any_repeated_bytes:
             return False
-        young = sum(one.used for one in own if now - one.born < detectors.RAMP_STARTUP_SECONDS)
+        young_bytes = sum(one.used for one in processes if now - one.born < detectors.RAMP_STARTUP_SECONDS)
         highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
-        return young < detectors.RAMP_MAX_STEP_RATIO * (highs[-1] - highs[0]) if own else True
+        return young_bytes < detectors.RAMP_MAX_STEP_RATIO * (highs[-1] - highs[0]) if processes else True
 
     def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
@@ -257,8 +262,10 @@ class Diagnosis:
     def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
             return updated_leak(tracked, tracked.leak, self.history.now, closed)
-        known = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
-        return find_leak(tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known)
+        known_bytes = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
+        return find_leak(
+            tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known_bytes
+        )
 
     def _room(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and what programs can use."""
@@ -279,10 +286,10 @@ class Diagnosis:
         per_second, window = leak.slope * pace, leak.window / pace
         if line is not None and line.full_at is not None:
             per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
-            left: float | None = line.full_at - self.history.to_unix(self.history.now)
+            seconds_left: float | None = line.full_at - self.history.to_unix(self.history.now)
         else:
-            left = None if room is None else room / per_second
-        shaped = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
+            seconds_left = None if room is None else room / per_second
+        leak_shape = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
         who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
@@ -301,71 +308,83 @@ class Diagnosis:
         evidence += allocations.evidence if allocations else []
         size, used = float(device.usable_bytes or 0), float(device.used_bytes or 0)
         peak = size - (room or 0.0)
-        later = None if left is None or peak - used < NOTABLE_PEAK_RATIO * size else left + (peak - used) / per_second
+        seconds_left_now = (
+            None
+            if seconds_left is None or peak - used < NOTABLE_PEAK_RATIO * size
+            else seconds_left + (peak - used) / per_second
+        )
         summary = sentences.leak(
             who,
             _label(device),
             60 * per_second,
             since,
             self.history.to_unix(self.history.now),
-            left,
-            shaped,
+            seconds_left,
+            leak_shape,
             leak.signal == OUTSIDE_POOLS,
             allocations,
             peak,
-            later,
+            seconds_left_now,
         )
-        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, left, shaped, line)
+        tracked.verdicts["leak"] = tracked.verdict(
+            "leak", since, tuple(evidence), summary, seconds_left, leak_shape, line
+        )
 
-    def _set_pattern(self, tracked: TrackedSeries, found: UsePattern | None, left: bool = False) -> None:
-        """Set the pattern's verdict. ``left``: the curve has left the active one, which ends at once."""
+    def _set_pattern(self, tracked: TrackedSeries, pattern: UsePattern | None, has_left: bool = False) -> None:
+        """Set the pattern's verdict. ``has_left``: the curve has left the active one, which ends at once."""
         active = next((kind for kind in PATTERN_NAMES if kind in tracked.verdicts), None)
-        tracked.disagreements = 0 if found is not None and found.kind == active else tracked.disagreements + 1
-        sudden = active == "warm-up" or (found.kind == "step-change" if found is not None else tracked.leak is not None)
-        if active is not None and not sudden and not left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
+        tracked.disagreements = 0 if pattern is not None and pattern.kind == active else tracked.disagreements + 1
+        sudden = active == "warm-up" or (
+            pattern.kind == "step-change" if pattern is not None else tracked.leak is not None
+        )
+        if active is not None and not sudden and not has_left and 0 < tracked.disagreements < MAX_DISAGREEMENTS:
             return
         for kind in PATTERN_NAMES:
-            if found is None or found.kind != kind:
+            if pattern is None or pattern.kind != kind:
                 tracked.verdicts.pop(kind, None)
-        if found is not None:
+        if pattern is not None:
             label = _label(self._devices[tracked.uuid])
             who = sentences.program_text(tracked.name, tracked.pid, label)
-            since = self._onset_time(tracked, found.kind, found.at)
-            evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in found.evidence)
+            since = self._onset_time(tracked, pattern.kind, pattern.at)
+            evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in pattern.evidence)
             now = self.history.to_unix(self.history.now)
-            tracked.verdicts[found.kind] = tracked.verdict(
-                found.kind,
+            tracked.verdicts[pattern.kind] = tracked.verdict(
+                pattern.kind,
                 since,
                 evidence,
-                sentences.pattern(found.kind, who, label, dict(evidence), since, now, tracked.main_signal == STEP_END),
+                sentences.pattern(
+                    pattern.kind, who, label, dict(evidence), since, now, tracked.main_signal == STEP_END
+                ),
             )
 
     def _check_fragmentation(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        found = tracked.peaks.fragmentation(device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts)
-        if found is not None and self._was_freed(tracked, found.unreclaimable):
+        fragmentation = tracked.peaks.fragmentation(
+            device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts
+        )
+        if fragmentation is not None and self._was_freed(tracked, fragmentation.unreclaimable):
             tracked.peaks.restart()
-            found = None
-        if found is None:
+            fragmentation = None
+        if fragmentation is None:
             tracked.verdicts.pop("fragmentation", None)
             return
         evidence = (
-            ("fragmentation_ratio", found.ratio),
-            ("peak_live_bytes", found.live),
-            ("peak_kept_bytes", found.unreclaimable),
-            ("kept_growth_bytes", found.growth),
+            ("fragmentation_ratio", fragmentation.ratio),
+            ("peak_live_bytes", fragmentation.live),
+            ("peak_kept_bytes", fragmentation.unreclaimable),
+            ("kept_growth_bytes", fragmentation.growth),
         )
         who = sentences.program_text(tracked.name, tracked.pid, "")
-        summary = sentences.fragmentation(who, _label(device), found.unreclaimable, found.live)
+        summary = sentences.fragmentation(who, _label(device), fragmentation.unreclaimable, fragmentation.live)
         tracked.verdicts["fragmentation"] = tracked.verdict(
-            "fragmentation", self._onset_time(tracked, "fragmentation", found.since), evidence, summary
+            "fragmentation", self._onset_time(tracked, "fragmentation", fragmentation.since), evidence, summary
         )
 
-    def _was_freed(self, tracked: TrackedSeries, kept: float) -> bool:
+    def _was_freed(self, tracked: TrackedSeries, peak_bytes: float) -> bool:
         """Return True if the pools keep nothing, or for a minute much less than at their peak: it was freed."""
         live, stranded = (tracked.series.column(0, signal, MAX, FREED_BLOCKS) for signal in (LIVE, STRANDED))
         sums = [one + other for one, other in zip(live, stranded, strict=True)]
-        small = len(sums) == FREED_BLOCKS and max(sums) < detectors.FREED_RATIO * kept
-        return small or sums[-1:] == [0.0]
+        is_small = len(sums) == FREED_BLOCKS and max(sums) < detectors.FREED_RATIO * peak_bytes
+        return is_small or sums[-1:] == [0.0]
 
     def _check_idle(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         process = device.processes_by_key.get(tracked.process) if tracked.process else None
@@ -398,18 +417,18 @@ class Diagnosis:
         size, usable, used, now = device.size_bytes, device.usable_bytes, device.used_bytes, self.history.now
         if not size or usable is None or used is None:
             return
-        ramp_at, left = self._ramps.get(device.uuid, (-inf, 0.0))
-        seconds_left = left / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
+        ramp_at, ramp_seconds = self._ramps.get(device.uuid, (-inf, 0.0))
+        seconds_left = ramp_seconds / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
-            found = detect(
+            detection = detect(
                 detectors.DeviceState(
                     device, _label(device), used, size, usable, seconds_left, kind in tracked.verdicts
                 )
             )
-            if found is None:
+            if detection is None:
                 tracked.verdicts.pop(kind, None)
             else:
-                tracked.verdicts[kind] = tracked.verdict(kind, self._onset_time(tracked, kind, now), *found)
+                tracked.verdicts[kind] = tracked.verdict(kind, self._onset_time(tracked, kind, now), *detection)
 
     def _check_orphans(self, tracked: TrackedSeries, device: DeviceReading, snapshot: Snapshot) -> None:
         if device.processes is None or not _lists_all(device, snapshot):
@@ -455,13 +474,17 @@ class Diagnosis:
             return
         label = _label(device)
         who = sentences.program_text(tracked.name, tracked.pid, label)
-        filled = fall.device_used >= detectors.FULL_AT_END_RATIO * (
+        has_filled_device = fall.device_used >= detectors.FULL_AT_END_RATIO * (
             device.usable_bytes or inf
         ) and tracked.rises.are_recent(now, tracked.born)
-        why = detectors.crash_cause(tracked.ending, tracked.peaks.failed_at, now, filled, self._xid_at[tracked.uuid])
+        cause = detectors.crash_cause(
+            tracked.ending, tracked.peaks.failed_at, now, has_filled_device, self._xid_at[tracked.uuid]
+        )
         evidence = (("released_bytes", fall.size_bytes),)
-        if why and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
-            summary = sentences.crash(who, label, fall.size_bytes, why, certain=why == detectors.UNHANDLED_OOM_CAUSE)
+        if cause and (fall.ended or tracked.process is None or tracked.process.start_ticks is None):
+            summary = sentences.crash(
+                who, label, fall.size_bytes, cause, is_certain=cause == detectors.UNHANDLED_OOM_CAUSE
+            )
             self._add_event_verdict(tracked, "crash", CRASH_VERDICT_SECONDS, evidence, summary, at)
             self._detect_restart_loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):

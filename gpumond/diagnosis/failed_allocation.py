@@ -61,8 +61,8 @@ class FailedAllocation:
     @cached_property
     def failed_pool(self) -> OomPool | None:
         """The pool of the allocator that failed; the only one if the record does not state it."""
-        named = [pool for pool in self.pools if pool.allocator == self.oom.allocator]
-        return named[0] if len(named) == 1 else self.pools[0] if len(self.pools) == 1 else None
+        matching = [pool for pool in self.pools if pool.allocator == self.oom.allocator]
+        return matching[0] if len(matching) == 1 else self.pools[0] if len(self.pools) == 1 else None
 
     @property
     def request_bytes(self) -> int | None:

@@ -124,7 +124,7 @@ class Growth(NamedTuple):
     top: float
     first_slope: float
     slope: float
-    bytes_a_step: float | None
+    bytes_per_step: float | None
 
     @property
     def bytes(self) -> float:
@@ -157,7 +157,7 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
             continue
         at, values, _, record, slope, growth = window
         counts = steps.counts_at(at)
-        done = counts[-1] - counts[0] if counts else 0
+        steps_done = counts[-1] - counts[0] if counts else 0
         half = GROWING_BLOCKS // 2
         if min(values[-half:]) <= record or mann_kendall(values) <= GROWING_Z:
             continue
@@ -169,7 +169,7 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
         changes = [after - before for before, after in pairwise(values)]
         if min(changes) < -FALL_RATIO * growth or max(changes) > RISE_RATIO * growth:
             continue
-        kept = (values[-1] - values[0]) / done if done else None
+        bytes_per_step = (values[-1] - values[0]) / steps_done if steps_done else None
         return Growth(
             kind=kind,
             onset=at[0],
@@ -177,24 +177,24 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
             top=values[-1],
             first_slope=slope,
             slope=slope,
-            bytes_a_step=kept,
+            bytes_per_step=bytes_per_step,
         )
     return None
 
 
-def updated_growth(found: Growth, candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
+def updated_growth(growth: Growth, candidate: CandidateCurve) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve_of(candidate.series, BLOCK_TIER, candidate.signal, found.kind, ENDED_BLOCKS)
+    recent = curve_of(candidate.series, BLOCK_TIER, candidate.signal, growth.kind, ENDED_BLOCKS)
     if not recent.times or candidate.series.times(BLOCK_TIER, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
-    begin = bisect_left(recent.times, found.onset)
+    begin = bisect_left(recent.times, growth.onset)
     at, values = recent.times[begin:], recent.values[begin:]
-    if len(values) < GROWING_BLOCKS or values[-1] < found.base + found.bytes / 2:
+    if len(values) < GROWING_BLOCKS or values[-1] < growth.base + growth.bytes / 2:
         return None
     slope = sen_slope(at, values)
-    if slope < ENDED_RATIO * found.first_slope:
+    if slope < ENDED_RATIO * growth.first_slope:
         return None
-    return found._replace(top=max(found.top, values[-1]), slope=slope)
+    return growth._replace(top=max(growth.top, values[-1]), slope=slope)
 
 
 def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
@@ -248,38 +248,40 @@ def _quick_leak(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak
     )
 
 
-def _window(candidate: CandidateCurve, kind: int, blocks: int, least: float) -> _Window | None:
-    """Return the newest blocks, and the slope over them, if they grow by ``least`` bytes and have enough samples."""
+def _window(candidate: CandidateCurve, kind: int, blocks: int, min_growth_bytes: float) -> _Window | None:
+    """Return the newest blocks, and the slope over them, if they grow by ``min_growth_bytes`` bytes and have enough
+    samples.
+    """
     newest = candidate.series.column(BLOCK_TIER, candidate.signal, kind, blocks)
-    if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < least / 2:
+    if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < min_growth_bytes / 2:
         return None
-    full = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind)
-    first = bisect_left(full.times, candidate.born)
-    at, values = full.times[first:][-blocks:], full.values[first:][-blocks:]
+    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind)
+    first = bisect_left(whole_curve.times, candidate.born)
+    at, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
-    if sum(full.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.pace:
+    if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.pace:
         return None
     slope = sen_slope(at, values)
     growth = slope * (at[-1] - at[0])
-    if growth < least:
+    if growth < min_growth_bytes:
         return None
-    before = full.values[first:-blocks]
+    before = whole_curve.values[first:-blocks]
     record = max(before, default=-inf)
     if first == 0:
-        record = max(record, full.record)
+        record = max(record, whole_curve.record)
     return _Window(at, values, before, record, slope, growth)
 
 
 def _was_flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    full = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
-    first = bisect_right(full.times, candidate.born)
-    at, values = full.times[first:-blocks], full.values[first:-blocks]
+    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
+    first = bisect_right(whole_curve.times, candidate.born)
+    at, values = whole_curve.times[first:-blocks], whole_curve.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False
-    own = sen_slope(at, values)
-    return abs(own) <= FLAT_SLOPE_RATIO * slope and spread(at, values, own) <= FLAT_SCATTER_RATIO * growth
+    flat_slope = sen_slope(at, values)
+    return abs(flat_slope) <= FLAT_SLOPE_RATIO * slope and spread(at, values, flat_slope) <= FLAT_SCATTER_RATIO * growth
 
 
 def _steps_go_on(steps: StepRecord, at: Sequence[float]) -> bool:

@@ -170,12 +170,12 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
     errors = [error + len(level) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
     best = min(range(len(errors)), key=errors.__getitem__)
     _, base, height = fits[best]
-    alike = _autocorrelation(
+    correlation = _autocorrelation(
         [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)]
     )
-    limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + alike) / (1 - alike) / (len(level) - 3))
-    within = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
-    return GrowthCurve(growth.age, growth.growth, EXPONENTS[best], min(within), max(within))
+    limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + correlation) / (1 - correlation) / (len(level) - 3))
+    exponents = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
+    return GrowthCurve(growth.age, growth.growth, EXPONENTS[best], min(exponents), max(exponents))
 
 
 def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
@@ -184,30 +184,32 @@ def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
     Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
     at, level = downsample(growth.times, growth.values, POINTS)
-    found = []
+    fits = []
     for earlier in EARLIER_RATIOS:
         age = growth.age * (1 + earlier)
         begin = growth.times[-1] - age
         for exponent in (one for one in EXPONENTS if one >= 1):
             error, _, height = _fit_line([((one - begin) / age) ** exponent for one in at], level)
             if height > 0:
-                found.append(
+                fits.append(
                     (
                         error + len(level) * MIN_DEVIATION_BYTES**2,
                         GrowthCurve(age, height, exponent, exponent, exponent),
                     )
                 )
-    found.sort()
-    limit = found[0][0] * (1 + NORMAL_QUANTILE_SQUARED / (len(level) - 4)) if found else 0.0
-    return [one for error, one in found if error <= limit]
+    fits.sort()
+    limit = fits[0][0] * (1 + NORMAL_QUANTILE_SQUARED / (len(level) - 4)) if fits else 0.0
+    return [one for error, one in fits if error <= limit]
 
 
-def downsample(times: Sequence[float], values: Sequence[float], most: int) -> tuple[Sequence[float], Sequence[float]]:
+def downsample(
+    times: Sequence[float], values: Sequence[float], max_points: int
+) -> tuple[Sequence[float], Sequence[float]]:
     """Return at most so many points: medians of equally long parts."""
     count = len(values)
-    if count <= most:
+    if count <= max_points:
         return times, values
-    limits = [round(part * count / most) for part in range(most + 1)]
+    limits = [round(part * count / max_points) for part in range(max_points + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(limits)]
     return [median(times[part]) for part in parts], [median(values[part]) for part in parts]
 
@@ -226,7 +228,7 @@ def _fit_line(ages: Sequence[float], values: Sequence[float]) -> tuple[float, fl
     return sum((value - base - height * age) ** 2 for age, value in zip(ages, values, strict=True)), base, height
 
 
-def _autocorrelation(rest: Sequence[float]) -> float:
-    total = sum(value * value for value in rest)
-    alike = sum(one * other for one, other in itertools.pairwise(rest)) / total if total else 0.0
-    return min(MAX_CORRELATION, max(0.0, alike))
+def _autocorrelation(residuals: Sequence[float]) -> float:
+    total = sum(value * value for value in residuals)
+    ratio = sum(one * other for one, other in itertools.pairwise(residuals)) / total if total else 0.0
+    return min(MAX_CORRELATION, max(0.0, ratio))

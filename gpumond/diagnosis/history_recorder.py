@@ -43,22 +43,22 @@ class TrackedSeries:
     __slots__ = (
         "allocations",
         "born",
-        "counted",
         "disagreements",
+        "driver_bytes",
         "ending",
         "filling",
         "floors",
         "growth",
+        "has_agent_pools",
+        "has_retainers",
         "key",
         "leak",
-        "levels",
-        "life",
-        "own",
         "peaks",
+        "plateaus",
         "quartiles",
-        "retained",
         "rises",
         "sampled_at",
+        "sawtooth",
         "series",
         "steps",
         "uid",
@@ -74,18 +74,18 @@ class TrackedSeries:
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
-        self.retained = False
+        self.has_retainers = False
         """True if an agent has found the lines that keep memory."""
-        self.own = nan
+        self.driver_bytes = nan
         """Bytes of the process that the driver counts."""
         self.rises = RiseTimes()
-        self.counted = False
+        self.has_agent_pools = False
         """True if an agent reports its pools."""
         self.ending: Ending | None = None
         """Ending of the program that its agent reported."""
         self.peaks = PoolPeaks(-inf)
-        self.levels = Plateaus()
-        self.life = SawtoothLevels()
+        self.plateaus = Plateaus()
+        self.sawtooth = SawtoothLevels()
         self.floors = RunMinima()
         self.uid: int | None = None
         self.quartiles = UpperQuartiles()
@@ -123,7 +123,7 @@ class TrackedSeries:
         """Index of the most reliable signal."""
         if self.process is None:
             return UNATTRIBUTED
-        if not self.counted:
+        if not self.has_agent_pools:
             return USED
         return STEP_END if self.steps.are_measured else LIVE
 
@@ -134,8 +134,8 @@ class TrackedSeries:
         self.growth = None
         self.steps = StepRecord()
         self.allocations = LiveAllocations()
-        self.levels = Plateaus()
-        self.life = SawtoothLevels()
+        self.plateaus = Plateaus()
+        self.sawtooth = SawtoothLevels()
         self.floors = RunMinima()
         self.quartiles = UpperQuartiles()
 
@@ -281,29 +281,29 @@ class HistoryRecorder:
         tracked.sampled_at = now
         if own is not None:
             known = key[1].start_ticks is not None
-            if own < tracked.own and (known or report is None):
-                self._record_fall(tracked, tracked.own, float(own), size, known)
+            if own < tracked.driver_bytes and (known or report is None):
+                self._record_fall(tracked, tracked.driver_bytes, float(own), size, known)
             tracked.rises.add(own, self._used[key[0]], size, now)
-            tracked.own = float(own)
+            tracked.driver_bytes = float(own)
         if report is None:
-            if tracked.counted:
-                tracked.counted = False
+            if tracked.has_agent_pools:
+                tracked.has_agent_pools = False
                 tracked.steps.add(None, False, now, 0.0)
             tracked.used = float(own or 0)
             closed = tracked.series.add((now, tracked.used))
         else:
             full, live, _, allocations, stranded, _ = report
-            if not tracked.counted and tracked.born < now:
+            if not tracked.has_agent_pools and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
-            tracked.counted, measured = True, tracked.steps.are_measured
+            tracked.has_agent_pools, measured = True, tracked.steps.are_measured
             step = full.program.step
             one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
-                tracked.levels, tracked.life, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
+                tracked.plateaus, tracked.sawtooth, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
             tracked.series.name = full.workload or tracked.name
             tracked.used = nan if live is None else float(live)
-            tracked.retained = bool(full.program.retainers)
+            tracked.has_retainers = bool(full.program.retainers)
             tracked.peaks.add(full, key[0], now)
             row = (now, nan if own is None else own, tracked.used, held, stranded)
             closed = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
@@ -334,7 +334,7 @@ class HistoryRecorder:
     def _add_suspended(self, key: ProcessSeriesKey) -> None:
         """Add that a suspended process uses nothing. Its pools have no sample: they say nothing about its memory."""
         tracked = self.tracked_series.get(key)
-        if tracked is not None and tracked.counted and tracked.sampled_at != self.history.now:
+        if tracked is not None and tracked.has_agent_pools and tracked.sampled_at != self.history.now:
             tracked.series.add((self.history.now, 0.0))
 
     def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:

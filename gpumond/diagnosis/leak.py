@@ -60,32 +60,32 @@ STARTUP_SECONDS = 60.0
 
 
 def find_leak(
-    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known: float
+    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known_bytes: float
 ) -> Leak | None:
     """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
 
-    ``known``: bytes up to which the program's earlier processes have grown.
+    ``known_bytes``: bytes up to which the program's earlier processes have grown.
     """
-    main = _candidate(tracked, history, size, room)
-    for signal in (tracked.main_signal, OUTSIDE_POOLS) if tracked.counted else (tracked.main_signal,):
-        candidate = main._replace(signal=signal)
-        found = leak_criteria.find_leak(candidate, closed)
-        if found is None and signal != OUTSIDE_POOLS and closed > FIVE_MINUTES:
-            found = serving_leak.find_leak(candidate, tracked.quartiles)
-        found = confirmed_leak(tracked, candidate, found, known) if found is not None else None
-        if found is not None:
-            return found
-    stairs = tracked.levels.stairs(size) if size else ()
+    main_candidate = _candidate(tracked, history, size, room)
+    for signal in (tracked.main_signal, OUTSIDE_POOLS) if tracked.has_agent_pools else (tracked.main_signal,):
+        candidate = main_candidate._replace(signal=signal)
+        leak = leak_criteria.find_leak(candidate, closed)
+        if leak is None and signal != OUTSIDE_POOLS and closed > FIVE_MINUTES:
+            leak = serving_leak.find_leak(candidate, tracked.quartiles)
+        leak = confirmed_leak(tracked, candidate, leak, known_bytes) if leak is not None else None
+        if leak is not None:
+            return leak
+    stairs = tracked.plateaus.stairs(size) if size else ()
     # The steps of a leak that has ended are still known.
-    found = (
+    leak = (
         leak_criteria.updated_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
         if stairs
         else None
     )
-    if found is None and closed > QUARTER_HOUR and tracked.floors.values:
-        found = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
-        return found if found is None or found.top > max(known, tracked.life.repeated_bytes) else None
-    return confirmed_leak(tracked, main, found, known) if found is not None else None
+    if leak is None and closed > QUARTER_HOUR and tracked.floors.values:
+        leak = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
+        return leak if leak is None or leak.top > max(known_bytes, tracked.sawtooth.repeated_bytes) else None
+    return confirmed_leak(tracked, main_candidate, leak, known_bytes) if leak is not None else None
 
 
 FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
@@ -121,15 +121,15 @@ class SlowingGrowth(NamedTuple):
     rate: float
 
 
-def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak) -> WholeGrowth | None:
+def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak) -> WholeGrowth | None:
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
     first = candidate.born + MODEL_LOAD_SECONDS
-    if found.by_quartiles:
+    if leak.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        times, values = _reaching_back(candidate, found.tier, found.signal, found.kind)
+        times, values = _reaching_back(candidate, leak.tier, leak.signal, leak.kind)
     begin = bisect_left(times, first)
     return final_growth(times[begin:], values[begin:])
 
@@ -144,47 +144,49 @@ def _reaching_back(
     return blocks.times, blocks.values
 
 
-def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, found: Leak, known: float) -> Leak | None:
+def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak, known_bytes: float) -> Leak | None:
     """Return the leak that a growth is, from its beginning on; None if it slows down, is too young, or repeats what the
     program did before.
 
-    ``known``: bytes up to which the program's earlier processes have grown.
+    ``known_bytes``: bytes up to which the program's earlier processes have grown.
     """
-    if found.signal != OUTSIDE_POOLS and found.top <= max(known, tracked.life.repeated_bytes):
+    if leak.signal != OUTSIDE_POOLS and leak.top <= max(known_bytes, tracked.sawtooth.repeated_bytes):
         return None
-    if found.pause:
-        return found
-    growth = whole_growth(tracked, candidate, found)
+    if leak.pause:
+        return leak
+    growth = whole_growth(tracked, candidate, leak)
     if growth is None:
         return None
-    whole_leak = replace(found, onset=growth.begin, base=growth.base)
-    own = fit_curve(growth)
-    if growth.age < WINDOW_RATIO * found.window or not _goes_on_by_steps(candidate, found, growth):
+    whole_leak = replace(leak, onset=growth.begin, base=growth.base)
+    fitted = fit_curve(growth)
+    if growth.age < WINDOW_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
         return None
-    if found.by_quartiles:
-        slows = own is not None and (own.high < FILLING_EXPONENT or own.exponent < NOISY_EXPONENT)
+    if leak.by_quartiles:
+        slows = fitted is not None and (fitted.high < FILLING_EXPONENT or fitted.exponent < NOISY_EXPONENT)
         return None if slows else whole_leak
-    if own is None or own.exponent < LINE_EXPONENT or own.low < SURE_EXPONENT:
+    if fitted is None or fitted.exponent < LINE_EXPONENT or fitted.low < SURE_EXPONENT:
         return None
-    urgent = candidate.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + candidate.room)
-    lasting = LASTING_SECONDS if tracked.counted else UNCOUNTED_SECONDS
-    needed = URGENT_SECONDS if urgent or tracked.retained else FLAT_SECONDS if growth.flat else lasting
-    if growth.age < needed or has_risen_with_load(candidate.device, growth.age):
+    is_urgent = candidate.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + candidate.room)
+    lasting_seconds = LASTING_SECONDS if tracked.has_agent_pools else UNCOUNTED_SECONDS
+    needed_seconds = (
+        URGENT_SECONDS if is_urgent or tracked.has_retainers else FLAT_SECONDS if growth.flat else lasting_seconds
+    )
+    if growth.age < needed_seconds or has_risen_with_load(candidate.device, growth.age):
         return None
     return whole_leak
 
 
-def _goes_on_by_steps(candidate: CandidateCurve, found: Leak, growth: WholeGrowth) -> bool:
+def _goes_on_by_steps(candidate: CandidateCurve, leak: Leak, growth: WholeGrowth) -> bool:
     """Return False for growth by few or ever rarer steps between rests; True if it is older than the known minutes."""
-    minutes = curve_of(candidate.series, MINUTE, found.signal, MIN)
+    minutes = curve_of(candidate.series, MINUTE, leak.signal, MIN)
     begin = bisect_left(minutes.times, growth.begin)
     if begin == 0:
         return True
     steps = between_rests(growth._replace(times=minutes.times[begin:], values=minutes.values[begin:]))
     if steps is None:
         return True
-    own = fit_curve(steps) if len(steps.values) > MIN_RESTS else None
-    return own is not None and own.exponent >= LINE_EXPONENT and own.low >= SURE_EXPONENT
+    fitted = fit_curve(steps) if len(steps.values) > MIN_RESTS else None
+    return fitted is not None and fitted.exponent >= LINE_EXPONENT and fitted.low >= SURE_EXPONENT
 
 
 def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
@@ -195,12 +197,12 @@ def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | 
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
         return None
-    own = fit_curve(growth)
-    if own is None or own.high > FILLING_EXPONENT:
+    fitted = fit_curve(growth)
+    if fitted is None or fitted.high > FILLING_EXPONENT:
         return None
-    late = len(growth.values) // LATE_PARTS
-    rate = least_squares(growth.times[-late:], growth.values[-late:]) if late > 1 else 0.0
-    return SlowingGrowth(growth, own, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
+    late_points = len(growth.values) // LATE_PARTS
+    rate = least_squares(growth.times[-late_points:], growth.values[-late_points:]) if late_points > 1 else 0.0
+    return SlowingGrowth(growth, fitted, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
 
 
 def _candidate(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> CandidateCurve:
@@ -215,52 +217,52 @@ def _candidate(tracked: TrackedSeries, history: History, size: float | None, roo
     )
 
 
-def updated_leak(tracked: TrackedSeries, found: Leak, now: float, closed: int) -> Leak | None:
+def updated_leak(tracked: TrackedSeries, leak: Leak, now: float, closed: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
-    if found.pause:
-        return leak_criteria.updated_stairs(found, tracked.levels.steps, now)
-    if found.by_quartiles:
-        return serving_leak.updated_leak(found, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else found
-    return leak_criteria.updated_leak(found, tracked.series, closed)
+    if leak.pause:
+        return leak_criteria.updated_stairs(leak, tracked.plateaus.steps, now)
+    if leak.by_quartiles:
+        return serving_leak.updated_leak(leak, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else leak
+    return leak_criteria.updated_leak(leak, tracked.series, closed)
 
 
 def update_growth(
-    tracked: TrackedSeries, history: History, label: str, room: float | None, alone: bool, known: float
+    tracked: TrackedSeries, history: History, label: str, room: float | None, is_classified: bool, known_bytes: float
 ) -> bool:
     """Update the growth of the last minutes, and its verdict, after a block of 15 s. Return True if it is now a leak.
 
-    ``alone``: the series is classified. ``room`` is the device's, ``label`` its name.
+    ``is_classified``: the series is classified. ``room`` is the device's, ``label`` its name.
     """
     tracked.steps.close(tracked.series.times(BLOCK_TIER, 1)[-1])
     candidate = _candidate(tracked, history, None, room)
-    began, rising = False, may_grow(candidate, tracked.steps)
-    if rising and alone and tracked.counted and tracked.leak is None:
-        found = quick_leak(candidate, tracked.steps)
-        if found is not None and found.top > max(known, tracked.life.repeated_bytes):
-            tracked.leak, began = found, True
-    if not alone or tracked.leak is not None:
+    leak_began, may_be_growing = False, may_grow(candidate, tracked.steps)
+    if may_be_growing and is_classified and tracked.has_agent_pools and tracked.leak is None:
+        leak = quick_leak(candidate, tracked.steps)
+        if leak is not None and leak.top > max(known_bytes, tracked.sawtooth.repeated_bytes):
+            tracked.leak, leak_began = leak, True
+    if not is_classified or tracked.leak is not None:
         tracked.growth = None
     elif tracked.growth is None:
-        tracked.growth = recent_growth(candidate, tracked.steps) if rising else None
+        tracked.growth = recent_growth(candidate, tracked.steps) if may_be_growing else None
     else:
-        tracked.growth = updated_growth(tracked.growth, candidate, tracked.steps)
-    young = history.now - tracked.born < STARTUP_SECONDS * history.pace
-    if tracked.growth is None or young:
+        tracked.growth = updated_growth(tracked.growth, candidate)
+    is_starting = history.now - tracked.born < STARTUP_SECONDS * history.pace
+    if tracked.growth is None or is_starting:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
             tracked.allocations.end()
-        return began
+        return leak_began
     for pattern in ("warm-up", "steady"):
         tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
     since = history.to_unix(tracked.growth.onset) if active is None else active.since
     tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history)
-    return began
+    return leak_began
 
 
 def allocation_growth(tracked: TrackedSeries, signal: int, pace: float) -> AllocationGrowth | None:
     """Return the growth of the number of live allocations since the verdict on the ``signal`` began."""
-    if signal != LIVE or not tracked.counted:
+    if signal != LIVE or not tracked.has_agent_pools:
         return None
     (at,), (live,) = tracked.series.times(BLOCK_TIER, 1), tracked.series.column(BLOCK_TIER, LIVE, MIN, 1)
     return tracked.allocations.growth(at, live, pace)
@@ -278,20 +280,20 @@ def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) ->
     return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
 
 
-def _growing(tracked: TrackedSeries, found: Growth, label: str, since: float, history: History) -> Verdict:
+def _growing(tracked: TrackedSeries, growth: Growth, label: str, since: float, history: History) -> Verdict:
     pace, now = history.pace, history.to_unix(history.now)
-    per_second = found.slope * pace
+    per_second = growth.slope * pace
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
-        ("growth_bytes", found.bytes),
+        ("growth_bytes", growth.bytes),
     ]
-    if found.bytes_a_step is not None:
-        evidence.append(("kept_bytes_per_step", found.bytes_a_step))
-    evidence += held_growth(tracked, tracked.main_signal, BLOCK_TIER, found.onset)
+    if growth.bytes_per_step is not None:
+        evidence.append(("kept_bytes_per_step", growth.bytes_per_step))
+    evidence += held_growth(tracked, tracked.main_signal, BLOCK_TIER, growth.onset)
     allocations = allocation_growth(tracked, tracked.main_signal, pace)
     evidence += allocations.evidence if allocations else []
     who = sentences.program_text(tracked.name, tracked.pid, label)
-    summary = sentences.growing(who, label, 60 * per_second, since, now, found.bytes_a_step, allocations)
+    summary = sentences.growing(who, label, 60 * per_second, since, now, growth.bytes_per_step, allocations)
     return tracked.verdict("growing", since, tuple(evidence), summary)
 
 
@@ -351,7 +353,7 @@ def _points(
 ) -> tuple[Sequence[float], Sequence[float], Sequence[GrowthCurve]]:
     """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
     if leak.pause:
-        steps = tracked.levels.steps
+        steps = tracked.plateaus.steps
         return [step.at for step in steps], [step.after for step in steps], ()
     candidate = _candidate(tracked, history, None, room)
     growth = whole_growth(tracked, candidate, leak)
@@ -359,9 +361,9 @@ def _points(
         blocks = curve_of(tracked.series, leak.tier, leak.signal, leak.kind, leak.blocks)
         return blocks.times, blocks.values, ()
     first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
-    own = fit_curve(growth)
-    later = forecasts(growth) if own is not None and own.accelerates else ()
-    return *downsample(growth.times[first:], growth.values[first:], POINTS), later
+    fitted = fit_curve(growth)
+    courses = forecasts(growth) if fitted is not None and fitted.accelerates else ()
+    return *downsample(growth.times[first:], growth.values[first:], POINTS), courses
 
 
 def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:

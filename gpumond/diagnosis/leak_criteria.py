@@ -38,7 +38,6 @@ from gpumond.tick.history import (
 )
 
 LIKELY_Z = 1.64
-MINUTE_SECONDS = 60.0
 
 OUTSIDE_POOLS = -1
 """The curve of a process's memory outside its pools: used less held."""
@@ -396,15 +395,15 @@ def has_risen_with_load(device: Series, age: float) -> bool:
     )
 
 
-def _load_series_rises(load: Sequence[float], count: int, least: float | None, significance: float) -> bool:
-    """Return True if the load rises significantly, by ``least`` or a tenth of its level, in so many known blocks."""
+def _load_series_rises(load: Sequence[float], count: int, min_rise: float | None, min_z: float) -> bool:
+    """Return True if the load rises significantly, by ``min_rise`` or a tenth of its level, in so many known blocks."""
     if len(load) < count or any(value != value for value in load):
         return False
     rise = sen_slope(range(len(load)), load) * len(load)
     return (
         rise > 0
-        and rise >= (BUSIER_LOAD_RATIO * median(load) if least is None else least)
-        and (mann_kendall(load) > significance)
+        and rise >= (BUSIER_LOAD_RATIO * median(load) if min_rise is None else min_rise)
+        and (mann_kendall(load) > min_z)
     )
 
 
@@ -470,7 +469,7 @@ def _in_stairs(changes: list[float]) -> bool:
 def _nearest_utilization(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
     """Return the utilization at the nearest time, since series close their minutes at different times."""
     after = bisect_left(times, at)
-    found = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
-    if not 0 <= found < len(times) or abs(times[found] - at) > 60 or not isfinite(use[found]):
+    nearest = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
+    if not 0 <= nearest < len(times) or abs(times[nearest] - at) > 60 or not isfinite(use[nearest]):
         return None
-    return use[found]
+    return use[nearest]

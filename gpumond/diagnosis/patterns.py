@@ -1,4 +1,4 @@
-"""Patterns of curves without an alarm: warm-up, steady, churn, periodic, step-change. No I/O."""
+"""Patterns of healthy curves: warm-up, steady, churn, periodic, step-change. No I/O."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def pattern_of(series: Series, signal: int, born: float, levels: Plateaus, size:
         return None
     if now + MINUTE_SECONDS < born + WARM_UP_SECONDS:  # the last minute ended before
         return UsePattern("warm-up", born, (("level_bytes", level),))
-    whole = size or max(high, 1.0)
+    device_size = size or max(high, 1.0)
     last = levels.last
     if last is not None and now - last.at < STEP_SECONDS:
         return UsePattern("step-change", last.at, (("step_bytes", last.height),))
-    tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * whole)
+    tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * device_size)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
         return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
-    found = _period(series, signal, born)
-    if found is not None:
+    period_seconds = _period(series, signal, born)
+    if period_seconds is not None:
         return UsePattern(
-            "periodic", times[known[0]], (("period_seconds", found), ("low_bytes", low), ("high_bytes", high))
+            "periodic", times[known[0]], (("period_seconds", period_seconds), ("low_bytes", low), ("high_bytes", high))
         )
     if abs(mann_kendall(values)) < STATIONARY_Z:
-        ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * whole)
+        ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * device_size)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
             return UsePattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
-        if max(values) - min(values) <= MOVING_RATIO * whole:
+        if max(values) - min(values) <= MOVING_RATIO * device_size:
             return UsePattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
     elif values[-1] > values[0] and levels.level is None and _slows_down(values):
         return UsePattern("warm-up", born, (("level_bytes", level),))
@@ -107,16 +107,16 @@ def _rises(values: Sequence[float]) -> Sequence[float]:
     return [after - before for before, after in pairwise(values[1:])]
 
 
-def _jumps(samples: Sequence[float], least: float) -> tuple[int, int]:
-    """Return how often the curve went up, and down, by at least ``least``."""
+def _jumps(samples: Sequence[float], min_jump: float) -> tuple[int, int]:
+    """Return how often the curve went up, and down, by at least ``min_jump``."""
     known = [value for value in samples if value == value]
     ups = downs = 0
     low = high = known[0] if known else 0.0
     for value in known:
         low, high = min(low, value), max(high, value)
-        if value - low >= least:
+        if value - low >= min_jump:
             ups, low, high = ups + 1, value, value
-        elif high - value >= least:
+        elif high - value >= min_jump:
             downs, low, high = downs + 1, value, value
     return ups, downs
 
@@ -212,10 +212,10 @@ class Plateaus:
 
     def stairs(self, size: float) -> Sequence[PlateauStep]:
         """Return the steps that are a leak; empty if none are."""
-        for number, ratio in RETENTIONS:
+        for count, ratio in RETENTIONS:
             retained = [step for step in self.steps if step.is_retained and step.height >= ratio * size]
-            last = retained[-number:]
-            soon = len(last) == number and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
+            last = retained[-count:]
+            soon = len(last) == count and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
             if soon and _are_similar([step.height for step in last], RETENTION_HEIGHT_RATIO):
                 return retained
         large = self.steps[-LARGE_STAIRS:]

@@ -64,16 +64,16 @@ class EarlierUses:
     def __init__(self) -> None:
         self._known: dict[ProgramKey, EarlierUse] = {}
 
-    def limit(self, owner: ProgramKey) -> float:
-        known = self._known.get(owner)
+    def limit(self, program: ProgramKey) -> float:
+        known = self._known.get(program)
         return known.limit if known is not None else 0.0
 
-    def note(self, owner: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
+    def note(self, program: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
-        if not owner[0]:
+        if not program[0]:
             return
-        before = self._known.pop(owner, None) or EarlierUse(name=owner[0], uid=owner[1], seen_at=at)
-        self._known[owner] = replace(
+        before = self._known.pop(program, None) or EarlierUse(name=program[0], uid=program[1], seen_at=at)
+        self._known[program] = replace(
             before,
             seen_at=at,
             held_bytes=max(before.held_bytes, held),
@@ -162,16 +162,14 @@ class RunMinima:
         self.values: list[tuple[float, float]] = []
         self._quarters: list[float] = []
 
-    def add(self, at: float, level: float) -> bool:
-        """Add a quarter of an hour. Return whether a floor is complete."""
+    def add(self, at: float, level: float) -> None:
+        """Add a quarter of an hour."""
         if level == level:
             self._quarters.append(level)
-        if len(self._quarters) < FLOOR_QUARTERS:
-            return False
-        self.values.append((at, sorted(self._quarters)[FLOOR_QUARTERS // FLOOR_QUARTILE]))
-        del self.values[:-MAX_FLOORS]
-        self._quarters = []
-        return True
+        if len(self._quarters) == FLOOR_QUARTERS:
+            self.values.append((at, sorted(self._quarters)[FLOOR_QUARTERS // FLOOR_QUARTILE]))
+            del self.values[:-MAX_FLOORS]
+            self._quarters = []
 
     def rising_floors(self) -> Sequence[tuple[float, float]]:
         """Return the floors that rise evenly, one after another or from day to day; empty if they do not."""

@@ -34,28 +34,28 @@ def leak(
     per_minute: float,
     since: float,
     now: float,
-    left: float | None,
+    seconds_left: float | None,
     form: str,
-    outside: bool,
+    is_outside_pools: bool,
     allocations: AllocationGrowth | None,
     peak: float,
-    later: float | None,
+    seconds_left_now: float | None,
 ) -> str:
-    """Describe a leak; ``who`` is the device where no process is known. ``left`` is counted from the device's recent
-    ``peak``, ``later`` from what is used now if that is notably less.
+    """Describe a leak; ``who`` is the device where no process is known. ``seconds_left`` is counted from the device's
+    recent ``peak``, ``seconds_left_now`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
     rate = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
     details = [f"since {clock_text(since, now)}", *_allocation_details(allocations)]
-    if outside:
+    if is_outside_pools:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
     end = ""
-    if left is not None:
-        times = [rough_duration_text(left)]
-        if later is not None and rough_duration_text(later) != rough_duration_text(left):
+    if seconds_left is not None:
+        times = [rough_duration_text(seconds_left)]
+        if seconds_left_now is not None and rough_duration_text(seconds_left_now) != rough_duration_text(seconds_left):
             times = [
-                rough_duration_text(later),
-                f"{rough_duration_text(left)} {AT_PEAK_CONDITION} of {size_text(peak)}",
+                rough_duration_text(seconds_left_now),
+                f"{rough_duration_text(seconds_left)} {AT_PEAK_CONDITION} of {size_text(peak)}",
             ]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
@@ -67,12 +67,14 @@ def growing(
     per_minute: float,
     since: float,
     now: float,
-    step: float | None,
+    bytes_per_step: float | None,
     allocations: AllocationGrowth | None,
 ) -> str:
-    """Describe growth that may become a leak; ``step``: bytes retained by each step, if the program counts steps."""
+    """Describe growth that may become a leak; ``bytes_per_step``: bytes retained by each step, if the program counts
+    steps.
+    """
     owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
-    steps = [f"{size_text(step)} per step"] if step is not None and step > 0 else []
+    steps = [f"{size_text(bytes_per_step)} per step"] if bytes_per_step is not None and bytes_per_step > 0 else []
     details = [*steps, *_allocation_details(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
@@ -91,13 +93,17 @@ def _allocation_details(growth: AllocationGrowth | None) -> tuple[str, ...]:
     )
 
 
-def growing_together(one: str, programs: int, devices: int, left: float | None) -> str:
-    """Describe programs that leak together. ``one``: the leak of the first to fill its device, in ``left`` seconds."""
+def growing_together(first_leak: str, programs: int, devices: int, seconds_left: float | None) -> str:
+    """Describe programs that leak together. ``first_leak``: the leak of the first to fill its device, in
+    ``seconds_left`` seconds.
+    """
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
-    first = "One of them" if left is None else "The first to fill its GPU" if devices > 1 else "The fastest leak"
+    first = (
+        "One of them" if seconds_left is None else "The first to fill its GPU" if devices > 1 else "The fastest leak"
+    )
     return (
         f"the memory of {programs} programs on {where} started growing at about the same time, possibly because of "
-        f"higher load or the same bug. {first}: {one}"
+        f"higher load or the same bug. {first}: {first_leak}"
     )
 
 
@@ -129,20 +135,19 @@ def idle(who: str, device: str, size: float, seconds: float) -> str:
     return f"{used} and has been idle for {duration_text(seconds)}"
 
 
-def crash(who: str, device: str, size: float, cause: str, certain: bool) -> str:
+def crash(who: str, device: str, size: float, cause: str, is_certain: bool) -> str:
     who = "a program" if who == device else who
-    return (
-        f"{who} {'crashed' if certain else 'probably crashed'} on {device} {cause}; the program used {size_text(size)}"
-    )
+    crashed = "crashed" if is_certain else "probably crashed"
+    return f"{who} {crashed} on {device} {cause}; the program used {size_text(size)}"
 
 
-def release(who: str, device: str, size: float, failed: bool = False) -> str:
-    """Describe released memory; ``who`` is empty where the driver lists no processes. ``failed``: one of the
+def release(who: str, device: str, size: float, allocation_failed: bool = False) -> str:
+    """Describe released memory; ``who`` is empty where the driver lists no processes. ``allocation_failed``: one of the
     program's allocations failed shortly before.
     """
     if not who:
         return f"{size_text(size)} on {device} was freed within seconds"
-    return f"{who} freed {size_text(size)} on {device}{' after an allocation failed' if failed else ''}"
+    return f"{who} freed {size_text(size)} on {device}{' after an allocation failed' if allocation_failed else ''}"
 
 
 def crash_loop(who: str, device: str, times: int) -> str:
@@ -150,26 +155,28 @@ def crash_loop(who: str, device: str, times: int) -> str:
 
 
 def pattern(
-    kind: str, who: str, device: str, evidence: Mapping[str, float], since: float, now: float, by_step: bool = False
+    kind: str, who: str, device: str, evidence: Mapping[str, float], since: float, now: float, at_step_end: bool = False
 ) -> str:
-    """Describe a pattern. ``by_step``: at the end of each step."""
-    whole = who == device
-    who = f"memory in use on {device}" if whole else who
+    """Describe a pattern. ``at_step_end``: at the end of each step."""
+    is_device = who == device
+    who = f"memory in use on {device}" if is_device else who
     if kind == "warm-up":
-        subject = who if whole else f"{who} is warming up: its memory"
+        subject = who if is_device else f"{who} is warming up: its memory"
         return f"{subject} hasn't been steady for long enough to judge"
     at = clock_text(since, now)
     if kind == "steady":
-        where = " at the end of its steps" if by_step else ""
+        where = " at the end of its steps" if at_step_end else ""
         return f"{who} has been steady at {size_text(evidence['level_bytes'])}{where} since {at}"
     if kind == "step-change":
         size = evidence["step_bytes"]
-        more, less = ("higher", "lower") if whole else ("more", "less")
-        return f"{who} has {'been' if whole else 'used'} {size_text(abs(size))} {more if size > 0 else less} since {at}"
+        verb, more, less = ("been", "higher", "lower") if is_device else ("used", "more", "less")
+        return f"{who} has {verb} {size_text(abs(size))} {more if size > 0 else less} since {at}"
     if kind == "filling":
-        left = evidence.get("full_seconds", inf)
-        is_notable = left < NOTABLE_DAYS * DAY_SECONDS
-        end = f"; the GPU will be full in {rough_duration_text(left)}, unless growth stops" if is_notable else ""
+        seconds_left = evidence.get("full_seconds", inf)
+        is_notable = seconds_left < NOTABLE_DAYS * DAY_SECONDS
+        end = (
+            f"; the GPU will be full in {rough_duration_text(seconds_left)}, unless growth stops" if is_notable else ""
+        )
         rate = growth_rate_text(60 * evidence["slope_bytes_per_second"])
         return f"{who} has been growing more and more slowly since {at}, now by {rate}{end}"
     low, high = size_text(evidence["low_bytes"]), size_text(evidence["high_bytes"])
@@ -205,13 +212,17 @@ def retained_by(program: Program) -> str:
     if program.retainers:
         lines = [_retainer_text(retainer) for retainer in program.retainers[:MAX_SHOWN]]
         return f"{list_text(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
-    kept = {
+    retained_bytes = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
         for scope in program.scopes
         if scope.entries > 1 and sum(device.last_retained_bytes for device in scope.devices) > 0  # not a set-up
     }
-    name = max(kept, key=lambda name: kept[name], default="")
-    return f"the measured scope {name} retains {size_text(kept[name])}" if kept.get(name, 0) > 0 else ""
+    name = max(retained_bytes, key=lambda name: retained_bytes[name], default="")
+    return (
+        f"the measured scope {name} retains {size_text(retained_bytes[name])}"
+        if retained_bytes.get(name, 0) > 0
+        else ""
+    )
 
 
 def _retainer_text(retainer: Retainer) -> str:

@@ -165,7 +165,7 @@ def updated_leak(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | No
 
 def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
     times, values = curve.times, curve.values
-    count, recent = test.blocks, test.record_blocks
+    count, record_blocks = test.blocks, test.record_blocks
     if len(values) < test.skipped_blocks + count + 1:
         return None
     at, window = times[-count:], values[-count:]
@@ -175,8 +175,8 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
         or sum(curve.counts[-count:]) < test.min_samples * count / candidate.pace
     ):
         return None
-    late = median(window[-recent:])
-    if late <= window[0]:
+    late_median = median(window[-record_blocks:])
+    if late_median <= window[0]:
         return None
     pairs = sorted(slopes(at, window))
     slope = median(pairs)
@@ -184,16 +184,18 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
     margin = max(test.margin_bytes, test.margin_ratio * (candidate.size or 0.0))
     if growth <= max(0.0, margin, test.growth_ratio * (candidate.size or 0.0)):
         return None
-    if sen_slope(at[-recent:], window[-recent:]) <= 0:
+    if sen_slope(at[-record_blocks:], window[-record_blocks:]) <= 0:
         return None
     if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
         return None
     if not _is_creeping(candidate, test, slope):
         if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
             return None
-        if len(values) < test.skipped_blocks + count + recent or late <= _peak_before(candidate, times[0]):
+        if len(values) < test.skipped_blocks + count + record_blocks or late_median <= _peak_before(
+            candidate, times[0]
+        ):
             return None
-        if not _exceeds_past(late - margin, values[:-recent], test):
+        if not _exceeds_past(late_median - margin, values[:-record_blocks], test):
             return None
         if not _is_line(candidate, at, window, slope, test):
             return None
@@ -278,7 +280,7 @@ def _is_line(
     return median(between) >= ratio * slope
 
 
-def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
+def _best_steps(window: Sequence[float], max_steps: int) -> list[_Steps]:
     """Return, by the number of steps, those that describe the window best: with the smallest sum of distances from the
     medians of the parts between them, of at least two blocks each.
     """
@@ -288,7 +290,7 @@ def _best_steps(window: Sequence[float], most: int) -> list[_Steps]:
     }
     until = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
     best = [until[count]]
-    for number in range(1, most + 1):
+    for number in range(1, max_steps + 1):
         until = {
             end: min(
                 _Steps(until[begin].deviation + parts[begin, end], (*until[begin].limits, end))

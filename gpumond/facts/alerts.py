@@ -94,11 +94,11 @@ def with_overrides(rule: Rule, fields: Mapping[str, Any]) -> Rule:
     """
     changes: dict[str, Any] = {}
     if "threshold" in fields:
-        threshold, own = fields["threshold"], overridable_fields(rule)["threshold"]
-        side, limit = ("below", max) if rule.above is None else ("above", min)
+        threshold, threshold_before = fields["threshold"], overridable_fields(rule)["threshold"]
+        side, bound = ("below", max) if rule.above is None else ("above", min)
         changes[side] = threshold
-        if rule.clear is not None and own:
-            changes["clear"] = limit(rule.clear * (threshold / own), threshold)
+        if rule.clear is not None and threshold_before:
+            changes["clear"] = bound(rule.clear * (threshold / threshold_before), threshold)
     if "for" in fields:
         changes["for_seconds"] = fields["for"]
     if "severity" in fields:
@@ -184,26 +184,29 @@ def same_process(one: ProcessKey | None, other: ProcessKey | None) -> bool:
 OUTAGE_TOLERANCE_SECONDS = 3600.0
 
 
-def to_stored(activities: Mapping[str, AlertStates], began: float) -> Iterator[StoredAlert]:
-    """Yield the alerts to be stored; ``began`` is the monotonic time at which elapsed time was 0."""
-    for active in activities.values():
-        for labels, activity in active.items():
-            cleared = activity.cleared_elapsed
+def to_stored(states_by_rule: Mapping[str, AlertStates], started_monotonic: float) -> Iterator[StoredAlert]:
+    """Yield the alerts to be stored; ``started_monotonic`` is the monotonic time at which elapsed time was 0."""
+    for states in states_by_rule.values():
+        for labels, state in states.items():
+            cleared = state.cleared_elapsed
             yield StoredAlert(
-                labels, activity.alert, began + activity.active_elapsed, None if cleared is None else began + cleared
+                labels,
+                state.alert,
+                started_monotonic + state.active_elapsed,
+                None if cleared is None else started_monotonic + cleared,
             )
 
 
 def from_stored(
-    alerts: Iterable[StoredAlert], alive: DaemonActivity | None, now: float
+    alerts: Iterable[StoredAlert], last_activity: DaemonActivity | None, now: float
 ) -> dict[str, dict[Labels, AlertState]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
-    if alive is None or now - alive.at > OUTAGE_TOLERANCE_SECONDS:
+    if last_activity is None or now - last_activity.at > OUTAGE_TOLERANCE_SECONDS:
         return {}
-    activities: dict[str, dict[Labels, AlertState]] = {}
+    states: dict[str, dict[Labels, AlertState]] = {}
     for each in alerts:
-        cleared = None if each.cleared_monotonic is None else min(0.0, each.cleared_monotonic - alive.monotonic)
-        since = min(0.0, each.active_monotonic - alive.monotonic)
-        activity = AlertState(each.alert, each.alert.process, since, cleared)
-        activities.setdefault(each.alert.rule, {})[each.subject] = activity
-    return activities
+        cleared = None if each.cleared_monotonic is None else min(0.0, each.cleared_monotonic - last_activity.monotonic)
+        since = min(0.0, each.active_monotonic - last_activity.monotonic)
+        state = AlertState(each.alert, each.alert.process, since, cleared)
+        states.setdefault(each.alert.rule, {})[each.subject] = state
+    return states

@@ -150,13 +150,13 @@ class ProtocolError(GpumondError):
 LIST_PROGRAMS_HINT = "; to list the programs: gpumond status"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     """Return ``; did you mean NAME?`` with the most similar known name, else with up to three that contain the given
     one; empty without any.
     """
     import difflib  # needed for one error only, and not by agents
 
-    names = [*known]
+    names = [*known_names]
     similar = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and name in each][:3]
     alternatives = " or ".join(filter(None, (", ".join(similar[:-1]), *similar[-1:])))
     return f"; did you mean {alternatives}?" if similar else ""

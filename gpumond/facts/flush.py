@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget, did_you_mean
-from gpumond.facts.pools import DEFAULT_STEPS, FlushOutcome, Receipt, ordered_steps as ordered_steps
+from gpumond.facts.pools import DEFAULT_STEPS, FlushOutcome, Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
 

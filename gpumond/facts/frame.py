@@ -230,20 +230,20 @@ def find_device_uuid(name: str, devices: Sequence[DeviceReading], others: Iterab
         return name
     name = re.sub(r"(?i)^gpu\s+(?=\d+$)", "", name)  # as every view names it
     # A partition has the index and the address of its parent; the name then means the parent.
-    whole = [device for device in devices if device.parent_uuid is None] or devices
-    found = [device.uuid for device in whole if name in (str(device.index), device.pci_bus_id)]
-    if not found and (address := _pci_address(name)):
-        found = [device.uuid for device in whole if _pci_address(device.pci_bus_id) == address]
-    if not found and name:
-        found = [uuid for uuid in uuids if uuid.lower().startswith(name.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    candidates = [device for device in devices if device.parent_uuid is None] or devices
+    matches = [device.uuid for device in candidates if name in (str(device.index), device.pci_bus_id)]
+    if not matches and (address := _pci_address(name)):
+        matches = [device.uuid for device in candidates if _pci_address(device.pci_bus_id) == address]
+    if not matches and name:
+        matches = [uuid for uuid in uuids if uuid.lower().startswith(name.lower())]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise AmbiguousDevice(
-            f"GPU {name!r:.128} is ambiguous: {_device_list_text(devices, found)}; specify more of the UUID"
+            f"GPU {name!r:.128} is ambiguous: {_device_list_text(devices, matches)}; specify more of the UUID"
         )
-    known = f"GPUs on this machine: {_device_list_text(devices, uuids)}" if uuids else "no GPU is known"
-    raise NoSuchDevice(f"no GPU {name!r:.128}; {known}; expected {DEVICE_NAME_FORMS}")
+    listed_devices = f"GPUs on this machine: {_device_list_text(devices, uuids)}" if uuids else "no GPU is known"
+    raise NoSuchDevice(f"no GPU {name!r:.128}; {listed_devices}; expected {DEVICE_NAME_FORMS}")
 
 
 def _pci_address(text: str) -> tuple[int, ...] | None:

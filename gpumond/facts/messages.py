@@ -394,6 +394,6 @@ def program_socket(environ: Mapping[str, str] = os.environ) -> str:
     """
     if path := environ.get("GPUMOND_SOCKET"):
         return path
-    runtime, own = environ.get("GPUMOND_RUNTIME_DIR"), user_socket(environ)
-    places = (os.path.join(runtime, AGENT_SOCKET) if runtime else None, own)
-    return next((each for each in places if each and os.path.exists(each)), SERVICE_SOCKET)
+    runtime, user_path = environ.get("GPUMOND_RUNTIME_DIR"), user_socket(environ)
+    candidates = (os.path.join(runtime, AGENT_SOCKET) if runtime else None, user_path)
+    return next((each for each in candidates if each and os.path.exists(each)), SERVICE_SOCKET)

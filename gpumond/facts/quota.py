@@ -77,15 +77,15 @@ class QuotaTable:
         self.quotas = tuple(quotas)
         self._known: dict[QuotaAttributes, EffectiveQuota] = {}
 
-    def of(self, owner: QuotaAttributes) -> EffectiveQuota:
+    def of(self, attributes: QuotaAttributes) -> EffectiveQuota:
         """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
         if not self.quotas:
             return NO_QUOTA
-        if owner not in self._known:
+        if attributes not in self._known:
             if len(self._known) >= MAX_KNOWN_OWNERS:
                 self._known.clear()
-            self._known[owner] = _effective([quota for quota in self.quotas if _matches(quota, owner)])
-        return self._known[owner]
+            self._known[attributes] = _effective([quota for quota in self.quotas if _matches(quota, attributes)])
+        return self._known[attributes]
 
 
 def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
@@ -96,7 +96,7 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
     (soft, soft_limit_quota), (limit, limit_quota) = of("soft_limit_bytes", min), of("limit_bytes", min)
     reserve, reserve_quota = of("reserve_bytes", max)
     cgroup_limit, cgroup_limit_quota = of("cgroup_limit_bytes", min)
-    found = EffectiveQuota(
+    effective = EffectiveQuota(
         soft_limit_bytes=soft,
         soft_limit_quota=soft_limit_quota,
         limit_bytes=limit,
@@ -106,12 +106,12 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
         cgroup_limit_bytes=cgroup_limit,
         cgroup_limit_quota=cgroup_limit_quota,
     )
-    return NO_QUOTA if found == NO_QUOTA else found
+    return NO_QUOTA if effective == NO_QUOTA else effective
 
 
-def _matches(quota: Quota, owner: QuotaAttributes) -> bool:
-    stated = zip(quota.patterns(), owner.attributes(), strict=True)
-    return all(any(fnmatchcase(text, pattern) for text in texts) for pattern, texts in stated if pattern is not None)
+def _matches(quota: Quota, attributes: QuotaAttributes) -> bool:
+    pairs = zip(quota.patterns(), attributes.attributes(), strict=True)
+    return all(any(fnmatchcase(text, pattern) for text in texts) for pattern, texts in pairs if pattern is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -534,11 +534,11 @@ class Snapshot:
     @cached_property
     def reports_by_device(self) -> Mapping[str, Sequence[AgentReport]]:
         """The reports with a pool on each device."""
-        found: dict[str, list[AgentReport]] = {}
+        reports: dict[str, list[AgentReport]] = {}
         for report in self.reports:
             for uuid in {pool.device_uuid for pool in report.pools}:
-                found.setdefault(uuid, []).append(report)
-        return found
+                reports.setdefault(uuid, []).append(report)
+        return reports
 
     def used_by(self, key: ProcessKey, device: DeviceReading) -> int | None:
         """Return the driver's count for a process, else the bytes that its allocators hold; None if it holds none."""
@@ -559,7 +559,7 @@ class Snapshot:
         return min(sum(pool.reclaimable.likely for pool in pools), max(0, held - reserve))
 
     def holders(
-        self, device_uuid: str, but: ProcessKey | None, grants: Iterable[GrantedRequest] = ()
+        self, device_uuid: str, excluded: ProcessKey | None, grants: Iterable[GrantedRequest] = ()
     ) -> tuple[MemoryHolder, ...]:
         """Return who holds or is granted most of a device, at most three programs."""
         device = self.device(device_uuid)
@@ -567,12 +567,12 @@ class Snapshot:
             return ()
         held = []
         for key, usage in device.processes_by_key.items():
-            if usage.used_bytes and key != but:
+            if usage.used_bytes and key != excluded:
                 report = self.reports_by_process.get(key)
                 name = (report.workload if report else "") or usage.comm or ""
                 held.append(MemoryHolder(key.pid, name, usage.used_bytes))
         for grant in grants:
-            if grant.device_uuid == device_uuid and (but is None or grant.pid != but.pid):
+            if grant.device_uuid == device_uuid and (excluded is None or grant.pid != excluded.pid):
                 own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
                 held = [each for each in held if each is not own]
                 held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
@@ -586,7 +586,7 @@ class Snapshot:
         """
         reserved = [(key, quota) for key, quota in self.quotas_by_process.items() if quota.reserve_bytes is not None]
         reserved.sort(key=lambda each: (each[0].start_ticks or 0, each[0].pid))
-        found: dict[str, dict[ProcessKey, int]] = {}
+        by_device: dict[str, dict[ProcessKey, int]] = {}
         for device in self.devices if reserved else ():
             present = {*device.processes_by_key, *(r.key for r in self.reports_by_device.get(device.uuid, ()))}
             oldest: dict[str, ProcessKey] = {}
@@ -598,8 +598,8 @@ class Snapshot:
                     unused.setdefault(key, quota.reserve_bytes or 0 if first == key else 0)
                     unused[first] -= used
             if unused:
-                found[device.uuid] = {key: max(0, size) for key, size in unused.items()}
-        return found
+                by_device[device.uuid] = {key: max(0, size) for key, size in unused.items()}
+        return by_device
 
     @cached_property
     def reserve_shortages(self) -> Mapping[tuple[str, ProcessKey], int]:
@@ -608,28 +608,28 @@ class Snapshot:
         Reserves on one device share its free bytes: each process has the shortage of all reserves, but not more than
         the unused part of its own. Absent while the free bytes of the device are unknown.
         """
-        found: dict[tuple[str, ProcessKey], int] = {}
+        shortages: dict[tuple[str, ProcessKey], int] = {}
         for uuid, unused in self.unused_reserves.items():
             free = self.devices_by_uuid[uuid].current_free_bytes
             if free is not None:
                 shortage = max(0, sum(unused.values()) - free)
-                found.update({(uuid, key): min(size, shortage) for key, size in unused.items()})
-        return found
+                shortages.update({(uuid, key): min(size, shortage) for key, size in unused.items()})
+        return shortages
 
     @cached_property
     def limits(self) -> Mapping[tuple[str, ProcessKey], int]:
         """The limit in bytes of each process on each device: the lowest of its pools and of its cgroup."""
-        found: dict[tuple[str, ProcessKey], int] = {}
+        limits: dict[tuple[str, ProcessKey], int] = {}
         for report in self.reports:
             for each in report.limits:
                 key = each.device_uuid, report.key
-                found[key] = min(each.limit_bytes, found.get(key, each.limit_bytes))
+                limits[key] = min(each.limit_bytes, limits.get(key, each.limit_bytes))
         for device in self.devices:
             of_pids = {pid: each.limit_bytes for each in device.cgroup_limits for pid in each.pids}
             for process in device.processes_by_key if of_pids else ():
                 if (limit := of_pids.get(process.pid)) is not None:
-                    found[device.uuid, process] = min(limit, found.get((device.uuid, process), limit))
-        return found
+                    limits[device.uuid, process] = min(limit, limits.get((device.uuid, process), limit))
+        return limits
 
     @cached_property
     def engine_devices(self) -> tuple[tuple[EngineReading, frozenset[str]], ...]:

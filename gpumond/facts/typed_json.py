@@ -69,12 +69,14 @@ class Validator:
         if origin is tuple and arguments:
             return self._row(tuple(map(self.of, arguments)))
         if origin in (Union, types.UnionType):
-            known = [each for each in arguments if each is not type(None)]
-            is_text = len(known) > 1 and all(map(_is_text, known))
-            alternatives = {self._scalars[str]} if is_text else set(map(self.of, known))
+            members = [each for each in arguments if each is not type(None)]
+            is_text = len(members) > 1 and all(map(_is_text, members))
+            alternatives = {self._scalars[str]} if is_text else set(map(self.of, members))
             if len(alternatives) == 1:
                 (inner,) = alternatives
-                return (lambda value: None if value is None else inner(value)) if len(known) < len(arguments) else inner
+                return (
+                    (lambda value: None if value is None else inner(value)) if len(members) < len(arguments) else inner
+                )
         raise TypeError(f"no JSON form for {hint}")
 
     def _object(self, cls: Any) -> Converter:
@@ -87,19 +89,19 @@ class Validator:
         def convert(value: Any) -> Any:
             if type(value) is not dict:
                 raise Mismatch("an object", value)
-            found = {}
-            for name, to, default in entries:
+            values = {}
+            for name, convert_field, default in entries:
                 if name in value:
                     try:
-                        found[name] = to(value[name])
+                        values[name] = convert_field(value[name])
                     except Mismatch as mismatch:
                         mismatch.path = f".{name}{mismatch.path}"
                         raise
                 elif default is MISSING:
                     raise Mismatch("", path=f".{name}")
                 elif default is not ABSENT:
-                    found[name] = default
-            return record(cls, found)
+                    values[name] = default
+            return record(cls, values)
 
         return convert
 

@@ -74,11 +74,11 @@ def duration_text(seconds: float) -> str:
 
     Two units below ten minutes and from an hour on; a second unit of zero is omitted.
     """
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 600:
-        return _two_units(whole, "min", 60, "s")
+    rounded = int(seconds + 0.5)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 600:
+        return _two_units(rounded, "min", 60, "s")
     minutes = int(seconds / 60 + 0.5)
     if minutes < 60:
         return f"{minutes} min"
@@ -97,9 +97,9 @@ def rough_duration_text(seconds: float) -> str:
     return f"about {round(minutes / 60)} h" if minutes < 2880 else f"about {round(minutes / 1440)} d"
 
 
-def _two_units(count: int, whole: str, size: int, part: str) -> str:
-    rest = count % size
-    return f"{count // size} {whole}" + (f" {rest} {part}" if rest else "")
+def _two_units(count: int, unit: str, size: int, smaller_unit: str) -> str:
+    remainder = count % size
+    return f"{count // size} {unit}" + (f" {remainder} {smaller_unit}" if remainder else "")
 
 
 def clock_text(at: float, now: float | None = None) -> str:
@@ -157,11 +157,11 @@ def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
     """Format two sizes whose difference the reader sees as `size_text` formats it: with another digit if the rounded
     sizes differ by another number.
     """
-    first, second = size_text(whole), size_text(part)
-    (number, unit), (other, other_unit) = first.split(), second.split()
+    first_text, second_text = size_text(whole), size_text(part)
+    (number, unit), (second_number, other_unit) = first_text.split(), second_text.split()
     scale = _FACTORS[unit]
-    if unit != other_unit or f"{abs(float(number) - float(other)):.1f}" == f"{abs(whole - part) / scale:.1f}":
-        return first, second
+    if unit != other_unit or f"{abs(float(number) - float(second_number)):.1f}" == f"{abs(whole - part) / scale:.1f}":
+        return first_text, second_text
     return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
 
 
@@ -180,21 +180,21 @@ def require_encodable(value: object) -> None:
     could make a value exponentially large.
     """
     seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
+    pending = [value]
+    while pending:
+        each = pending.pop()
         if isinstance(each, str):
             try:
                 each.encode()
             except UnicodeEncodeError as error:
-                found = ascii(each[error.start])
+                character = ascii(each[error.start])
                 raise ValueError(
-                    f"text contains {found}, half of a surrogate pair, which UTF-8 can't encode; remove it or "
+                    f"text contains {character}, half of a surrogate pair, which UTF-8 can't encode; remove it or "
                     "write the whole character"
                 ) from None
         elif isinstance(each, (dict, list, tuple)) and id(each) not in seen:
             seen.add(id(each))
-            waiting += [*each, *each.values()] if isinstance(each, dict) else each
+            pending += [*each, *each.values()] if isinstance(each, dict) else each
 
 
 def has_control_characters(text: str) -> bool:
@@ -213,6 +213,6 @@ def accepts(header: str, name: str) -> bool:
 _ZERO_WEIGHT = re.compile(r"q=0(\.0*)?")
 
 
-def backoff_seconds(first: float, failures: int, longest: float) -> float:
+def backoff_seconds(first_seconds: float, failures: int, longest_seconds: float) -> float:
     """Return the seconds before another attempt: they double with each failure, up to the longest."""
-    return min(longest, first * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError
+    return min(longest_seconds, first_seconds * 2.0 ** max(0, min(failures, 30)))  # 2.0 ** 1024 raises OverflowError

@@ -28,9 +28,9 @@ from gpumond.host.peer import PeerIdentity
 from gpumond.tick.claims import MAX_REPORTED_POOLS, limit_pools
 
 MAX_COMPONENTS = 8
-JOB_PATTERN = re.compile(r"[A-Za-z0-9._/-]{0,128}")
+NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+NOT_A_NAME = "isn't a name of at most 128 characters of A-Za-z0-9._/-"
 ResponseT = TypeVar("ResponseT")
-SCOPE_PATTERN = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 
 
 class AgentConnection:
@@ -80,7 +80,7 @@ class AgentConnection:
         """Set the newest report, with at most ``MAX_REPORTED_POOLS`` pools and their sums. Raises ProtocolError."""
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
-            report = replace(report, pools=limit_pools(report.pools, most=MAX_REPORTED_POOLS))
+            report = replace(report, pools=limit_pools(report.pools, max_pools=MAX_REPORTED_POOLS))
         self.report, self.unread, self._report_hash = report, b"", report_hash
 
     def split(self, chunk: bytes, now: float) -> list[bytes]:
@@ -124,8 +124,8 @@ def check_hello(hello: Hello) -> None:
     if len(hello.workload) > MAX_WORKLOAD:
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
     for name, text in (("job", hello.job), ("account", hello.account)):
-        if not JOB_PATTERN.fullmatch(text):
-            raise ProtocolError("value", f"hello.{name}: {text!r:.80} isn't [A-Za-z0-9._/-]{{0,128}}")
+        if text and not NAME.fullmatch(text):
+            raise ProtocolError("value", f"hello.{name}: {text!r:.80} {NOT_A_NAME}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
         return
@@ -136,13 +136,11 @@ def check_hello(hello: Hello) -> None:
 def check_report(report: Report) -> None:
     """Check number and length of names that become labels. Raises ProtocolError."""
     names = [scope.name for scope in report.program.scopes]
-    wrong = next((name for name in names if not SCOPE_PATTERN.fullmatch(name)), None)
+    wrong = next((name for name in names if not NAME.fullmatch(name)), None)
     if wrong is not None:
-        raise ProtocolError(
-            "value", f"report.program.scopes: {printable_text(wrong)!r:.80} isn't [A-Za-z0-9._/-]{{1,128}}"
-        )
+        raise ProtocolError("value", f"report.program.scopes: {printable_text(wrong)!r:.80} {NOT_A_NAME}")
     if len(names) > MAX_SCOPES + 1:
-        raise ProtocolError("value", f"report.program.scopes: {len(names)}, more than {MAX_SCOPES + 1}")
+        raise ProtocolError("value", f"report.program.scopes: {len(names)} scopes, more than {MAX_SCOPES + 1}")
 
 
 def agent_report(

@@ -393,7 +393,7 @@ class AgentServer:
             self._refuse(peer, error)
 
     def _refuse(self, peer: AgentConnection, error: ProtocolError) -> None:
-        log.info("agent of pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
+        log.info("connection of the agent with pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
         self._drop(peer, error.reason)
 
     def _handle(self, peer: AgentConnection, message: Message, now: float) -> None:

@@ -103,7 +103,7 @@ def _shortage(row: _PoolRow) -> str:
 def _relief(row: _PoolRow) -> str:
     if row.track.limit_bytes is None:
         return "free memory on the GPU"
-    return "raise the program's limit (gpumond quota shows where the limit is set)"
+    return "raise the program's limit (to see where it's set: gpumond quota)"
 
 
 def _values(*names: str) -> Iterator[Quantity[_PoolRow]]:

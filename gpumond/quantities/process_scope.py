@@ -165,9 +165,9 @@ def _idle_remedy(row: _ProcessRow) -> str:
         return "stop the program if you don't need it"
     used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
     if report and report.can_suspend and 2 * flushed < used:
-        return f"gpumond suspend --pid {pid} would release {size_text(used)}; if you don't need the program, stop it"
+        return f"to release {size_text(used)}: gpumond suspend --pid {pid}; if you don't need the program, stop it"
     if flushed:
-        return f"gpumond flush --pid {pid} would release {size_text(flushed)}; if you don't need the program, stop it"
+        return f"to release {size_text(flushed)}: gpumond flush --pid {pid}; if you don't need the program, stop it"
     return "a flush of this program would release nothing; if you don't need the program, stop it"
 
 
@@ -176,12 +176,10 @@ def _soft_limit_remedy(row: _ProcessRow) -> str:
     excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
     if not flushed:
         return "a flush of this program would release nothing; reduce the program's memory use, or raise the soft limit"
-    flush = f"gpumond flush --pid {row.process.pid} would release {size_text(flushed)}"
-    return (
-        flush
-        if flushed >= excess
-        else f"{flush}, which isn't enough; reduce the program's memory use, or raise the soft limit"
-    )
+    flush = f"to release {size_text(flushed)}: gpumond flush --pid {row.process.pid}"
+    if flushed >= excess:
+        return flush
+    return f"{flush}; that isn't enough, so also reduce the program's memory use, or raise the soft limit"
 
 
 def _reclaimable_bytes(row: _ProcessRow) -> int:

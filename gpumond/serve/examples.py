@@ -152,7 +152,7 @@ ALERT = Alert(
             "GPU 0 (NVIDIA H100 80GB HBM3) is 98% full, and 40.0 GiB of its memory is unused cache; the largest cache "
             "belongs to train (pid 4242, 40.0 GiB)",
         ),
-        ("description", "gpumond flush --device 0 releases the cache"),
+        ("description", "to release the cache: gpumond flush --device 0"),
     ),
     value=0.5,
     active_at=TAKEN_AT - 300,

@@ -31,27 +31,27 @@ def devices_with_complete_lists(
     devices: Collection[DeviceReading],
     faults: Iterable[Fault],
     private_pid_namespace: bool | None,
-    listing: Collection[str] = (),
+    listing_sources: Collection[str] = (),
 ) -> frozenset[str]:
     """Return the devices on which a process holds no memory unless the driver lists it.
 
-    A device is not among them if pids may mean other processes, behind an MPS server, with MIG, if processes are
-    hidden from the daemon, or if its driver lists no process on any device. ``listing``: sources whose driver is known
+    A device is not among them if pids may mean other processes, behind an MPS server, with MIG, if processes are hidden
+    from the daemon, or if its driver lists no process on any device. ``listing_sources``: sources whose driver is known
     to list processes.
     """
     if private_pid_namespace and any(device.vendor != "sim" for device in devices):
         return frozenset()
     parents = {device.parent_uuid for device in devices}
-    hidden = {fault.device_uuid for fault in faults if fault.kind == "processes_hidden"}
-    listing = {*listing, *(device.source for device in devices if device.processes)}
+    uuids_with_hidden_processes = {fault.device_uuid for fault in faults if fault.kind == "processes_hidden"}
+    listing_sources = {*listing_sources, *(device.source for device in devices if device.processes)}
     return frozenset(
         device.uuid
         for device in devices
         if device.processes is not None
-        and device.source in listing
+        and device.source in listing_sources
         and device.parent_uuid is None
         and device.uuid not in parents
-        and device.uuid not in hidden
+        and device.uuid not in uuids_with_hidden_processes
         and not device.has_mps_server
     )
 
@@ -78,8 +78,6 @@ def claim_tolerance_bytes(device: DeviceReading) -> int:
 
 def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
     """Return the held bytes that the driver counts for the process: managed memory is not among them."""
-    if len(pools) == 1 and not pools[0].managed:
-        return {pools[0].device_uuid: pools[0].held_bytes}  # nearly every report of nearly every tick
     sums: dict[str, int] = {}
     for pool in outermost_pools(pools):
         if not pool.managed:
@@ -87,16 +85,16 @@ def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
     return sums
 
 
-def resident_managed_bytes(managed: Mapping[ProcessKey, int], unattributed: int) -> dict[ProcessKey, int]:
+def resident_managed_bytes(managed_bytes: Mapping[ProcessKey, int], unattributed_bytes: int) -> dict[ProcessKey, int]:
     """Return the managed bytes of each process that are attributed to it on a device, at most all.
 
     How many of them are on the device is unknown. Those that are belong to the used bytes that the driver counts for no
     process, so these are the limit; several processes share them by size.
     """
-    total = sum(managed.values())
-    if total <= unattributed:
-        return dict(managed)
-    return {process: size * unattributed // total for process, size in managed.items()}
+    total = sum(managed_bytes.values())
+    if total <= unattributed_bytes:
+        return dict(managed_bytes)
+    return {process: size * unattributed_bytes // total for process, size in managed_bytes.items()}
 
 
 def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
@@ -134,24 +132,27 @@ def max_pools_by_person(reports: Iterable[AgentReport], person_uid: Callable[[in
 
 
 def limit_pools(
-    pools: tuple[PoolUsage, ...], devices: Collection[str] | None = None, most: int = MAX_POOLS
+    pools: tuple[PoolUsage, ...], devices: Collection[str] | None = None, max_pools: int = MAX_POOLS
 ) -> tuple[PoolUsage, ...]:
-    """Return at most ``most`` pools and, for each of these devices, the sum of the others.
+    """Return at most ``max_pools`` pools and, for each of these devices, the sum of the others.
 
-    Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices
-    and managed pools, whose place is unknown, are not summed. Without ``devices`` there are sums for at most ``most``
+    Pools inside others are dropped first, since their bytes are counted in the outer pool. Pools on other devices and
+    managed pools, whose place is unknown, are not summed. Without ``devices`` there are sums for at most ``max_pools``
     of those that the pools name.
     """
-    if len(pools) <= most:
+    if len(pools) <= max_pools:
         return pools
-    outer = outermost_pools(pools)
-    kept = [pool for pool in outer if pool.allocator != OTHER][:most]
-    own = set(map(id, kept))
-    rest: dict[str, list[PoolUsage]] = {}
-    for pool in outer:
-        if id(pool) not in own and not pool.managed and (devices is None or pool.device_uuid in devices):
-            rest.setdefault(pool.device_uuid, []).append(pool)
-    return (*kept, *(_sum_of_pools(uuid, rest[uuid]) for uuid in list(rest)[: most if devices is None else None]))
+    outermost = outermost_pools(pools)
+    kept_pools = [pool for pool in outermost if pool.allocator != OTHER][:max_pools]
+    kept_ids = set(map(id, kept_pools))
+    others: dict[str, list[PoolUsage]] = {}
+    for pool in outermost:
+        if id(pool) not in kept_ids and not pool.managed and (devices is None or pool.device_uuid in devices):
+            others.setdefault(pool.device_uuid, []).append(pool)
+    return (
+        *kept_pools,
+        *(_sum_of_pools(uuid, others[uuid]) for uuid in list(others)[: max_pools if devices is None else None]),
+    )
 
 
 _SUMMED_FIELDS = (
@@ -238,19 +239,19 @@ def check_claims(
     if not reports:
         return (), ()
     driver = _DriverCounts(devices, complete, previous, seconds)
-    before = previous.reports_by_process if previous else {}
-    excessive = previous.excesses if previous else ()
-    ticks = {(each.process, each.device_uuid): each.ticks for each in excessive if not each.allocator}
+    previous_reports = previous.reports_by_process if previous else {}
+    previous_excesses = previous.excesses if previous else ()
+    ticks = {(each.process, each.device_uuid): each.ticks for each in previous_excesses if not each.allocator}
     checked: list[AgentReport] = []
     excesses: list[ExcessClaim] = []
-    shares = max_pools_by_person(reports, person_uid)
+    max_pools = max_pools_by_person(reports, person_uid)
     for report in reports:
         process = report.key
         if len(report.pools) == 1 and report.uses_device and driver.confirms(process, report.pools[0]):
             checked.append(report)  # nearly every report of nearly every tick
             continue
-        earlier = before.get(process)
-        pools = limit_pools(report.pools, driver.sizes, shares.get(person_uid(report.uid), MAX_POOLS))
+        previous_report = previous_reports.get(process)
+        pools = limit_pools(report.pools, driver.sizes, max_pools.get(person_uid(report.uid), MAX_POOLS))
         fault = None
         for uuid, claimed in held_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
@@ -267,19 +268,21 @@ def check_claims(
             excesses.append(excess)
         if fault:
             faults.append(fault)
-        over = [pool for pool in pools if _exceeds_size(pool, driver.sizes.get(pool.device_uuid))]
-        if over:
+        oversized = [pool for pool in pools if _exceeds_size(pool, driver.sizes.get(pool.device_uuid))]
+        if oversized:
             excesses += (
-                _excess_over_size(report, each, driver) for each in over if driver.may_list(process, each.device_uuid)
+                _excess_over_size(report, each, driver)
+                for each in oversized
+                if driver.may_list(process, each.device_uuid)
             )
             pools = tuple(_limit_to_size(pool, driver.sizes.get(pool.device_uuid)) for pool in pools)
-        uses = bool(
-            (earlier is not None and earlier.uses_device)
+        uses_device = bool(
+            (previous_report is not None and previous_report.uses_device)
             or process in driver.processes
             or any(pool.held_bytes or pool.live_bytes != 0 for pool in pools)
         )
-        if pools is not report.pools or uses != report.uses_device:
-            report = replace(report, pools=pools, uses_device=uses)
+        if pools is not report.pools or uses_device != report.uses_device:
+            report = replace(report, pools=pools, uses_device=uses_device)
         checked.append(report)
     return tuple(checked), tuple(excesses)
 
@@ -291,18 +294,18 @@ def _excess_over_driver(
     device = driver.devices.get(uuid)
     if device is None or not claimed:
         return None
-    most = max_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
-    if most is None or claimed <= most + claim_tolerance_bytes(device):
+    limit = max_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
+    if limit is None or claimed <= limit + claim_tolerance_bytes(device):
         return None
-    counts = ticks != 1 or report.age_seconds < driver.seconds
+    counts_as_tick = ticks != 1 or report.age_seconds < driver.seconds
     return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
         device_uuid=uuid,
         workload=report.workload,
         claimed_bytes=claimed,
-        limit_bytes=most,
-        ticks=ticks + (counts and _is_fresh(report, device) and driver.is_count_stable(report.key, uuid)),
+        limit_bytes=limit,
+        ticks=ticks + (counts_as_tick and _is_fresh(report, device) and driver.is_count_stable(report.key, uuid)),
     )
 
 
@@ -325,12 +328,16 @@ def _unmapped_bytes(excess: ExcessClaim, pools: tuple[PoolUsage, ...], driver: _
     uuid = excess.device_uuid
     if driver.counts[uuid].get(excess.process) is None or driver.devices[uuid].has_mps_server:
         return 0
-    private = sum(
+    private_bytes = sum(
         _private_bytes(pool) for pool in outermost_pools(pools) if pool.device_uuid == uuid and not pool.managed
     )
-    over, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
-    most = private if size is None else min(private, size)
-    return min(over, most) if over <= most + claim_tolerance_bytes(driver.devices[uuid]) else 0
+    excess_bytes, size = excess.claimed_bytes - excess.limit_bytes, driver.sizes[uuid]
+    max_unmapped = private_bytes if size is None else min(private_bytes, size)
+    return (
+        min(excess_bytes, max_unmapped)
+        if excess_bytes <= max_unmapped + claim_tolerance_bytes(driver.devices[uuid])
+        else 0
+    )
 
 
 def _private_bytes(pool: PoolUsage) -> int:
@@ -339,33 +346,37 @@ def _private_bytes(pool: PoolUsage) -> int:
 
 def _subtract_unmapped(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
     """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
-    outer, changed = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
+    outermost_ids, changed = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
     for pool in pools:
-        own = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outer else 0
-        if own:
-            unmapped -= own
+        part = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outermost_ids else 0
+        if part:
+            unmapped -= part
             pool = replace(
                 _limit_live_and_held(
-                    pool, None if pool.live_bytes is None else pool.live_bytes - own, pool.held_bytes - own
+                    pool, None if pool.live_bytes is None else pool.live_bytes - part, pool.held_bytes - part
                 ),
-                unmapped_bytes=(pool.unmapped_bytes or 0) + own,
+                unmapped_bytes=(pool.unmapped_bytes or 0) + part,
             )
         changed.append(pool)
     return tuple(changed)
 
 
-def _limit_live_and_held(pool: PoolUsage, most: int | None, held: int) -> PoolUsage:
+def _limit_live_and_held(pool: PoolUsage, max_live: int | None, max_held: int) -> PoolUsage:
     """Return the pool with at most these live and held bytes. The number of allocations is then unknown, if the live
     bytes are fewer. Unknown live bytes stay unknown.
     """
-    live = None if pool.live_bytes is None else max(0, min(pool.live_bytes, held if most is None else most, held))
-    free = held - (live or 0)
+    live = (
+        None
+        if pool.live_bytes is None
+        else max(0, min(pool.live_bytes, max_held if max_live is None else max_live, max_held))
+    )
+    free = max_held - (live or 0)
     reported = pool.reclaimable
     low, likely, high = (min(each, free) for each in (reported.low, reported.likely, reported.high))
     return replace(
         pool,
         live_bytes=live,
-        held_bytes=held,
+        held_bytes=max_held,
         reclaimable=Reclaimable(low, likely, high, reported.exactness),
         stranded_bytes=min(pool.stranded_bytes, free - likely) if live is None else free - likely,
         live_allocations=pool.live_allocations if live == pool.live_bytes else None,

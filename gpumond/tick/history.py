@@ -178,23 +178,25 @@ class History:
         signal was unknown are left out. The last block is the one that has not closed yet. Empty if the device, process
         or signal is unknown.
         """
-        found = self._find(key)
-        place = _SIGNAL_INDICES[signal]
-        if found is None or place >= found.signals:
+        series = self._find(key)
+        signal_index = _SIGNAL_INDICES[signal]
+        if series is None or signal_index >= series.signals:
             return ()
-        fitting = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
-        length, times = 0.0, found.sample_times()
-        columns: Iterable[array[float]] = [found.samples(place)] * 3
-        running = None
-        if fitting:
-            length, times = TIERS[fitting[-1]].seconds / self.pace, found.times(fitting[-1])
-            columns = (found.column(fitting[-1], place, kind) for kind in (MIN, MEDIAN, MAX))
-            if until > self.to_unix(found.open_since(fitting[-1])):
-                running = found.open_row(fitting[-1])
-        near = self._within(times, since - length, until)
-        rows: Iterable[tuple[float, ...]] = zip(times[near], *(column[near] for column in columns), strict=True)
-        if running is not None:
-            rows = chain(rows, [(running[0], *running[2 + 3 * place : 5 + 3 * place])])
+        fitting_tiers = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
+        length, times = 0.0, series.sample_times()
+        columns: Iterable[array[float]] = [series.samples(signal_index)] * 3
+        open_row = None
+        if fitting_tiers:
+            length, times = TIERS[fitting_tiers[-1]].seconds / self.pace, series.times(fitting_tiers[-1])
+            columns = (series.column(fitting_tiers[-1], signal_index, kind) for kind in (MIN, MEDIAN, MAX))
+            if until > self.to_unix(series.open_since(fitting_tiers[-1])):
+                open_row = series.open_row(fitting_tiers[-1])
+        range_slice = self._within(times, since - length, until)
+        rows: Iterable[tuple[float, ...]] = zip(
+            times[range_slice], *(column[range_slice] for column in columns), strict=True
+        )
+        if open_row is not None:
+            rows = chain(rows, [(open_row[0], *open_row[2 + 3 * signal_index : 5 + 3 * signal_index])])
         points = (Point(self.to_unix(at), low, median, high) for at, low, median, high in rows if median == median)
         return tuple(point for point in points if since <= point.at + length and point.at < until)
 
@@ -215,7 +217,7 @@ class History:
             if signal not in ("used", "utilization")
         }
         points = (
-            shares_of(point, *(others.get(name, {}).get(point.at) for name in _SHARE_SIGNALS), whole=key[1] is None)
+            shares_of(point, *(others.get(name, {}).get(point.at) for name in _SHARE_SIGNALS), is_device=key[1] is None)
             for point in used
         )
         return (
@@ -226,17 +228,17 @@ class History:
         self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
     ) -> tuple[SharesPoint, ...]:
         """Return the sums of the shares of these devices, at the times of the one with most points."""
-        known = sorted((self.shares((uuid, None), since, until, resolution) for uuid in uuids), key=len)
-        if not known or not known[-1]:
+        shares_by_device = sorted((self.shares((uuid, None), since, until, resolution) for uuid in uuids), key=len)
+        if not shares_by_device or not shares_by_device[-1]:
             return ()
-        *others, times = known
+        *others, times = shares_by_device
         starts = [[point.at for point in points] for points in others]
-        half = (times[-1].at - times[0].at) / max(1, len(times) - 1) / 2
+        half_interval = (times[-1].at - times[0].at) / max(1, len(times) - 1) / 2
         sums = []
         for point in times:
-            near = (bisect_right(own, point.at + half) - 1 for own in starts)
-            parts = [points[place] for points, place in zip(others, near, strict=True) if place >= 0]
-            sums.append(_sum_of_shares(point, [part for part in parts if point.at - part.at <= 3 * half]))
+            indices = (bisect_right(own, point.at + half_interval) - 1 for own in starts)
+            parts = [points[index] for points, index in zip(others, indices, strict=True) if index >= 0]
+            sums.append(_sum_of_shares(point, [part for part in parts if point.at - part.at <= 3 * half_interval]))
         return tuple(sums)
 
     def moment(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, SharesPoint]]:
@@ -261,8 +263,8 @@ class History:
 
     def age(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
-        found = self._find(key)
-        return 0.0 if found is None else self.now - found.born
+        series = self._find(key)
+        return 0.0 if series is None else self.now - series.born
 
     def coarse(self) -> Iterator[CoarseSeries]:
         """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
@@ -278,23 +280,23 @@ class History:
         """Restore series: each when its device or process has a sample again within ten minutes."""
         self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
 
-    def _series(self, key: SeriesKey, least: int, most: int) -> Series:
+    def _series(self, key: SeriesKey, min_signals: int, max_signals: int) -> Series:
         self._born += 1
         # Blocks of different series close at different times, so no tick closes all of them.
         phase = float(self._born * 7 % 60)
-        kept = self._awaited.pop(key, None)
-        widths = [len(record) for record in kept.records] if kept is not None else []
-        if kept is None or widths not in [[signals] * len(TIERS) for signals in range(least, most + 1)]:
-            return Series(least, self.now, phase, self._samples)
+        stored = self._awaited.pop(key, None)
+        widths = [len(record) for record in stored.records] if stored is not None else []
+        if stored is None or widths not in [[signals] * len(TIERS) for signals in range(min_signals, max_signals + 1)]:
+            return Series(min_signals, self.now, phase, self._samples)
         series = Series(widths[0], self.now, phase, self._samples)
-        series.born = min(self.now, self._moment(kept.born_at))
+        series.born = min(self.now, self._moment(stored.born_at))
         width = 2 + 3 * series.signals
         blocks = (
             [self._moment(row[0]), *(nan if value is None else value for value in row[1:])]
-            for row in kept.blocks
+            for row in stored.blocks
             if len(row) == width and row[0] is not None and row[0] < self.taken_at
         )
-        series.restore(blocks, [[-inf if value is None else value for value in record] for record in kept.records])
+        series.restore(blocks, [[-inf if value is None else value for value in record] for record in stored.records])
         return series
 
     def _moment(self, unix: float) -> float:
@@ -310,10 +312,10 @@ class History:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
-                _finite_or_none(record if place == QUARTER_HOUR else max(record, highest(series.column(place, signal))))
-                for signal, record in enumerate(series.records[place])
+                _finite_or_none(record if tier == QUARTER_HOUR else max(record, highest(series.column(tier, signal))))
+                for signal, record in enumerate(series.records[tier])
             )
-            for place in range(len(TIERS))
+            for tier in range(len(TIERS))
         )
         blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER_HOUR].each())
         uuid, process = key
@@ -338,25 +340,25 @@ def shares_of(
     unattributed: float | None,
     opaque: float | None,
     *,
-    whole: bool,
+    is_device: bool,
 ) -> SharesPoint:
     """Divide the used bytes into shares. The overhead takes the difference of the medians of a block.
 
-    ``whole``: a device. A process is opaque as a whole while its live bytes are unknown.
+    ``is_device``: a device. A process is opaque as a whole while its live bytes are unknown.
     """
     used = point.median
-    pooled = held if live is not None and held is not None else None
-    if not whole:
-        opaque = used if pooled is None else None
-    stranded = None if pooled is None else min(stranded or 0.0, max(0.0, pooled - (live or 0.0)))
-    cached = None if pooled is None else max(0.0, pooled - (live or 0.0) - (stranded or 0.0))
-    rest = max(0.0, used - (pooled or 0.0) - (unattributed or 0.0) - (opaque or 0.0))
-    overhead = None if pooled is None else rest
+    held_in_pools = held if live is not None and held is not None else None
+    if not is_device:
+        opaque = used if held_in_pools is None else None
+    stranded = None if held_in_pools is None else min(stranded or 0.0, max(0.0, held_in_pools - (live or 0.0)))
+    cached = None if held_in_pools is None else max(0.0, held_in_pools - (live or 0.0) - (stranded or 0.0))
+    remaining = max(0.0, used - (held_in_pools or 0.0) - (unattributed or 0.0) - (opaque or 0.0))
+    overhead = None if held_in_pools is None else remaining
     return SharesPoint(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
 
 
 REPORT_SECONDS = 1.5
-"""Longest age of a report: agents report once a second."""
+"""Longest age of a report in real seconds: agents report once a second."""
 LEAD_SECONDS = 10.0
 """Time before a range whose samples show what the overhead was at its beginning."""
 
@@ -450,10 +452,10 @@ class HistoryRows:
         self._pack()
         return self._newest(self._times, 1, 0, count)
 
-    def column(self, place: int, count: int) -> array[float]:
+    def column(self, index: int, count: int) -> array[float]:
         """Return one number of each of these rows."""
         self._pack()
-        return self._newest(self._data, self.width, place, count)
+        return self._newest(self._data, self.width, index, count)
 
     def newest(self, count: int) -> array[float]:
         """Return the numbers of these rows, concatenated."""
@@ -480,8 +482,8 @@ class HistoryRows:
         flat, old, wide = self.newest(self._capacity), self.width, self.width + more
         self._times, self._head = self.times(self._capacity), 0
         self._data = array("f", (nan,)) * (len(self._times) * wide)
-        for place in range(old):
-            self._data[place::wide] = flat[place::old]
+        for index in range(old):
+            self._data[index::wide] = flat[index::old]
         self.width = wide
 
     def _pack(self) -> None:
@@ -501,12 +503,12 @@ class HistoryRows:
             elif len(self._times) == self._capacity:  # drop the spare capacity of arrays that grow
                 self._times, self._data = array("d", self._times), array("f", self._data)
 
-    def _newest(self, data: array[float], width: int, place: int, count: int) -> array[float]:
+    def _newest(self, data: array[float], width: int, index: int, count: int) -> array[float]:
         head, count = self._head, min(count, len(self._times))
         if head >= count:
-            return data[(head - count) * width + place : head * width : width]
+            return data[(head - count) * width + index : head * width : width]
         first = len(self._times) - (count - head)
-        return data[first * width + place :: width] + data[place : head * width : width]
+        return data[first * width + index :: width] + data[index : head * width : width]
 
 
 class Series:
@@ -595,8 +597,8 @@ class Series:
         return self.rows.times(len(self.rows))
 
     def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
-        for at, *row in blocks:
-            self.tiers[QUARTER_HOUR].append((at, *row))
+        for block in blocks:
+            self.tiers[QUARTER_HOUR].append(block)
         self.records = [list(record) for record in records]
 
     def _widen(self, more: int) -> None:
@@ -630,8 +632,8 @@ class Series:
             closed = place + 1
         return closed
 
-    def _append(self, place: int, at: float, row: Sequence[float]) -> None:
-        rows, record = self.tiers[place], self.records[place]
+    def _append(self, tier: int, at: float, row: Sequence[float]) -> None:
+        rows, record = self.tiers[tier], self.records[tier]
         for signal, median in enumerate(rows.next_replaced()[1 + MEDIAN :: 3]):
             if median > record[signal]:
                 record[signal] = median

@@ -111,10 +111,10 @@ class _PreviousFrame:
         if before is None:
             return max(0, used - held)
         if age_seconds < self._seconds:
-            most = known + self._opaque[uuid].get(process, 0)
+            max_overhead = known + self._opaque[uuid].get(process, 0)
             known = min(known, max(0, before - held, used - held))
             if used >= before:
-                known = max(known, min(before - held, most))
+                known = max(known, min(before - held, max_overhead))
         return min(used, known)
 
 
@@ -125,30 +125,23 @@ def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
     earlier = _PreviousFrame(previous, snapshot.elapsed_seconds) if previous else None
     reports = snapshot.reports_by_process
     pools = _pools_by_device(snapshot, counted=True)
-    uncounted = _pools_by_device(snapshot, counted=False) if _has_uncounted(snapshot) else {}
+    uncounted = _pools_by_device(snapshot, counted=False)
     complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     lines: list[LedgerLine] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
         claims = _limit_to_driver_counts(device, pools[device.uuid], device.uuid in complete)
         unattributed = max(0, (device.used_bytes or 0) - _attributed_bytes(device, claims))
-        on_device: dict[ProcessKey, _PoolSums] = {}
-        if device.uuid in uncounted:
-            complete_for_device = device.uuid in complete
-            on_device = _uncounted_on_device(
-                device, uncounted[device.uuid], complete_for_device, snapshot.suspended, unattributed
-            )
-            unattributed -= sum(own.held for own in on_device.values())
-        own = _process_lines(device, reports, claims, on_device, earlier)
+        uncounted_pools = _uncounted_on_device(
+            device, uncounted[device.uuid], device.uuid in complete, snapshot.suspended, unattributed
+        )
+        unattributed -= sum(sums.held for sums in uncounted_pools.values())
+        device_lines = _process_lines(device, reports, claims, uncounted_pools, earlier)
         if device.used_bytes is not None:
-            own.append(LedgerLine(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
-            overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in own) - device.used_bytes))
-        lines += own
+            device_lines.append(LedgerLine(device_uuid=device.uuid, share="unattributed", used_bytes=unattributed))
+            overcounts.append(Overcount(device.uuid, sum(line.used_bytes for line in device_lines) - device.used_bytes))
+        lines += device_lines
     return Ledger(tuple(lines), tuple(overcounts))
-
-
-def _has_uncounted(snapshot: Snapshot) -> bool:
-    return bool(snapshot.suspensions) or any(pool.managed for report in snapshot.reports for pool in report.pools)
 
 
 def _uncounted_on_device(
@@ -169,7 +162,7 @@ def _uncounted_on_device(
     }
 
 
-def _pools_by_device(snapshot: Snapshot, counted: bool) -> Mapping[str, dict[ProcessKey, _PoolSums]]:
+def _pools_by_device(snapshot: Snapshot, counted: bool) -> defaultdict[str, dict[ProcessKey, _PoolSums]]:
     """Return the pools of every process by device; a MIG instance's also count for its parent, as its bytes do.
 
     ``counted``: those that the driver counts for their process, else only the others: managed memory, and pools of
@@ -196,17 +189,17 @@ def _limit_to_driver_counts(
     device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], complete: bool
 ) -> dict[ProcessKey, _PoolSums]:
     """Return the claims on one device, each limited to the driver's count for its process."""
-    counts, tolerated = device.used_by_process, claim_tolerance_bytes(device)
-    found: dict[ProcessKey, _PoolSums] = {}
+    counts, tolerance = device.used_by_process, claim_tolerance_bytes(device)
+    limited: dict[ProcessKey, _PoolSums] = {}
     for process, own in pools.items():
         if may_hold_memory(counts, process, complete):
-            most = max_possible_bytes(device, counts, process)
-            if most is not None and own.held > most + tolerated:
-                own = own.at_most(most)
-            elif most is not None and own.live > most:
-                own = own._replace(live=most)
-            found[process] = own
-    return found
+            max_bytes = max_possible_bytes(device, counts, process)
+            if max_bytes is not None and own.held > max_bytes + tolerance:
+                own = own.at_most(max_bytes)
+            elif max_bytes is not None and own.live > max_bytes:
+                own = own._replace(live=max_bytes)
+            limited[process] = own
+    return limited
 
 
 def _pool_sums(pool: PoolUsage) -> _PoolSums:

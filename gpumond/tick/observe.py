@@ -52,33 +52,35 @@ def detect_suspensions(
     absent = _absent_processes(devices, previous) if previous is not None else {}
     if previous is None or not absent:
         return tuple(reports), ()
-    kept = {each.device_uuid for each in previous.suspensions}
-    listing = {each.source for each in previous.devices if each.processes or each.uuid in kept}
-    complete = devices_with_complete_lists(devices, faults, private_pid_namespace, listing)
+    suspended_uuids = {each.device_uuid for each in previous.suspensions}
+    listing_sources = {each.source for each in previous.devices if each.processes or each.uuid in suspended_uuids}
+    complete = devices_with_complete_lists(devices, faults, private_pid_namespace, listing_sources)
     before = {(each.device_uuid, each.process): each for each in previous.suspensions}
     reporting = {report.key for report in reports}
     suspensions: list[Suspension] = []
     checked: list[AgentReport] = []
     for report in (*reports, *(each for each in silent if each.key not in reporting)):
-        own = []
+        own_suspensions = []
         for device in absent.get(report.key, ()):
-            last, known = previous.device(device.uuid), before.get((device.uuid, report.key))
+            previous_device, suspension = previous.device(device.uuid), before.get((device.uuid, report.key))
             if device.missed_readings or device.uuid not in complete:
-                own += [known] if known is not None else []
+                own_suspensions += [suspension] if suspension is not None else []
                 continue
             if may_hold_memory(device.used_by_process, report.key, complete=True):
                 continue
-            if known is None and last is not None:
-                known = _new_suspension(last, last.processes_by_key[report.key], elapsed_seconds)
+            if suspension is None and previous_device is not None:
+                suspension = _new_suspension(
+                    previous_device, previous_device.processes_by_key[report.key], elapsed_seconds
+                )
             held = sum(pool.held_bytes for pool in report.pools if pool.device_uuid == device.uuid)
-            after = known and _next_suspension(known, device, held, report.age_seconds, elapsed_seconds)
-            own += [after] if after else []
-        suspensions += own
-        if report.suspended or own:
-            returned = {each.device_uuid for each in own if _has_returned(each, devices)}
-            pools = as_unmapped(report.pools, {each.device_uuid for each in own} - returned)
-            report = replace(report, pools=pools, suspended=any(each.confirmed for each in own))
-        if own or report.key in reporting:
+            after = suspension and _next_suspension(suspension, device, held, report.age_seconds, elapsed_seconds)
+            own_suspensions += [after] if after else []
+        suspensions += own_suspensions
+        if report.suspended or own_suspensions:
+            returned = {each.device_uuid for each in own_suspensions if _has_returned(each, devices)}
+            pools = as_unmapped(report.pools, {each.device_uuid for each in own_suspensions} - returned)
+            report = replace(report, pools=pools, suspended=any(each.confirmed for each in own_suspensions))
+        if own_suspensions or report.key in reporting:
             checked.append(report)
     return tuple(checked), tuple(suspensions)
 
@@ -87,50 +89,57 @@ def _absent_processes(
     devices: Sequence[DeviceReading], previous: Snapshot
 ) -> Mapping[ProcessKey, Sequence[DeviceReading]]:
     """Return the processes that have left a device since the previous snapshot, and those of its suspensions."""
-    found: dict[ProcessKey, list[DeviceReading]] = {}
+    devices_by_process: dict[ProcessKey, list[DeviceReading]] = {}
     known = {each.device_uuid: set[ProcessKey]() for each in previous.suspensions}
     for each in previous.suspensions:
         known[each.device_uuid].add(each.process)
     for device in devices:
-        last = previous.device(device.uuid)
-        left = last.used_by_process.keys() - device.used_by_process.keys() if last is not None else set()
+        previous_device = previous.device(device.uuid)
+        left_processes = (
+            previous_device.used_by_process.keys() - device.used_by_process.keys()
+            if previous_device is not None
+            else set()
+        )
         for process in known.get(device.uuid, set()) | {
-            who for who in left if last is not None and last.used_by_process[who]
+            who for who in left_processes if previous_device is not None and previous_device.used_by_process[who]
         }:
-            found.setdefault(process, []).append(device)
-    return found
+            devices_by_process.setdefault(process, []).append(device)
+    return devices_by_process
 
 
-def _new_suspension(last: DeviceReading, listed: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
-    unattributed = _unattributed_bytes(last)
-    return None if unattributed is None else Suspension(last.uuid, listed, unattributed, elapsed_seconds)
+def _new_suspension(device: DeviceReading, usage: ProcessUsage, elapsed_seconds: float) -> Suspension | None:
+    unattributed = _unattributed_bytes(device)
+    return None if unattributed is None else Suspension(device.uuid, usage, unattributed, elapsed_seconds)
 
 
 def _next_suspension(
-    known: Suspension, device: DeviceReading, held: int, age_seconds: float, elapsed_seconds: float
+    suspension: Suspension, device: DeviceReading, held_bytes: int, age_seconds: float, elapsed_seconds: float
 ) -> Suspension | None:
     """Return the suspension after a reading without the process; None if it is none.
 
     The bytes of the process must be free, and the agent must have stated its pools since, or be silent.
     """
-    if known.confirmed:
-        return known if held else None
-    absent, unattributed = elapsed_seconds - known.since, _unattributed_bytes(device)
-    counted = known.usage.used_bytes or 0
-    is_free = unattributed is not None and unattributed - known.unattributed_bytes < counted / 2
-    if held and is_free and (age_seconds < absent or age_seconds >= SILENT_AGENT_SECONDS):
-        return replace(known, confirmed=True)
-    decided = not held and age_seconds < absent
-    return None if decided or absent > MAX_UNDECIDED_SECONDS else known
+    if suspension.confirmed:
+        return suspension if held_bytes else None
+    absent, unattributed = elapsed_seconds - suspension.since, _unattributed_bytes(device)
+    counted_bytes = suspension.usage.used_bytes or 0
+    is_free = unattributed is not None and unattributed - suspension.unattributed_bytes < counted_bytes / 2
+    if held_bytes and is_free and (age_seconds < absent or age_seconds >= SILENT_AGENT_SECONDS):
+        return replace(suspension, confirmed=True)
+    decided = not held_bytes and age_seconds < absent
+    return None if decided or absent > MAX_UNDECIDED_SECONDS else suspension
 
 
-def _has_returned(known: Suspension, devices: Sequence[DeviceReading]) -> bool:
+def _has_returned(suspension: Suspension, devices: Sequence[DeviceReading]) -> bool:
     """Return whether a suspended process uses its bytes again: the driver lists it only seconds later."""
-    if not known.confirmed:
+    if not suspension.confirmed:
         return False
-    device = next(each for each in devices if each.uuid == known.device_uuid)
+    device = next(each for each in devices if each.uuid == suspension.device_uuid)
     unattributed = None if device.missed_readings else _unattributed_bytes(device)
-    return unattributed is not None and unattributed - known.unattributed_bytes >= (known.usage.used_bytes or 0) / 2
+    return (
+        unattributed is not None
+        and unattributed - suspension.unattributed_bytes >= (suspension.usage.used_bytes or 0) / 2
+    )
 
 
 def _unattributed_bytes(device: DeviceReading) -> int | None:

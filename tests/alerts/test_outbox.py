@@ -172,7 +172,7 @@ def test_resolved_alert_is_resent_for_a_limited_time():
         await until(lambda: manager.received)
         outbox.put([])
         await until(lambda: RESOLVED in manager.received)
-        await until(lambda: not queues(outbox)[0]._resolved)
+        await until(lambda: not queues(outbox)[0]._resolved_until)
 
     with_outbox(work, manager, keep_resolved_seconds=0.05)
     assert manager.received.count(RESOLVED) > 1
@@ -182,7 +182,7 @@ def test_backoff_is_below_a_minute_while_an_alert_fires():
     async def pauses(outbox: Outbox) -> float:
         (queue,) = queues(outbox)
         outbox.backoff_seconds = (1.0, 300.0)
-        return max(queue._pause(failures=30) for _ in range(1000))
+        return max(queue._pause_seconds(failures=30) for _ in range(1000))
 
     async def firing(outbox: Outbox) -> float:
         outbox.put([make_alert()])
@@ -231,7 +231,7 @@ def test_silenced_alert_is_queued_when_its_silence_ends():
         outbox.put([make_alert(), make_alert("b")])
         await until(lambda: len(receiver.received) == 2)
 
-    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, receiver, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
     assert receiver.received == [("firing", "b"), FIRED]
 
 
@@ -250,7 +250,7 @@ def test_alert_that_is_silenced_while_it_is_queued_is_not_sent():
         outbox.put([make_alert("b"), make_alert(), make_alert("c")])
         await until(lambda: len(receiver.received) == 3)
 
-    with_outbox(work, receiver, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, receiver, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
     assert receiver.received == [("firing", "b"), ("firing", "c"), FIRED]
 
 
@@ -270,7 +270,7 @@ def test_known_alert_is_not_sent_again_while_it_is_silenced_and_sent_when_it_res
         outbox.put([make_alert("b")])
         await until(lambda: RESOLVED in manager.received)
 
-    with_outbox(work, manager, silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
+    with_outbox(work, manager, is_silenced=lambda alert: dict(alert.labels)["alertname"] in silenced)
 
 
 def test_batch_is_as_small_as_its_receiver_requires():

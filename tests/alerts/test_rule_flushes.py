@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notification, Rule, StoredAlert
 from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.action_decisions import ANNOTATION
+from gpumond.features.alerts.action_decisions import ACTION_ANNOTATION
 from gpumond.features.alerts.dispatcher import AlertDispatcher
 from gpumond.store.audit import AuditEntry
 from tests.helpers.scripted_programs import ScriptedPrograms, train
@@ -72,7 +72,7 @@ async def action_note(
         dispatch = dispatcher.decide([RULE], [ALERT], snapshot, {})
         dispatcher.execute(dispatch)
         (alert,) = dispatch.alerts
-        note = dict(alert.annotations).get(ANNOTATION, "")
+        note = dict(alert.annotations).get(ACTION_ANNOTATION, "")
         if text in note:
             return note
         await asyncio.sleep(0)

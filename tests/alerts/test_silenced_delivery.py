@@ -52,7 +52,7 @@ class SilencedDelivery(Delivery):
                 [self.receiver],
                 self.store,
                 DeliveryCounts(),
-                silenced=lambda alert: name_of(alert) in self.silenced,
+                is_silenced=lambda alert: name_of(alert) in self.silenced,
                 backoff_seconds=(0.0, 0.0),
             )
             await self.outbox.open()

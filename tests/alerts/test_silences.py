@@ -10,7 +10,7 @@ import pytest
 
 from gpumond.facts.errors import ConfigError, EntryConflict, GpumondError, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence
-from gpumond.features.silences.silences import KEEP_ENDED, KEEP_ENDED_SECONDS, MAX_SILENCES, Silences, silence_table
+from gpumond.features.silences.silences import ENDED_SECONDS, MAX_ENDED, MAX_SILENCES, Silences, silence_table
 from tests.helpers.memory_store import MemoryStore
 
 ALERT = Alert(
@@ -46,7 +46,7 @@ class Registry:
 
     def silenced(self, alert: Alert = ALERT) -> bool:
         (marked,) = self.silences.mark([alert])
-        assert marked.silenced_by == self.silences.silencing(alert)
+        assert marked.silenced_by == self.silences.silences_of(alert)
         return bool(marked.silenced_by)
 
 
@@ -215,11 +215,11 @@ def test_ended_silences_are_removed_when_they_are_too_many_or_too_old():
     registry = Registry()
     other = registry.add(by="token:b")
     registry.expire(other.id)
-    for _ in range(KEEP_ENDED + 20):
+    for _ in range(MAX_ENDED + 20):
         registry.expire(registry.add().id)
-    assert len(registry.store.names("silences")) == KEEP_ENDED + 1
+    assert len(registry.store.names("silences")) == MAX_ENDED + 1
     assert other.id in registry.store.names("silences")
-    registry.now += KEEP_ENDED_SECONDS + 1
+    registry.now += ENDED_SECONDS + 1
     last = registry.add()
     assert registry.store.names("silences") == [last.id]
     assert registry.silences.all() == [last]

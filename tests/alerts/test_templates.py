@@ -15,11 +15,18 @@ from hypothesis import given, settings, strategies
 from gpumond.config.loading import load_settings
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.frame import Alert
-from gpumond.features.alerts.receivers.webhook import BATCH_LIMIT, MAX_LINK, Template, Webhook, body, cut
+from gpumond.features.alerts.receivers.webhook import (
+    MAX_LINK_CHARACTERS,
+    TEMPLATE_BATCH_LIMIT,
+    Template,
+    Webhook,
+    message_body,
+    truncate,
+)
 from tests.helpers.alert_listener import Listener, answer
 
 LINK = "https://node7.example.org:9917/"
-RUNBOOK = f"https://node7.example.org/{'x' * (MAX_LINK - 26)}"
+RUNBOOK = f"https://node7.example.org/{'x' * (MAX_LINK_CHARACTERS - 26)}"
 LEAK = Alert(
     rule="leak",
     phase="firing",
@@ -143,10 +150,10 @@ ALERTS = strategies.builds(
 
 
 @settings(max_examples=30)
-@given(strategies.lists(ALERTS, min_size=1, max_size=BATCH_LIMIT))
+@given(strategies.lists(ALERTS, min_size=1, max_size=TEMPLATE_BATCH_LIMIT))
 def test_messages_stay_within_the_limits_of_the_services(alerts: list[Alert]):
     host = "h" * 64
-    slack = body("slack", alerts, (), host, LINK)
+    slack = message_body("slack", alerts, (), host, LINK)
     texts = [
         each["text"]
         for block in slack["blocks"]
@@ -156,8 +163,8 @@ def test_messages_stay_within_the_limits_of_the_services(alerts: list[Alert]):
     assert all(0 < units(text) <= 3000 for text in texts)
     assert all(units(block["text"]["text"]) <= 150 for block in slack["blocks"] if block["type"] == "header")
     assert sum(map(units, texts)) <= 13_000
-    assert len(json.dumps(body("teams", alerts, (), host, LINK))) <= 28 * 1024
-    embeds = body("discord", alerts, (), host, LINK)["embeds"]
+    assert len(json.dumps(message_body("teams", alerts, (), host, LINK))) <= 28 * 1024
+    embeds = message_body("discord", alerts, (), host, LINK)["embeds"]
     assert len(embeds) <= 10
     assert all(units(embed["title"]) <= 256 and units(embed["description"]) <= 4096 for embed in embeds)
     fields = [field for embed in embeds for field in embed["fields"]]
@@ -170,11 +177,11 @@ def test_messages_stay_within_the_limits_of_the_services(alerts: list[Alert]):
     ("text", "short"), [("abcd", "abcd"), ("abcde", "abc…"), ("a&&", "a…"), ("a&b", "a…"), ("&", "…")]
 )
 def test_text_is_cut_between_escapes(text: str, short: str):
-    assert cut(text, 4, lambda each: "&amp;" if each == "&" else each) == short
+    assert truncate(text, 4, lambda each: "&amp;" if each == "&" else each) == short
 
 
 def test_message_contains_at_most_as_many_alerts_as_fit():
-    assert Webhook(name="chat", url="http://h", template="slack").batch_limit == BATCH_LIMIT
+    assert Webhook(name="chat", url="http://h", template="slack").batch_limit == TEMPLATE_BATCH_LIMIT
     assert Webhook(name="hook", url="http://h").batch_limit == 64
 
 

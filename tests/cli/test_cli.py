@@ -195,7 +195,7 @@ def test_wrong_use_exits_with_2(arguments: tuple[str, ...]):
 def test_id_that_is_none_is_refused_with_the_command_that_lists_ids():
     for id in ("newest", "123"):
         refused = gpumond_here("oom", "show", id)
-        message = f"gpumond: {id!r} isn't a case's ID; `gpumond oom` lists the cases\n"
+        message = f"gpumond: {id!r} isn't a case's ID; to list the cases: gpumond oom\n"
         assert (refused.returncode, refused.stderr) == (2, message)
 
 

@@ -139,7 +139,7 @@ def test_alerts_of_built_in_rules_have_their_next_step_and_the_address_of_their_
     until(lambda: daemon.value("gpumond_alerts", rule="device-nearly-full", phase="pending"))
     lines = shown(daemon, "alerts")
     (step,) = (line for line in lines if line.startswith("device-nearly-full: "))
-    assert step == "device-nearly-full: gpumond status lists the programs"
+    assert step == "device-nearly-full: to see the programs: gpumond status"
     found = [line for line in lines if line.startswith("runbook for ")]
     assert f"runbook for device-nearly-full: {daemon.url}/docs/runbooks/device-nearly-full" in found
     assert not [line for line in found if "hog" in line]

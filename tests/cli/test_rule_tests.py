@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.errors import ConfigError
-from gpumond.features.rules.command import GONE, parse_series, run_file
+from gpumond.features.rules.command import STALE, parse_series, run_file
 from tests.helpers.running import gpumond_here
 
 RULES = """
@@ -42,7 +42,7 @@ def files(tmp_path: Path) -> Path:
         ("1 2.5 -3 1e9", (1, 2.5, -3, 1e9)),
         ("1x2", (1, 1, 1)),
         ("1+2x3 4-1x2", (1, 3, 5, 7, 4, 3, 2)),
-        ("_ 1 _x2 stale", (None, 1, None, None, GONE)),
+        ("_ 1 _x2 stale", (None, 1, None, None, STALE)),
     ],
 )
 def test_values_are_in_promtools_notation(text: str, samples: tuple[object, ...]):

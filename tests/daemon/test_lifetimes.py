@@ -20,7 +20,7 @@ from gpumond.facts.flush import FlushRequest
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import FlushCommand, FlushResult
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.dispatcher import AlertDispatcher, Receivers
+from gpumond.features.alerts.dispatcher import AlertDispatcher, ReceiverOptions
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
 from gpumond.host.peer import PeerIdentity
@@ -152,7 +152,8 @@ def test_receiver_is_notified_after_the_frame_is_replaced(tmp_path: Path):
     async def run() -> None:
         nonlocal daemon
         dependencies = replace(
-            dependencies_of(tmp_path, World()), services={Receivers: Receivers(lambda settings: [Receiver()])}
+            dependencies_of(tmp_path, World()),
+            services={ReceiverOptions: ReceiverOptions(lambda settings: [Receiver()])},
         )
         daemon = Daemon(Settings(interval=1.0, rules=(FULL,)), dependencies)
         async with daemon.started():

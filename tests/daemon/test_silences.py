@@ -300,7 +300,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     assert "no rule has the name ful; did you mean full?" in useless.stderr
     assert "rule=ful " not in daemon.run("silence", "list", "--all").stdout
     useless = daemon.run("silence", "add", "rule=xyz", "--for", "1h", "--reason", "x")
-    assert "no rule has the name xyz; `gpumond rules list` shows the rules" in useless.stderr
+    assert "no rule has the name xyz; to list the rules: gpumond rules list" in useless.stderr
     wrong = daemon.run("silence", "add", "rule=~(", "--for", "1h", "--reason", "x")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("gpumond: MATCHER: rule=~(: not a regular expression")

@@ -24,7 +24,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, CgroupLimitChange, ProcessEnd, Reading, SourceState
-from gpumond.features.alerts.dispatcher import Receivers
+from gpumond.features.alerts.dispatcher import ReceiverOptions
 from gpumond.features.alerts.receivers.base import TemporaryFailure
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.rules.settings import RuleConfig
@@ -164,7 +164,7 @@ class SimulatedDaemon:
             store=self.store,
             telemetry=Telemetry(),
             clock=Clock(lambda: world.wall, lambda: (began or 0.0) + world.elapsed),
-            services={Receivers: Receivers(lambda settings: [self.receiver], (0.001, 0.01))},
+            services={ReceiverOptions: ReceiverOptions(lambda settings: [self.receiver], (0.001, 0.01))},
         )
         # A device that is really full would be one on which other programs run out of memory.
         settings = Settings(interval=TICK_SECONDS, rule_overrides={"device-nearly-full": {"threshold": 0.8}})

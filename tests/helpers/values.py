@@ -16,7 +16,7 @@ from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, ProcessQuota, ProcessUsage, Snapshot, SourceState
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.facts.units import GIB as GIB
-from gpumond.features.rules.evaluation import Awaited, RuleState, evaluate as evaluate_rules
+from gpumond.features.rules.evaluation import AwaitedAlerts, RuleState, evaluate as evaluate_rules
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.tick.ledger import make_ledger
 
@@ -105,7 +105,7 @@ class TickState:
 
     activities: Mapping[str, AlertStates] = field(default_factory=dict)
     recent: RuleWindow = field(default_factory=RuleWindow)
-    awaited: Awaited = frozenset()
+    awaited: AwaitedAlerts = frozenset()
     diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
 
 

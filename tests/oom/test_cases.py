@@ -24,7 +24,15 @@ from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading
 from gpumond.facts.units import GIB, MIB
 from gpumond.features.oom.case import OomCase, Remedy, html_document, remedy_rows, sections, terminal_text
-from gpumond.features.oom.case_service import KEPT, PER_PROCESS, Cases, case_of, opaque_case, recent_peaks, timeline
+from gpumond.features.oom.case_service import (
+    MAX_CASES,
+    MAX_CASES_PER_PROCESS,
+    Cases,
+    case_of,
+    opaque_case,
+    recent_peaks,
+    timeline,
+)
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import make_ledger
@@ -45,14 +53,14 @@ def cases(*pids: int) -> Cases:
 
 
 def test_one_process_does_not_remove_the_cases_of_others():
-    known = cases(11, *[10] * (PER_PROCESS + 5))
-    assert [each.pid for each in known.all()] == [11, *[10] * PER_PROCESS]
+    known = cases(11, *[10] * (MAX_CASES_PER_PROCESS + 5))
+    assert [each.pid for each in known.all()] == [11, *[10] * MAX_CASES_PER_PROCESS]
 
 
 def test_the_oldest_cases_are_removed_and_named():
-    known = cases(*range(1, KEPT + 1))
+    known = cases(*range(1, MAX_CASES + 1))
     assert known.add(replace(CASE, id="999-999-1", pid=999)) == ["0-1-1"]
-    assert len(known.all()) == KEPT
+    assert len(known.all()) == MAX_CASES
 
 
 def test_an_alert_names_the_newest_case_on_its_device_that_has_remedies():
@@ -358,7 +366,7 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     assert titles == [
         "The program's pools at the error",
         "GPU memory 0.2 s before the error (this program's rows: at the error)",
-        "GPU memory 0.2 s before the error (the program's report: 0.9 s before)",
+        "GPU memory 0.2 s before the error (the program's report: 0.9 s before the error)",
     ]
     assert moment(9.0) in html_document(case, ())
 

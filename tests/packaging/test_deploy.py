@@ -18,7 +18,7 @@ from gpumond.facts.units import parse_seconds
 from gpumond.features.loadgen import command as load_command
 from gpumond.features.rules.built_in import BUILT_IN, TEXTS, daemon_texts
 from gpumond.features.rules.command import run_file
-from gpumond.features.rules.settings import RuleConfig, as_config
+from gpumond.features.rules.settings import RuleConfig, rule_body
 from gpumond.host.runtime_directory import SERVICE_RUNTIME_DIRECTORY
 from gpumond.metrics.exposition import Exposition, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
@@ -182,7 +182,7 @@ def test_sums_are_tested_and_described():
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.name)
 def test_built_in_rules_can_be_written_in_a_configuration(rule: Rule):
-    assert RuleConfig.model_validate(as_config(rule)).rule() == rule
+    assert RuleConfig.model_validate(rule_body(rule)).rule() == rule
 
 
 def test_example_configuration_is_valid_and_its_tests_pass():

@@ -24,8 +24,8 @@ from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS
 from gpumond.features.quotas.quotas import MAX_LIMITS_PER_HOUR, MAX_QUOTAS
 from gpumond.features.rules.registry import MAX_RULES
 from gpumond.features.silences import silences
-from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE
-from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION
+from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE_CHARACTERS
+from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION_CHARACTERS
 from gpumond.host.logs import MAX_CHARACTERS, MAX_PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
 from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
@@ -129,9 +129,10 @@ STATED = {
     "processes with a history": f"{MAX_PROCESSES:,}",
     "rules created through the API": f"{MAX_RULES}",
     "silences per caller": f"{silences.MAX_SILENCES}",
-    "ended silences per caller": f"{silences.KEEP_ENDED}, for {silences.KEEP_ENDED_SECONDS / 86400:g} days",
-    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE} characters "
-    f"per value; {MAX_EXPRESSION} characters per regular expression, {silences.MAX_EXPRESSIONS} in total, "
+    "ended silences per caller": f"{silences.MAX_ENDED}, for {silences.ENDED_SECONDS / 86400:g} days",
+    "a silence": f"{silences.MAX_SECONDS / 86400:g} days; {MAX_MATCHERS} matchers with {MAX_VALUE_CHARACTERS} "
+    f"characters per value; {MAX_EXPRESSION_CHARACTERS} characters per regular expression, "
+    f"{silences.MAX_TOTAL_EXPRESSION_CHARACTERS} in total, "
     f"{MAX_COMPILED_BYTES // MIB} MiB each once compiled",
     "compiled regular expressions in silences": f"{silences.MAX_COMPILED_OF_CREATOR // MIB} MiB per caller, "
     f"{silences.MAX_COMPILED_IN_TOTAL // MIB} MiB in total",

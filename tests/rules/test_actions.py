@@ -11,13 +11,13 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import ExpectedRelease, PoolBytes, Receipt
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.action_decisions import (
-    ANNOTATION,
+    ACTION_ANNOTATION,
     ActionOrder,
     ActionTrack,
     Tracks,
     annotate,
-    decide,
-    forget,
+    decide_actions,
+    forget_ended,
     restored_tracks,
     tracks_after_flush,
 )
@@ -82,16 +82,16 @@ def test_program_without_cache_is_asked_to_end_and_flushed_otherwise_not():
 
 
 def test_results_of_requests_to_end_are_in_the_annotation():
-    (order,), tracks = decide([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
+    (order,), tracks = decide_actions([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
     tracks = tracks_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to exit"])
     (alert,) = annotate([ALERT], tracks)
-    note = dict(alert.annotations)[ANNOTATION]
+    note = dict(alert.annotations)[ACTION_ANNOTATION]
     assert note.startswith("flushed train: 1.0 GiB released")
     assert note.endswith("; train (pid 10) was asked to exit")
 
 
 def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: Tracks | None = None) -> list[int]:
-    flush_requests, _ = decide([rule], [alert], reports, tracks or {}, 1000.0)
+    flush_requests, _ = decide_actions([rule], [alert], reports, tracks or {}, 1000.0)
     return [pid for flush_request in flush_requests for pid in flush_request.pids]
 
 
@@ -122,8 +122,8 @@ def flushes_of(
     tracks: Tracks = {}
     cached = 4 * GIB
     for now in range(0, until, 10):
-        flush_requests, tracks = decide([rule], [ALERT], [wasting(cached=cached)], tracks, float(now))
-        tracks = forget(tracks, [ALERT], float(now))
+        flush_requests, tracks = decide_actions([rule], [ALERT], [wasting(cached=cached)], tracks, float(now))
+        tracks = forget_ended(tracks, [ALERT], float(now))
         for flush_request in flush_requests:
             receipts = [] if failing else [make_receipt(released)]
             tracks = tracks_after_flush(tracks, flush_request, receipts, failing)
@@ -146,7 +146,9 @@ def test_flushes_per_hour_are_limited():
 
 def test_flushes_per_hour_are_limited_over_all_alerts_of_a_rule():
     alerts = [replace(ALERT, labels=(("pid", str(pid)),)) for pid in range(10, 15)]
-    flush_requests, _ = decide([make_rule(max_per_hour=3)], alerts, [wasting(pid) for pid in range(10, 15)], {}, 0.0)
+    flush_requests, _ = decide_actions(
+        [make_rule(max_per_hour=3)], alerts, [wasting(pid) for pid in range(10, 15)], {}, 0.0
+    )
     assert len(flush_requests) == 3
 
 
@@ -160,9 +162,9 @@ def test_flushes_without_release_back_off_exponentially_with_a_note():
 def test_refilled_flushes_back_off_exponentially_with_a_note():
     rule = make_rule(max_per_hour=1000)
     assert times(rule, released=4 * GIB, regrows=True) == [0, 200, 600, 1400, 3000, 6200, 12600]
-    flush_requests, tracks = decide([rule], [ALERT], [wasting()], {}, 0.0)
+    flush_requests, tracks = decide_actions([rule], [ALERT], [wasting()], {}, 0.0)
     tracks = tracks_after_flush(tracks, flush_requests[0], [make_receipt(4 * GIB)])
-    _, tracks = decide([rule], [ALERT], [wasting()], tracks, 100.0)
+    _, tracks = decide_actions([rule], [ALERT], [wasting()], tracks, 100.0)
     assert "reallocated" in tracks[flush_requests[0].key].note
 
 
@@ -170,10 +172,10 @@ def test_refilled_flush_reported_by_an_agent_counts_after_the_memory_is_free_aga
     def reports_with_refills(refilled_flushes: int) -> AgentReport:
         return make_report(10, (make_pool(live=GIB, cached=GIB, refilled_flushes=refilled_flushes),))
 
-    (flush_request,), tracks = decide([make_rule()], [ALERT], [reports_with_refills(3)], {}, 0.0)
+    (flush_request,), tracks = decide_actions([make_rule()], [ALERT], [reports_with_refills(3)], {}, 0.0)
     tracks = tracks_after_flush(tracks, flush_request, [make_receipt(3 * GIB)])
-    _, without = decide([make_rule()], [ALERT], [reports_with_refills(3)], tracks, 100.0)
-    _, refilled = decide([make_rule()], [ALERT], [reports_with_refills(4)], tracks, 100.0)
+    _, without = decide_actions([make_rule()], [ALERT], [reports_with_refills(3)], tracks, 100.0)
+    _, refilled = decide_actions([make_rule()], [ALERT], [reports_with_refills(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
     assert refilled[flush_request.key].failures == 1
     assert "reallocated" in refilled[flush_request.key].note
@@ -194,9 +196,9 @@ def test_suspension_that_cannot_start_is_not_called_a_flush():
 
 
 def test_flush_is_not_repeated_while_one_is_in_progress():
-    flush_requests, tracks = decide([make_rule()], [ALERT], [wasting()], {}, 0.0)
+    flush_requests, tracks = decide_actions([make_rule()], [ALERT], [wasting()], {}, 0.0)
     assert len(flush_requests) == 1
-    assert decide([make_rule()], [ALERT], [wasting()], tracks, 5000.0)[0] == []
+    assert decide_actions([make_rule()], [ALERT], [wasting()], tracks, 5000.0)[0] == []
 
 
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
@@ -210,7 +212,7 @@ def test_receipt_is_in_the_annotation_of_the_alert():
     flush_request = ActionOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
     tracks = tracks_after_flush({}, flush_request, [make_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
-    assert dict(alert.annotations)[ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"
+    assert dict(alert.annotations)[ACTION_ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"
     assert annotate([replace(ALERT, labels=())], tracks)[0].annotations == ALERT.annotations
 
 
@@ -218,27 +220,27 @@ def test_flushes_of_the_last_hour_survive_a_restart():
     key = (ALERT.rule, ALERT.labels, 1000)
     tracks = restored_tracks([(key, 900.0), (key, 4950.0)], now=5000.0)
     rule = make_rule()
-    assert decide([rule], [ALERT], [wasting()], tracks, 0.0)[0] == []
-    assert len(decide([rule], [ALERT], [wasting()], tracks, 50.0)[0]) == 1
-    assert decide([make_rule(max_per_hour=1)], [ALERT], [wasting()], tracks, 50.0)[0] == []
+    assert decide_actions([rule], [ALERT], [wasting()], tracks, 0.0)[0] == []
+    assert len(decide_actions([rule], [ALERT], [wasting()], tracks, 50.0)[0]) == 1
+    assert decide_actions([make_rule(max_per_hour=1)], [ALERT], [wasting()], tracks, 50.0)[0] == []
 
 
 def test_tracks_of_ended_alerts_are_dropped_after_an_hour():
     tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack(attempts=(0.0,), note="flushed")}
-    assert forget(tracks, [ALERT], 1e6) == tracks
-    assert forget(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
-    assert forget(tracks, [], 1e6) == {}
+    assert forget_ended(tracks, [ALERT], 1e6) == tracks
+    assert forget_ended(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
+    assert forget_ended(tracks, [], 1e6) == {}
 
 
 def test_users_have_separate_flushes():
-    flush_requests, _ = decide([make_rule()], [ALERT], [wasting(10), wasting(20, uid=7), wasting(11)], {}, 0.0)
+    flush_requests, _ = decide_actions([make_rule()], [ALERT], [wasting(10), wasting(20, uid=7), wasting(11)], {}, 0.0)
     assert {flush_request.uid: flush_request.pids for flush_request in flush_requests} == {7: (20,), 1000: (10, 11)}
 
 
 def test_failures_of_one_user_do_not_delay_flushes_of_another():
     rule, tracks, flushed = make_rule(max_per_hour=3), {}, []
     for now in range(0, 500, 10):
-        flush_requests, tracks = decide([rule], [ALERT], [wasting(10), wasting(20, uid=7)], tracks, float(now))
+        flush_requests, tracks = decide_actions([rule], [ALERT], [wasting(10), wasting(20, uid=7)], tracks, float(now))
         for flush_request in flush_requests:
             flushed.append((flush_request.uid, now))
             released = 0 if flush_request.uid == 7 else GIB
@@ -251,7 +253,7 @@ def test_failures_of_one_user_do_not_delay_flushes_of_another():
 
 
 def test_negative_release_does_not_reduce_the_total():
-    (flush_request,), tracks = decide([make_rule()], [ALERT], [wasting(10), wasting(11)], {}, 0.0)
+    (flush_request,), tracks = decide_actions([make_rule()], [ALERT], [wasting(10), wasting(11)], {}, 0.0)
     track = tracks_after_flush(tracks, flush_request, [make_receipt(-60 * GIB), make_receipt(2 * GIB, pid=11)])[
         flush_request.key
     ]
@@ -260,13 +262,13 @@ def test_negative_release_does_not_reduce_the_total():
 
 
 def test_annotation_has_the_result_for_each_user():
-    flush_requests, tracks = decide(
+    flush_requests, tracks = decide_actions(
         [make_rule()], [ALERT], [wasting(10), wasting(20, uid=7, workload="serve")], {}, 0.0
     )
     for flush_request in flush_requests:
         tracks = tracks_after_flush(
             tracks, flush_request, [make_receipt(GIB, workload=flush_request.programs[0].workload)]
         )
-    note = dict(annotate([ALERT], tracks)[0].annotations)[ANNOTATION]
+    note = dict(annotate([ALERT], tracks)[0].annotations)[ACTION_ANNOTATION]
     assert "flushed train: 1.0 GiB" in note
     assert "flushed serve: 1.0 GiB" in note

@@ -14,8 +14,8 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.action_decisions import decide, tracks_after_flush
-from gpumond.features.rules.settings import RuleConfig, as_config
+from gpumond.features.alerts.action_decisions import decide_actions, tracks_after_flush
+from gpumond.features.rules.settings import RuleConfig, rule_body
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -53,7 +53,7 @@ def flushed(
     device = make_device(processes=(make_process(20), make_process(10)))
     snapshot = make_snapshot(device, engines=(engine,))
     alert = replace(ALERT, labels=(*ALERT.labels[:1], *(labels or ALERT.labels[1:])), **fields)
-    orders, _ = decide([replace(rule, action=action)], [alert], reports, {}, 0.0, snapshot.engine_devices)
+    orders, _ = decide_actions([replace(rule, action=action)], [alert], reports, {}, 0.0, snapshot.engine_devices)
     return [(order.engines, order.pids) for order in orders]
 
 
@@ -117,7 +117,7 @@ def test_flush_without_effect_doubles_the_wait():
     snapshot = make_snapshot(make_device(processes=(make_process(20),)), engines=(ENGINE,))
 
     def orders(tracks: Any, elapsed: float) -> Any:
-        return decide([RULE], [ALERT], (), tracks, elapsed, snapshot.engine_devices)
+        return decide_actions([RULE], [ALERT], (), tracks, elapsed, snapshot.engine_devices)
 
     (order,), tracks = orders({}, 0.0)
     assert orders(tracks, 50.0)[0] == []  # under way
@@ -149,7 +149,7 @@ def test_idle_time_is_written_and_read():
     rule = RuleConfig(name="idle", scope="device", value="used_bytes", above=1, action=text).rule()  # type: ignore[arg-type]
     assert rule.action
     assert rule.action.only_idle_for_seconds == 900.0
-    assert RuleConfig.model_validate(as_config(rule)).rule() == rule
+    assert RuleConfig.model_validate(rule_body(rule)).rule() == rule
 
 
 def test_idle_time_requires_the_step_engine():

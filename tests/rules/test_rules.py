@@ -9,7 +9,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.program import ProcessKey
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import evaluate_rule
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, rule_body
 from gpumond.quantities.scope import UnreadableSubjects
 from tests.rules.rows import Row, of
 
@@ -187,7 +187,7 @@ def test_own_values_of_a_built_in_rule_are_an_override_without_effect(rule: Rule
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.01, 0.5, 40.0])
 def test_overridden_rule_is_valid(rule: Rule, threshold: float):
     changed = with_overrides(rule, {"threshold": threshold, "for": 5.0, "severity": "page"})
-    assert RuleConfig.model_validate(as_config(changed)).rule() == changed
+    assert RuleConfig.model_validate(rule_body(changed)).rule() == changed
     assert changed.above == threshold or changed.below == threshold
 
 

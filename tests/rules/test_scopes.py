@@ -13,7 +13,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Oom, Program
 from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import LABELS, VALUES
+from gpumond.features.rules.settings import LABELS, MEANINGS
 from gpumond.quantities import subjects
 from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import RuleContext, active_verdicts
@@ -56,11 +56,11 @@ LEAK = Verdict(
 CONTEXT = RuleContext(SNAPSHOT, make_ledger(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
-@pytest.mark.parametrize("scope", VALUES)
+@pytest.mark.parametrize("scope", MEANINGS)
 def test_documented_values_and_words_exist_for_each_row(scope: RuleScope):
     found = subjects(scope, CONTEXT)
     assert found.rows
-    assert found.values.keys() == VALUES[scope].keys()
+    assert found.values.keys() == MEANINGS[scope].keys()
     for row in found.rows:
         known = [value_of(row) for value_of in found.values.values()]
         assert all(value is None or value >= 0 for value in known)
@@ -112,7 +112,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
 
 
 @pytest.mark.parametrize(
-    ("stranded", "ends"), [(0, "gpumond oom show --pid 42 shows why"), (8 * GIB, " to expandable_segments:True")]
+    ("stranded", "ends"), [(0, "to see why: gpumond oom show --pid 42"), (8 * GIB, " to expandable_segments:True")]
 )
 def test_alert_of_an_out_of_memory_error_ends_with_the_advice_that_applies(stranded: int, ends: str):
     rule = next(rule for rule in BUILT_IN if rule.name == "out-of-memory")

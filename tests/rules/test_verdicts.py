@@ -184,13 +184,13 @@ def test_leak_alert_continues_without_the_agent_and_ends_with_the_process():
 @pytest.mark.parametrize(
     ("pool", "fields", "remedy"),
     [
-        (make_pool(live=29 * GIB), {"can_suspend": True}, "gpumond suspend --pid 10 would release 30.0 GiB"),
+        (make_pool(live=29 * GIB), {"can_suspend": True}, "to release 30.0 GiB: gpumond suspend --pid 10"),
         (
             make_pool(live=9 * GIB, cached=20 * GIB),
             {"can_suspend": True},
-            "gpumond flush --pid 10 would release 20.0 GiB",
+            "to release 20.0 GiB: gpumond flush --pid 10",
         ),
-        (make_pool(live=28 * GIB, cached=GIB), {}, "gpumond flush --pid 10 would release 1.0 GiB"),
+        (make_pool(live=28 * GIB, cached=GIB), {}, "to release 1.0 GiB: gpumond flush --pid 10"),
         (make_pool(live=29 * GIB), {}, "a flush of this program would release nothing"),
         (make_pool(cached=29 * GIB), {"flush_policy": "never"}, "a flush of this program would release nothing"),
     ],

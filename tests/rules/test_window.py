@@ -237,7 +237,7 @@ def test_a_program_that_reached_its_own_limit_is_no_shortage_of_the_device(limit
             12,
             "reached its limit of 12.0 GiB",
             "reached its limit of 12.0 GiB",
-            "raise the program's limit (gpumond quota shows where the limit is set)",
+            "raise the program's limit (to see where it's set: gpumond quota)",
         ),
         (60, "ran out of memory", "was short of memory", "free memory on the GPU"),
     ],
@@ -263,7 +263,7 @@ def test_alerts_say_whether_a_program_reached_its_own_limit(limit: int, happened
         state_ = advanced.memory
         window = [dict(alert.annotations) for alert in advanced.frame.alerts]
     first, retries = window
-    assert f"{happened} (errors in 10 minutes: 6)" in first["summary"]
+    assert f"{happened} (6x in the last 10 minutes)" in first["summary"]
     assert retries["summary"].endswith(f" {state}: 6 allocation retries in 10 minutes slowed it down")
     assert retries["description"].startswith(f"reduce the batch size or {relief}")
     raised = dataclasses.replace(report, limits=(PoolLimit("torch", "GPU-a", 70 * GIB, "chat"),))

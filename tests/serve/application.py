@@ -27,7 +27,7 @@ from gpumond.features.flush.alertmanager_hook import AlertmanagerHook
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.quotas import QuotaRegistry
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.evaluation import Preview, pack, preview
+from gpumond.features.rules.evaluation import Preview, pack_moment, preview
 from gpumond.features.rules.registry import RuleRegistry
 from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
@@ -105,7 +105,7 @@ class View:
         return [as_resolved(ALERT, 2.0)]
 
     async def preview(self, rule: Rule) -> Preview:
-        return preview(rule, [pack(SNAPSHOT, ())])
+        return preview(rule, [pack_moment(SNAPSHOT, ())])
 
     async def reload(self, requested_by: str) -> str:
         if self.wrong_configuration:

@@ -198,7 +198,7 @@ def test_crossing_with_the_size_is_drawn_where_it_is_near():
 
 def test_texts_name_the_actions_of_the_web_ui_in_place_of_commands():
     texts = {
-        "gpumond oom show --pid 25 shows why": "Case shows why",
+        "to see why: gpumond oom show --pid 25": "to see why: Case",
         "; gpumond flush --device 1 releases it": "; Flush releases it",
         "find out: gpumond why --pid 25; restart it": "find out: Why; restart it",
     }

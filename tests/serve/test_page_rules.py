@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import UNITS, RuleConfig, as_config
+from gpumond.features.rules.settings import UNITS, RuleConfig, rule_body
 from tests.serve.application import View, ask
 from tests.serve.page_modules import needs_node, run_module
 
@@ -24,7 +24,7 @@ BY_MATCH: dict[str, Any] = {
     "labels": {"team": "research", "severity": "critical"},
     "action": {"flush": {"min_reclaimable": 1 << 30}, "cooldown": 900.0, "max_per_hour": 2},
 }
-RULES = [as_config(rule) for rule in BUILT_IN] + [BY_MATCH]
+RULES = [rule_body(rule) for rule in BUILT_IN] + [BY_MATCH]
 
 
 def test_description_of_the_api_names_the_values_of_each_scope():

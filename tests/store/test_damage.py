@@ -27,7 +27,7 @@ from gpumond.features.quotas.admissions import admission_table
 from gpumond.features.quotas.quotas import quota_table
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.registry import RuleRegistry, override_table, rule_table
-from gpumond.features.rules.settings import as_config
+from gpumond.features.rules.settings import rule_body
 from gpumond.features.silences.silences import silence_table
 from gpumond.features.suspend.suspender import suspension_table
 from gpumond.store.store import HistoryPersistence, Store
@@ -82,7 +82,7 @@ TABLES = {
 async def fill(store: Store) -> None:
     for number in range(3):
         name = f"rule-{number}"
-        await rule_table(store).put(name, as_config(replace(BUILT_IN[0], name=name)), "token")
+        await rule_table(store).put(name, rule_body(replace(BUILT_IN[0], name=name)), "token")
         await override_table(store).put(BUILT_IN[number].name, {"threshold": number}, "token")
         await store.audit("uid:4711", "flush.request", {"number": number})
         await store.audit("rule:full", "action", {"labels": [["alertname", f"full-{number}"]]})
@@ -241,5 +241,5 @@ async def works(store: Store) -> None:
 
 
 async def change(store: Store) -> None:
-    await rule_table(store).put("after", as_config(BUILT_IN[0]), "token")
+    await rule_table(store).put("after", rule_body(BUILT_IN[0]), "token")
     await store.audit("uid:4711", "flush.request", {})

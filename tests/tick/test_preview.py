@@ -8,7 +8,14 @@ from gpumond.facts.alerts import Rule
 from gpumond.facts.frame import Frame, Ledger
 from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.snapshot import STARTING, SourceState
-from gpumond.features.rules.evaluation import MAX_FIRED, RESOLUTION_SECONDS, PreviewWindow, pack, preview, unpack
+from gpumond.features.rules.evaluation import (
+    MAX_PREVIEW_ALERTS,
+    RESOLUTION_SECONDS,
+    PreviewMoments,
+    pack_moment,
+    preview,
+    unpack_moment,
+)
 from gpumond.serve.examples import SNAPSHOT, VERDICT
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 
@@ -30,11 +37,11 @@ def make_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
 
 def test_packed_sample_unpacks_to_the_same_value():
     for snapshot in (SNAPSHOT, make_frame(3, reports=2 * 4 + 1).snapshot):
-        assert unpack(pack(snapshot, (VERDICT,))) == (snapshot, (VERDICT,))
+        assert unpack_moment(pack_moment(snapshot, (VERDICT,))) == (snapshot, (VERDICT,))
 
 
 def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
-    hour = PreviewWindow()
+    hour = PreviewMoments()
     pool = PoolUsage(
         allocator="torch",
         device_uuid="GPU-a",
@@ -54,8 +61,8 @@ def test_hour_of_a_thousand_programs_needs_a_few_mebibytes():
 
 
 def test_oldest_of_large_samples_are_dropped():
-    size = len(pack(make_frame(1, reports=50).snapshot, ()))
-    hour = PreviewWindow(max_bytes=4 * size)
+    size = len(pack_moment(make_frame(1, reports=50).snapshot, ()))
+    hour = PreviewMoments(max_bytes=4 * size)
     for number in range(1, 20):
         hour.add(make_frame(number, reports=50, used=60))
     result = preview(RULE, hour.moments())
@@ -64,7 +71,7 @@ def test_oldest_of_large_samples_are_dropped():
 
 
 def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
-    hour = PreviewWindow()
+    hour = PreviewMoments()
     for number, used in enumerate((10, 90, 90, 10)):
         hour.add(make_frame(number, used=used))
         hour.add(replace(frame := make_frame(number, used=99), snapshot=replace(frame.snapshot, seq=9)))
@@ -74,7 +81,7 @@ def test_samples_are_kept_every_30_seconds_and_a_preview_finds_firing_alerts():
 
 
 def test_frame_before_the_first_reading_is_not_kept():
-    hour = PreviewWindow()
+    hour = PreviewMoments()
     source = SourceState(name="sim", up=False, responsive=True, reason=STARTING)
     hour.add(Frame(make_snapshot(source=source), Ledger()))
     assert not hour.moments()
@@ -89,9 +96,9 @@ def test_newest_alerts_are_kept_and_the_others_counted():
         processes = tuple(make_process(pid, used_bytes=number % 2) for pid in range(1, 401))
         device = make_device(used_bytes=400, size_bytes=1000, processes=processes)
         at = RESOLUTION_SECONDS * number
-        moments.append(pack(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
+        moments.append(pack_moment(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
     result = preview(rule, moments)
-    assert (len(result.fired), result.omitted) == (MAX_FIRED, 4 * 400 - MAX_FIRED)
+    assert (len(result.fired), result.omitted) == (MAX_PREVIEW_ALERTS, 4 * 400 - MAX_PREVIEW_ALERTS)
     starts = [alert.active_at for alert in result.fired]
     assert starts == sorted(starts)
     assert starts[-1] == 1000.0 + 7 * RESOLUTION_SECONDS

@@ -12,7 +12,7 @@ from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.alerts.action_decisions import annotate, decide, tracks_after_flush
+from gpumond.features.alerts.action_decisions import annotate, decide_actions, tracks_after_flush
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe
@@ -128,16 +128,16 @@ def test_rule_flushes_no_other_process_than_that_of_its_alert():
     rules = (replace(RULES[0], action=Action()),)
     alert = next(alert for alert in with_old().frame.alerts if alert.rule == "full")
     other = replace(REPORT, start_ticks=200)
-    assert [order.programs for order in decide(rules, [alert], (other, REPORT), {}, 0.0)[0]] == [(REPORT,)]
+    assert [order.programs for order in decide_actions(rules, [alert], (other, REPORT), {}, 0.0)[0]] == [(REPORT,)]
     for process in (NEW, UNKNOWN):
         unlike = replace(alert, start_ticks=process.start_ticks)
-        assert not decide(rules, [unlike], (REPORT,), {}, 0.0)[0]
+        assert not decide_actions(rules, [unlike], (REPORT,), {}, 0.0)[0]
 
 
 def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
     rules = (replace(RULES[0], action=Action()),)
     alert = next(alert for alert in with_old().frame.alerts if alert.rule == "full")
-    (order,), tracks = decide(rules, [alert], (REPORT,), {}, 0.0)
+    (order,), tracks = decide_actions(rules, [alert], (REPORT,), {}, 0.0)
     tracks = tracks_after_flush(tracks, order, (), "the agent disconnected")
     assert dict(annotate([alert], tracks)[0].annotations)["action"].startswith("no flush: the agent disconnected")
     new = replace(alert, start_ticks=200)

@@ -147,9 +147,9 @@ LEAK = FrameNotice(
 OOM = FrameNotice(
     "bad",
     "out-of-memory firing for 31 s",
-    "finetune (pid 9282) on GPU 1 ran out of memory in `finetune` at /data/programs.py:97 (errors in 10 minutes: 1)",
+    "finetune (pid 9282) on GPU 1 ran out of memory in `finetune` at /data/programs.py:97 (1x in the last 10 minutes)",
     "alert out-of-memory",
-    "gpumond oom show --pid 9282 shows why",
+    "to see why: gpumond oom show --pid 9282",
     program="finetune (pid 9282)",
     gpu="GPU 1",
 )
@@ -158,7 +158,7 @@ IDLE = FrameNotice(
     "idle-holder firing for 49 s",
     "embeddings (pid 7) uses 8.9 GiB on GPU 1 and has been idle for 2 min 49 s",
     "alert idle-holder",
-    "gpumond suspend --pid 7 would release 8.9 GiB of device memory; if you don't need the program, stop it",
+    "to release 8.9 GiB: gpumond suspend --pid 7; if you don't need the program, stop it",
     program="embeddings (pid 7)",
     gpu="GPU 1",
 )
@@ -178,7 +178,7 @@ QUOTA = FrameNotice(
     "quota-exceeded firing",
     "chat (pid 6) on GPU 0 uses 3.1 GiB, 391.2 MiB more than the soft limit of the chat quota (2.7 GiB)",
     "alert quota-exceeded",
-    "gpumond flush --pid 6 would release 392.0 MiB",
+    "to release 392.0 MiB: gpumond flush --pid 6",
     program="chat (pid 6)",
     gpu="GPU 0",
 )
@@ -197,8 +197,8 @@ ORPHAN = FrameNotice("warn", "pid 9 (train) has lost its parent and uses 2.0 GiB
         (
             OOM,
             110,
-            "finetune on GPU 1 ran out of memory in `finetune` at programs.py:97; gpumond oom show --pid 9282 "
-            "shows why",
+            "finetune on GPU 1 ran out of memory in `finetune` at programs.py:97; to see why: gpumond oom "
+            "show --pid 9282",
         ),
         (IDLE, 100, "embeddings on GPU 1 uses 8.9 GiB and has been idle for 2 min 49 s; gpumond suspend --pid 7"),
         (FRAGMENTED, 80, "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"),
@@ -240,7 +240,7 @@ def test_all_notices_have_the_order_of_the_lines():
 def test_lines_that_are_left_continue_the_worst_notice():
     *first, last = notice_lines([FRAGMENTED, OOM], 80, 4)
     assert len(first) == 3
-    assert " ".join(map(plain_text, first)).endswith("gpumond oom show --pid 9282 shows why")
+    assert " ".join(map(plain_text, first)).endswith("to see why: gpumond oom show --pid 9282")
     assert plain_text(last) == "etl on GPU 0: 57% of its torch pool was fragmented even at peak use"
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import PLACEHOLDERS, UNITS, VALUES, match_keys
+from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, UNITS, match_keys
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
@@ -141,7 +141,7 @@ def rule_cells(rule: Rule) -> Iterator[str]:
 
 def values() -> Iterator[str]:
     yield f"\n## Values\n\n{wrap(VALUES_NOTE)}"
-    for scope in VALUES:
+    for scope in MEANINGS:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         rows = list(value_rows(scope))
         sensors = [row for row in rows if scope == "device" and is_metric(*row)]
@@ -151,7 +151,7 @@ def values() -> Iterator[str]:
             yield f"\n{wrap(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
         for unit in dict.fromkeys(unit for _, unit, _ in sensors):
             yield f"| {unit} | {', '.join(name for name, of, _ in sensors if of == unit)} |"
-        yield from meaning_table("label to match", {name: match_keys(name) for name in VALUES}, scope)
+        yield from meaning_table("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
         yield from meaning_table("placeholder", PLACEHOLDERS, scope)
 
 
@@ -163,7 +163,7 @@ def is_metric(name: str, unit: str, meaning: str) -> bool:
 
 def value_rows(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in VALUES[scope].items()}
+    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in MEANINGS[scope].items()}
     for name, meaning in table.items():
         if meaning != INCREASE_MEANING.format(name.removesuffix("_increase")):
             has_increase = table.get(f"{name}_increase") == INCREASE_MEANING.format(name)

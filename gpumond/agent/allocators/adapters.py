@@ -18,8 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from gpumond.agent.imports import is_importing
+from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage, StepResult
-from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
+from gpumond.facts.program import AllocationSite, AppliedLimit, Call, Dump, LiveClasses
 
 if TYPE_CHECKING:
     from gpumond.agent.allocators import cuda as cuda_module
@@ -86,6 +87,15 @@ ADAPTERS = (
     AdapterSpec("gpumond.sim.allocator", "sim", oom_error=("gpumond", "OutOfMemory")),
 )
 """All adapters in the order of flushes: an allocator that allocates from another library comes before it."""
+
+
+MAX_FILE, MAX_FUNCTION = 160, 80
+"""Longest names in a call of a stack."""
+
+
+def to_call(file: str, line: int, function: str) -> Call:
+    """Return a call as a report may contain it. The ends of long names are kept."""
+    return Call(printable_text(file[-MAX_FILE:]), max(0, line), printable_text(function[-MAX_FUNCTION:]))
 
 
 class FlushRefused(Exception):

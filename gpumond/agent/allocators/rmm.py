@@ -48,8 +48,8 @@ class RmmAdapter(CudaAdapter):
         """Identity of the stream-ordered resource of each device, and when it was first seen."""
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
-        found = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
-        return tuple(usage for usage in found if usage is not None)
+        usages = (self._usage(ordinal, stack, exact) for ordinal, stack in self._stacks())
+        return tuple(usage for usage in usages if usage is not None)
 
     def bytes_left_by_flush(self) -> Mapping[str, int]:
         pools = (
@@ -298,8 +298,8 @@ def _allocation_counts(resource: Any) -> AllocationCounts:
 
 def _has_foreign_bins(resource: Any) -> bool:
     """Return whether it also allocates from a resource that is not below it."""
-    below = {id(one) for one in _walk_down(resource)}
-    return any(not below & {id(one) for one in _walk_down(bin)} for bin in getattr(resource, "bin_mrs", ()))
+    below = {id(each) for each in _walk_down(resource)}
+    return any(not below & {id(each) for each in _walk_down(bin)} for bin in getattr(resource, "bin_mrs", ()))
 
 
 def _is_instance(resource: Any, names: frozenset[str]) -> bool:

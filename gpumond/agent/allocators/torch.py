@@ -23,10 +23,11 @@ from gpumond.agent.allocators.adapters import (
     HistoryRecording,
     TensorTracking,
     TrackedTensor,
+    to_call,
 )
 from gpumond.agent.allocators.mempools import bytes_left_by_trim
 from gpumond.agent.allocators.torch_formulas import (
-    LARGE_PAGE,
+    LARGE_PAGE_BYTES,
     MIB,
     NO_UNMAPPED_BYTES,
     DeviceStatistics,
@@ -41,9 +42,8 @@ from gpumond.agent.allocators.torch_formulas import (
     reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.facts.messages import printable_text
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
-from gpumond.facts.program import AllocationSite, AppliedLimit, Call, Dump, LiveClasses
+from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.facts.units import plural
 
 MAX_SNAPSHOT_BLOCKS = 50_000
@@ -80,18 +80,18 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         backend = self._cuda.get_allocator_backend()
         if backend not in ("native", "cudaMallocAsync"):
             return ()
-        native = backend == "native"
+        is_native = backend == "native"
         has_context = self._context_query()
         devices: dict[int, DeviceStatistics] = {}
         for ordinal in range(self._device_count()):
-            context = has_context(ordinal)
-            if context is not False:
-                statistics = device_statistics(self._c._cuda_memoryStats(ordinal), has_counters=native)
-                if context or statistics.held_bytes:
+            is_active = has_context(ordinal)
+            if is_active is not False:
+                statistics = device_statistics(self._c._cuda_memoryStats(ordinal), has_counters=is_native)
+                if is_active or statistics.held_bytes:
                     devices[ordinal] = statistics
-        unmapped = self._unmapped(devices.values()) if native else None
-        snapshot = self._exact_reclaimable() if exact and native else None
-        expandable = native and "expandable_segments:true" in self._allocator_settings()
+        unmapped = self._unmapped(devices.values()) if is_native else None
+        snapshot = self._exact_reclaimable() if exact and is_native else None
+        expandable = is_native and "expandable_segments:true" in self._allocator_settings()
         pools = []
         for ordinal, statistics in devices.items():
             uuid = self._uuid(ordinal)
@@ -99,16 +99,14 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                 continue
             unmapped_bytes = None
             if unmapped is not None:
-                own = unmapped.get(ordinal, NO_UNMAPPED_BYTES)
-                statistics, unmapped_bytes = statistics.without(own), own.held_bytes
+                unmapped_here = unmapped.get(ordinal, NO_UNMAPPED_BYTES)
+                statistics, unmapped_bytes = statistics.without(unmapped_here), unmapped_here.held_bytes
             if snapshot is not None:
                 reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
+            elif is_native:
+                reclaimable = reclaimable_from_stats(statistics, expandable)
             else:
-                reclaimable = (
-                    reclaimable_from_stats(statistics, expandable)
-                    if native
-                    else reclaimable_from_async_stats(statistics)
-                )
+                reclaimable = reclaimable_from_async_stats(statistics)
             pools.append(pool_usage(uuid, statistics, reclaimable, unmapped_bytes))
         return tuple(pools)
 
@@ -379,7 +377,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             return None
         page = re.search(r"large_segment_size_mb:(\d+)", self._allocator_settings())
         segments = [each for each in segments if each.get("address") not in self._unmapped_segments.addresses]
-        return reclaimable_from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE)
+        return reclaimable_from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE_BYTES)
 
 
 def adapter() -> TorchAdapter | None:
@@ -404,7 +402,6 @@ first copy also imports ``torch._inductor``, as PyTorch looks for compiled code 
 thread.
 """
 MAX_CALLS = 12
-MAX_FILE, MAX_FUNCTION = 160, 80
 CallStack = tuple[tuple[str, int, str], ...]
 
 
@@ -425,7 +422,7 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSit
             total[1] += 1
     ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
     return [
-        AllocationSite(size, blocks, tuple(_to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
+        AllocationSite(size, blocks, tuple(to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
     ], unrecorded
 
 
@@ -437,7 +434,3 @@ def _stack(frames: Iterable[Mapping[str, Any]]) -> CallStack:
 def _is_python(file: str) -> bool:
     """Return whether a stack names the program's Python source, ``<stdin>`` included, and not C++."""
     return file.endswith(".py") or (file.startswith("<") and not file.startswith("<frozen "))
-
-
-def _to_call(file: str, line: int, function: str) -> Call:
-    return Call(printable_text(file[-MAX_FILE:]), max(0, line), printable_text(function[-MAX_FUNCTION:]))

@@ -22,8 +22,8 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 Stats = Mapping[str, Any]
 
 MIB = 1 << 20
-SMALL_PAGE = 2 * MIB
-LARGE_PAGE = 20 * MIB
+SMALL_PAGE_BYTES = 2 * MIB
+LARGE_PAGE_BYTES = 20 * MIB
 
 
 class DeviceStatistics(NamedTuple):
@@ -68,22 +68,22 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
     Raises KeyError for the statistics of another allocator.
     """
     held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
-    private = stats.get("reserved_bytes_by_private_pools")
+    private_pools = stats.get("reserved_bytes_by_private_pools")
     counter = (stats if has_counters else {}).get
     return DeviceStatistics(
-        held["current"],
-        live["current"],
-        stats["active_bytes"]["all"]["current"],
-        stats["inactive_split_bytes"]["all"]["current"],
-        stats["segment"]["all"]["current"],
-        sum(pool["all"]["current"] for pool in private.values()) if private else None if private is None else 0,
-        held["peak"],
-        live["peak"],
-        counter("num_ooms"),
-        counter("num_alloc_retries"),
-        counter("num_device_alloc"),
-        counter("num_device_free"),
-        stats["allocation"]["all"]["current"] if has_counters else None,
+        held_bytes=held["current"],
+        live_bytes=live["current"],
+        active_bytes=stats["active_bytes"]["all"]["current"],
+        split_bytes=stats["inactive_split_bytes"]["all"]["current"],
+        segments=stats["segment"]["all"]["current"],
+        private_bytes=None if private_pools is None else sum(pool["all"]["current"] for pool in private_pools.values()),
+        peak_held_bytes=held["peak"],
+        peak_live_bytes=live["peak"],
+        ooms=counter("num_ooms"),
+        retries=counter("num_alloc_retries"),
+        device_allocations=counter("num_device_alloc"),
+        device_frees=counter("num_device_free"),
+        live_allocations=stats["allocation"]["all"]["current"] if has_counters else None,
     )
 
 
@@ -112,14 +112,14 @@ def reclaimable_from_async_stats(statistics: DeviceStatistics) -> Reclaimable:
 
 
 def reclaimable_from_snapshot(
-    segments: Iterable[Mapping[str, Any]], large_page: int = LARGE_PAGE
+    segments: Iterable[Mapping[str, Any]], large_page_bytes: int = LARGE_PAGE_BYTES
 ) -> dict[int, Reclaimable]:
     """Return the bytes for the native allocator by device. Private pools return all or nothing; the rest is exact."""
     returned: defaultdict[int, int] = defaultdict(int)
     private: defaultdict[int, int] = defaultdict(int)
     for segment in segments:
         if segment.get("is_expandable"):
-            idle = _whole_pages(segment, SMALL_PAGE if segment["segment_type"] == "small" else large_page)
+            idle = _whole_pages(segment, SMALL_PAGE_BYTES if segment["segment_type"] == "small" else large_page_bytes)
         else:
             idle = 0 if segment["allocated_size"] else segment["total_size"]
         (returned if is_shared(segment) else private)[segment["device"]] += idle
@@ -139,43 +139,42 @@ def is_shared(segment: Mapping[str, Any]) -> bool:
     return tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0)
 
 
-def _whole_pages(segment: Mapping[str, Any], page: int) -> int:
+def _whole_pages(segment: Mapping[str, Any], page_bytes: int) -> int:
     """Return the bytes of the pages that lie entirely in a free run. A mapped range starts on a page boundary."""
     total, start, offset = 0, 0, 0
     for block in [*segment["blocks"], {"state": "active_allocated", "size": 0}]:
         if block["state"] == "active_allocated":
-            total += max(0, offset // page * page - -(-start // page) * page)
+            total += max(0, offset // page_bytes * page_bytes - -(-start // page_bytes) * page_bytes)
             start = offset + block["size"]
         offset += block["size"]
     return total
 
 
-def pool_usage(uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable, unmapped: int | None) -> PoolUsage:
-    """Return the pool of a device. ``unmapped``: its unmapped bytes, None if unknown."""
-    held, live, _, _, _, private, peak_held, peak_live, ooms, retries, allocations, frees, count = statistics
-    cached = max(0, held - live)
+def pool_usage(
+    uuid: str, statistics: DeviceStatistics, reclaimable: Reclaimable, unmapped_bytes: int | None
+) -> PoolUsage:
+    """Return the pool of a device. ``unmapped_bytes``: None if unknown."""
+    cached = max(0, statistics.held_bytes - statistics.live_bytes)
     if reclaimable.high > cached:  # a snapshot is older than the statistics
         reclaimable = Reclaimable(
             min(reclaimable.low, cached), min(reclaimable.likely, cached), cached, reclaimable.exactness
         )
-    stranded = cached - reclaimable.likely
     return PoolUsage(
         allocator="torch",
         device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=held,
+        live_bytes=statistics.live_bytes,
+        held_bytes=statistics.held_bytes,
         reclaimable=reclaimable,
-        stranded_bytes=stranded,
-        inside=None,
-        peak_live_bytes=peak_live,
-        peak_held_bytes=peak_held,
-        ooms=ooms,
-        retries=retries,
-        device_allocations=allocations,
-        device_frees=frees,
-        unmapped_bytes=unmapped,
-        private_bytes=private,
-        live_allocations=count,
+        stranded_bytes=cached - reclaimable.likely,
+        peak_live_bytes=statistics.peak_live_bytes,
+        peak_held_bytes=statistics.peak_held_bytes,
+        ooms=statistics.ooms,
+        retries=statistics.retries,
+        device_allocations=statistics.device_allocations,
+        device_frees=statistics.device_frees,
+        unmapped_bytes=unmapped_bytes,
+        private_bytes=statistics.private_bytes,
+        live_allocations=statistics.live_allocations,
     )
 
 
@@ -201,8 +200,8 @@ class UnmappedSegments:
 
     def __init__(self, segments: Callable[[], Segments | None], is_mapped: Callable[[int], bool | None]) -> None:
         self._segments, self._is_mapped = segments, is_mapped
-        self._counters: object = None
-        self._private: Segments = ()
+        self._last_counters: object = None
+        self._private_segments: Segments = ()
         self.addresses: frozenset[int] = frozenset()
         """Addresses of the unmapped segments at the last read."""
 
@@ -215,28 +214,28 @@ class UnmappedSegments:
         if SAVER_MODULE not in sys.modules and _vllm_allocator() is None:
             self.addresses = frozenset()
             return None
-        if counters != self._counters and not self._reread(counters):
+        if counters != self._last_counters and not self._read_segments(counters):
             return None
-        addresses = self._unmapped()
+        addresses = self._unmapped_addresses()
         if addresses is None:
             return None
         if addresses != self.addresses:
-            if not self._reread(counters):
+            if not self._read_segments(counters):
                 return None
             self.addresses = addresses
-        return unmapped_by_device(self._private, addresses) if addresses else {}
+        return unmapped_by_device(self._private_segments, addresses) if addresses else {}
 
-    def _reread(self, counters: object) -> bool:
+    def _read_segments(self, counters: object) -> bool:
         segments = self._segments()
-        self._counters = None if segments is None else counters
-        self._private = [each for each in segments or () if tuple(each.get("segment_pool_id", (0, 0))) != (0, 0)]
+        self._last_counters = None if segments is None else counters
+        self._private_segments = [segment for segment in segments or () if not is_shared(segment)]
         return segments is not None
 
-    def _unmapped(self) -> frozenset[int] | None:
+    def _unmapped_addresses(self) -> frozenset[int] | None:
         """Return the addresses of unmapped segments; None if the state of one is unknown."""
         known = _unmapped_by_vllm()
         found = set()
-        for segment in self._private:
+        for segment in self._private_segments:
             address = segment["address"]
             mapped = not known[address] if address in known else self._is_mapped(address)
             if mapped is None:

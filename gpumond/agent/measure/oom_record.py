@@ -116,7 +116,7 @@ def _parse_size(pattern: str, error: BaseException) -> int | None:
     return int(float(match[1].replace(",", "")) * UNIT_BYTES[match[2].lower()])
 
 
-class Details(NamedTuple):
+class ErrorDetails(NamedTuple):
     """Parts of a record that are known in the thread of the error only, and the classes of live bytes."""
 
     largest_free: Mapping[tuple[str, str], int] = {}
@@ -127,7 +127,7 @@ class Details(NamedTuple):
     sites: tuple[AllocationSite, ...] = ()
 
 
-NO_DETAILS = Details()
+NO_DETAILS = ErrorDetails()
 
 
 class OomRecords:
@@ -215,7 +215,7 @@ class OomRecords:
 
         try:
             stack, omitted = stacks.of_thread(thread)
-            details = Details(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
+            details = ErrorDetails(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
             record = self._record(ALLOCATORS.read(READ_TIMEOUT_SECONDS) or (), devices, "oom_pool", size, "", details)
             self._publish(replace(record, allocator="torch"))
@@ -234,7 +234,7 @@ class OomRecords:
             if unpublished is None:
                 devices = []
             unpublished = None
-        details = Details(classes=live_classes() if devices else ())
+        details = ErrorDetails(classes=live_classes() if devices else ())
         records = [self._record(pools, [device], "counter", details=details) for device in devices]
         newest = records.pop() if records and not last else None
         for record in (unpublished, *records):
@@ -275,7 +275,7 @@ class OomRecords:
         seen: OomDetection,
         requested_bytes: int | None = None,
         scope: str = "",
-        details: Details = NO_DETAILS,
+        details: ErrorDetails = NO_DETAILS,
     ) -> Oom:
         """Return a record without its number."""
         largest = sorted(pools, key=lambda pool: -pool.held_bytes)[:MAX_OOM_POOLS]
@@ -315,13 +315,13 @@ class OomRecords:
 OOMS = OomRecords()
 
 
-def _details(error: BaseException, search_seconds: float) -> Details:
+def _details(error: BaseException, search_seconds: float) -> ErrorDetails:
     """Return the details for an error that this thread handles."""
     from gpumond.agent.measure import stacks  # needed after an error only
 
     stack, omitted = stacks.of_error(error)
     classes = live_classes(search_seconds)
-    return Details(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
+    return ErrorDetails(_largest_free(), stack, omitted, stacks.of_allocating_threads(), classes, _live_sites())
 
 
 def _shorten(record: Oom) -> Oom:

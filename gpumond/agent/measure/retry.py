@@ -31,7 +31,7 @@ def check_retry(shrink: object, attempts: object, gc: object, borrow: object) ->
 
 
 def wrap_retry(
-    function: FunctionT, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool = False
+    function: FunctionT, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool
 ) -> FunctionT:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
@@ -44,32 +44,32 @@ def wrap_retry(
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            attempts_state = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
             while True:
                 try:
-                    result = await function(*attempts_state.args, **attempts_state.kwargs)
+                    result = await function(*call.args, **call.kwargs)
                     break
                 except Exception as error:
-                    if not attempts_state.try_again(error):
+                    if not call.try_again(error):
                         raise
-                attempts_state.prepare()
-            attempts_state.record_success()
+                call.prepare()
+            call.record_success()
             return result
 
         return async_wrapper  # type: ignore[return-value]
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        attempts_state = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
         while True:
             try:
-                result = function(*attempts_state.args, **attempts_state.kwargs)
+                result = function(*call.args, **call.kwargs)
                 break
             except Exception as error:
-                if not attempts_state.try_again(error):
+                if not call.try_again(error):
                     raise
-            attempts_state.prepare()  # here Python has released the error and the objects that its frames hold
-        attempts_state.record_success()
+            call.prepare()  # here Python has released the error and the objects that its frames hold
+        call.record_success()
         return result
 
     return wrapper  # type: ignore[return-value]
@@ -113,13 +113,13 @@ class _Attempts:
         if self._may_borrow:
             self._may_borrow, self._missing_bytes = False, request_bytes(error)
         else:
-            may_retry = False
+            is_shrunk = False
             try:
-                may_retry = self._shrink_arguments()
+                is_shrunk = self._shrink_arguments()
             finally:
-                if not may_retry:
+                if not is_shrunk:
                     OOMS.withdraw_retry()
-            if not may_retry:
+            if not is_shrunk:
                 return False
             self._remaining_attempts -= 1
         self._retry_count += 1

@@ -100,18 +100,18 @@ class Block:
             for device in devices
         }
         self.peaks = {device: self._measure_peak(device, before, after) for device in devices}
-        self.retries = sum(device_usage.retries for device_usage in after.values()) - sum(
-            device_usage.retries for device_usage in before.values()
+        retries_before, retries_after = (
+            sum(device_usage.retries for device_usage in usage.values()) for usage in (before, after)
         )
+        self.retries = retries_after - retries_before
 
     def _measure_peak(self, device: str, before: UsageByDevice, after: UsageByDevice) -> ScopePeak:
         first, last = before.get(device, NO_USAGE), after.get(device, NO_USAGE)
         low = self.sampled_peaks.get(device, 0)
         if first.peak_bytes is None or last.peak_bytes is None:
             return ScopePeak(low, None)
-        reached = (
-            last.is_only_pool and first.is_only_pool and last.peak_bytes != first.peak_bytes
-        )  # lower: reset within the block
+        # A lower peak than before was reset within the block.
+        reached = last.is_only_pool and first.is_only_pool and last.peak_bytes != first.peak_bytes
         bound = last.peak_bytes if last.peak_bytes >= first.peak_bytes else None
         return ScopePeak(max(low, last.peak_bytes) if reached else low, bound)
 
@@ -140,13 +140,13 @@ class Scope:
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         block = self._blocks.pop()
-        is_out_of_memory = error is not None and is_oom(error)
-        if is_out_of_memory and error is not None:
-            OOMS.record_error(error, "scope")
+        oom = error if error is not None and is_oom(error) else None
+        if oom is not None:
+            OOMS.record_error(oom, "scope")
         _current.set(block.parent)
-        SCOPE_TOTALS.finish(block, is_out_of_memory)
-        if is_out_of_memory and error is not None and self._borrow is not None:
-            self._request_room(error, self._borrow)
+        SCOPE_TOTALS.finish(block, is_out_of_memory=oom is not None)
+        if oom is not None and self._borrow is not None:
+            self._request_room(oom, self._borrow)
         if self._flush is not None:
             try:
                 self._flush()

@@ -76,21 +76,21 @@ class RequestedSnapshots:
                 f"too many requests: a program writes at most one snapshot in {REQUEST_INTERVAL_SECONDS:g} s",
             )
         self._last_request_at = now
-        snapshot_suffix = next(
+        suffix = next(
             (adapter.snapshot_suffix for adapter in ALLOCATORS.find_adapters() if adapter.snapshot_suffix), ""
         )
-        return self._write_kept_file(workload, snapshot_suffix, lambda path: write(path, must_be_fast=True))
+        return self._write_to_directory(workload, suffix, lambda path: write(path, must_be_fast=True))
 
-    def save(self, workload: str, snapshot_suffix: str, allocator: str, write_to: Callable[[str], object]) -> Dump:
-        """Write a file of a recording. ``write_to`` writes to a path that can only be appended to. Never raises."""
+    def save(self, workload: str, suffix: str, allocator: str, write_file: Callable[[str], object]) -> Dump:
+        """Write a file of a recording. ``write_file`` writes to a path that can only be appended to. Never raises."""
 
         def save(path: str) -> Dump:
             try:
-                return Dump(allocator, path, _write(write_to, path, MAX_BYTES))
+                return Dump(allocator, path, _write(write_file, path, MAX_BYTES))
             except Exception as error:  # of the file system or the library
                 return Dump(allocator, None, 0, printable_text(f"{type(error).__name__}: {error}"))
 
-        return self._write_kept_file(workload, snapshot_suffix, save)
+        return self._write_to_directory(workload, suffix, save)
 
     def read_part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of a kept file, and its size. Raises OSError with the reason."""
@@ -104,12 +104,12 @@ class RequestedSnapshots:
         finally:
             os.close(file)
 
-    def _write_kept_file(self, workload: str, snapshot_suffix: str, write: Callable[[str], Dump]) -> Dump:
+    def _write_to_directory(self, workload: str, suffix: str, write: Callable[[str], Dump]) -> Dump:
         try:
             folder = snapshot_directory()
         except OSError as error:
             return Dump(None, None, 0, printable_text(f"no directory for the snapshot: {error}"))
-        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{snapshot_suffix}"
+        name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
         dump = write(os.path.join(folder, name))
         if dump.path is None:
             return dump
@@ -138,7 +138,7 @@ def snapshot_directory() -> str:
     return folder
 
 
-def _write(write_to: Callable[[str], object], path: str, max_bytes: int) -> int:
+def _write(write_file: Callable[[str], object], path: str, max_bytes: int) -> int:
     """Return the size. Raises OSError, FlushRefused, and errors of the library; the file does not exist then."""
     partial_path = f"{path}.{os.getpid()}.partial"
     file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -146,7 +146,7 @@ def _write(write_to: Callable[[str], object], path: str, max_bytes: int) -> int:
         try:
             copy = _PipeCopy(file, max_bytes)
             try:
-                write_to(f"/proc/self/fd/{copy.inlet}")
+                write_file(f"/proc/self/fd/{copy.inlet}")
             finally:
                 copy.end()
         finally:

@@ -10,7 +10,7 @@ from itertools import islice
 from types import CodeType, FrameType
 
 import gpumond
-from gpumond.agent.allocators.adapters import ADAPTERS
+from gpumond.agent.allocators.adapters import ADAPTERS, MAX_FUNCTION, to_call
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Call, ThreadStack
 
@@ -20,7 +20,6 @@ MAX_THREADS = 4
 THREAD_CALLS = 12
 MAX_DEPTH = 512
 SEARCHED_THREADS, SEARCHED_CALLS = 64, 32
-MAX_FILE, MAX_FUNCTION = 160, 80
 
 AGENT_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(gpumond.__file__)), "agent", "")
 LIBRARIES = tuple(spec.library for spec in ADAPTERS if spec.library != "gpumond.agent.allocators.cuda")
@@ -93,4 +92,4 @@ def _shorten(calls: list[tuple[CodeType, int]]) -> tuple[tuple[Call, ...], int]:
 
 def _call(code: CodeType, line: int) -> Call:
     function = getattr(code, "co_qualname", code.co_name)  # 3.11
-    return Call(printable_text(code.co_filename[-MAX_FILE:]), line, printable_text(function[-MAX_FUNCTION:]))
+    return to_call(code.co_filename, line, function)

@@ -171,7 +171,7 @@ class Supervisor:
         """Children whose pipes are closed and that have not been reaped yet."""
         self._excluded: dict[ExcludedDevice, DriverProcess | None] = {}
         """Excluded devices, each with the child that hangs on it, or None if it crashed the driver."""
-        self._times_left_out: Counter[str] = Counter()
+        self._exclusions: Counter[str] = Counter()
         self._uuids: dict[int, str] = {}
         self._xids: tuple[XidErrors, ...] = ()
         """Xid errors counted by previous children."""
@@ -299,9 +299,9 @@ class Supervisor:
         problem = "hangs" if child else "crashes"
         log.warning("device %d (%s) is excluded, because the driver %s when reading it", index, uuid, problem)
         self._excluded[device] = child
-        crashes = self._times_left_out[uuid]
+        crashes = self._exclusions[uuid]
         seconds = MAX_EXCLUSION_SECONDS if child else backoff_seconds(EXCLUSION_SECONDS, crashes, MAX_EXCLUSION_SECONDS)
-        self._times_left_out[uuid] += 1
+        self._exclusions[uuid] += 1
         asyncio.get_running_loop().call_later(seconds, self._try_again, device)
         return True
 
@@ -367,7 +367,7 @@ class Supervisor:
             for device in reading.devices:
                 if device.parent_uuid is None:
                     self._uuids[device.index] = device.uuid
-                    self._times_left_out.pop(device.uuid, None)
+                    self._exclusions.pop(device.uuid, None)
             self._set_state(up=True, responsive=not self._abandoned, reading=reading)
         request.finish(None if late else reading)  # a late response is out of date
 
@@ -390,7 +390,7 @@ class Supervisor:
     def _handle_exit(self, child: DriverProcess) -> None:
         """Handle the exit of a child: its source could not be opened, or the driver crashed."""
         self._unwatch(child)
-        place = child.place()
+        device_index = child.place()
         child.hang_up()
         self._closing.append(child)
         if child in self._abandoned:
@@ -407,8 +407,10 @@ class Supervisor:
             detail = f"the driver process {_exit_text(child.process.poll())}"
             self._set_state(up=False, responsive=True, reason="crashed", detail=detail)
             delay = self._restart_seconds()
-            self._crashed_at.append(place)
-            if self._crashed_at[-QUICK_RESTARTS:] == [place] * QUICK_RESTARTS and self._exclude(place, None):
+            self._crashed_at.append(device_index)
+            if self._crashed_at[-QUICK_RESTARTS:] == [device_index] * QUICK_RESTARTS and self._exclude(
+                device_index, None
+            ):
                 self._crashed_at, self._failures = [], 0
         self._failures += 1
         self._schedule(delay, self._spawn)

@@ -23,21 +23,21 @@ from gpumond.host.machine import raise_descriptor_limit, reduce_garbage_collecti
 PR_SET_PDEATHSIG = 1
 
 
-def main(place: int, name: str) -> int:
-    os.set_inheritable(place, False)
+def main(position_descriptor: int, source_name: str) -> int:
+    os.set_inheritable(position_descriptor, False)
     raise_descriptor_limit()  # each process with device memory needs a descriptor
     _continue_without_parent()
-    position = DevicePosition(place)
+    position = DevicePosition(position_descriptor)
     progress = ReadProgress(position.set_index)
-    answers = os.fdopen(os.dup(1), "wb")
+    responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the driver library must not mix with the responses
 
     def answer(value: ReadResponse) -> None:
-        answers.write(to_json(value) + b"\n")
-        answers.flush()
+        responses.write(to_json(value) + b"\n")
+        responses.flush()
 
     try:
-        source = load_source(name, progress)
+        source = load_source(source_name, progress)
         source.open()
         answer(ReadResponse())
         owners, changes = ProcessMetadata(), ReadingChanges()

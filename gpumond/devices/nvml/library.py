@@ -289,7 +289,7 @@ class Inventory:
     def __init__(self, driver: Library) -> None:
         self._driver = driver
         self._devices: dict[str, Device] = {}
-        self._left_out: Mapping[int, str] = {}
+        self._excluded: Mapping[int, str] = {}
         self._next_scan = float("-inf")
         self._retry_seconds = 0.0
         self.faults = FaultCounter()
@@ -300,9 +300,9 @@ class Inventory:
 
     def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
         """Scan if the interval has passed, or if a device has been lost. ``leave_out``: UUIDs by index."""
-        if self._left_out.keys() - leave_out.keys():
+        if self._excluded.keys() - leave_out.keys():
             self._retry_seconds = 0.0  # a device may be queried again: at once
-        self._left_out = leave_out
+        self._excluded = leave_out
         for device in self._devices.values():
             left_out = leave_out.get(device.index, "")
             if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
@@ -332,8 +332,8 @@ class Inventory:
             return
         enumerated: set[str] = set()
         for index in range(count):
-            if index in self._left_out:
-                uuid = self._left_out[index]
+            if index in self._excluded:
+                uuid = self._excluded[index]
                 self.mark_lost(self._devices.setdefault(uuid, Device(uuid, index)), EXCLUDED)
                 enumerated.add(uuid)
                 continue

@@ -197,7 +197,7 @@ class _SlowAnswers:
     values: dict[str, Any] = field(default_factory=dict)
     counter: FaultCounter = field(default_factory=FaultCounter)
     samples: Mapping[int, float] | None = None
-    used_by: Mapping[int, float] = field(default_factory=dict)
+    utilization_by_pid: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     unasked: tuple[FieldQuery, ...] = ONCE
 
@@ -209,15 +209,15 @@ class SensorReader:
         self._library = library
         self._clock = clock
         self._activity, self._profile = ProcessActivity(library), ProfilingSamples(library)
-        self._kept: dict[str, _SlowAnswers] = {}
+        self._slow_answers: dict[str, _SlowAnswers] = {}
 
     def refresh(self, devices: Iterable[Device], lose: Callable[[Device, FaultKind | ReturnCode], None]) -> None:
         """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
-        self._kept = {device.uuid: self._kept.get(device.uuid) or _SlowAnswers() for device in present}
+        self._slow_answers = {device.uuid: self._slow_answers.get(device.uuid) or _SlowAnswers() for device in present}
         began = self._clock()
-        for device in sorted(present, key=lambda device: self._kept[device.uuid].due):
-            kept, now = self._kept[device.uuid], self._clock()
+        for device in sorted(present, key=lambda device: self._slow_answers[device.uuid].due):
+            kept, now = self._slow_answers[device.uuid], self._clock()
             if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
                 return
             self._library.set_index(device.index)
@@ -229,28 +229,28 @@ class SensorReader:
                 self.forget(device)
 
     def forget(self, device: Device) -> None:
-        self._kept.pop(device.uuid, None)
+        self._slow_answers.pop(device.uuid, None)
         self._profile.forget(device.uuid)
 
     def read(self, device: Device, counter: FaultCounter) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
-        kept = self._kept.get(device.uuid) or _SlowAnswers()
+        kept = self._slow_answers.get(device.uuid) or _SlowAnswers()
         values = {**kept.fixed, **kept.values}
         for question in FAST:
             self._query(question, device, values, counter)
         counter.extend(kept.counter)
         return values
 
-    def used_by(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
+    def utilization_by_pid(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
         """Return the recent utilization by process, without processes that are newer than the query."""
-        kept = self._kept.get(device.uuid) or _SlowAnswers()
+        kept = self._slow_answers.get(device.uuid) or _SlowAnswers()
         if kept.samples is not None:
-            kept.used_by, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
-        return kept.used_by
+            kept.utilization_by_pid, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
+        return kept.utilization_by_pid
 
     def _ask_slowly(self, device: Device, kept: _SlowAnswers) -> None:
         kept.values, kept.counter = {}, FaultCounter()
-        kept.samples, kept.used_by = self._activity.utilization_by_pid(device, kept.counter), {}
+        kept.samples, kept.utilization_by_pid = self._activity.utilization_by_pid(device, kept.counter), {}
         kept.values.update(self._profile.ask(device, kept.counter))
         for question in SLOW:
             self._query(question, device, kept.values, kept.counter)
@@ -352,10 +352,8 @@ class ProfilingSamples:
         except Unsupported:
             self._last[device.uuid] = None
         except EnumerationFailed as failure:
-            if (
-                failure.kind == "no_permission"
-            ):  # profiling is limited to administrators here: not a fault of the device
-                self._last[device.uuid] = None
+            if failure.kind == "no_permission":
+                self._last[device.uuid] = None  # profiling is limited to administrators here: no fault of the device
             else:
                 counter.add(device.uuid, failure.kind, f"GPM: {failure}")
         return {}

@@ -82,7 +82,7 @@ class XidEvents:
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
         self._registered: set[str] = set()
         self._retry_at = float("-inf")
-        self._trouble = FaultCounter()
+        self._subscription_faults = FaultCounter()
         self._counts: dict[tuple[str, int], XidErrors] = {}
 
     @property
@@ -98,7 +98,7 @@ class XidEvents:
         self._registered &= present.keys()
         if self._clock() < self._retry_at:
             return
-        self._trouble = FaultCounter()
+        self._subscription_faults = FaultCounter()
         new = [
             device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
         ]
@@ -133,7 +133,7 @@ class XidEvents:
                 key = (uuid, int(event.eventData))
                 before = self._counts.get(key)
                 self._counts[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
-        counter.extend(self._trouble)
+        counter.extend(self._subscription_faults)
 
     def close(self) -> None:
         if self._set is not None:
@@ -146,7 +146,7 @@ class XidEvents:
     def _fail(self, uuid: str | None, refusal: QueryFailed) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
         if not isinstance(refusal, Unsupported):
-            self._trouble.add(uuid, refusal.kind, f"Xid events: {refusal}")
+            self._subscription_faults.add(uuid, refusal.kind, f"Xid events: {refusal}")
 
 
 def _handle_address(handle: Any) -> int | None:
@@ -249,11 +249,11 @@ class CgroupLimits:
                 counter.add(uuid, LIMIT_REFUSED, detail)
 
     def _limit(self, device: Device, cgroup: str, pids: tuple[int, ...]) -> CgroupLimit:
-        found = self._get(device, cgroup)
-        hard = NO_LIMIT if found is None else found.hard
+        limits = self._get(device, cgroup)
+        hard = NO_LIMIT if limits is None else limits.hard
         limit = hard if hard < (device.size_bytes or NO_LIMIT) else None
-        soft = found.soft or None if found else None
-        used = found.used if found and (limit is not None or soft) and found.used < 2**62 else None
+        soft = limits.soft or None if limits else None
+        used = limits.used if limits and (limit is not None or soft) and limits.used < 2**62 else None
         return CgroupLimit(cgroup=cgroup, pids=pids, limit_bytes=limit, guaranteed_bytes=soft, used_bytes=used)
 
     def _get(self, device: Device, cgroup: str) -> _MemoryLimits | None:
@@ -317,7 +317,7 @@ class NvmlSource:
         self._table = ProcessTable(proc)
         self._pid_max = self._table.pid_max()
         self._library = Library(proc, open_node)
-        self._roster = Inventory(self._library)
+        self._inventory = Inventory(self._library)
         self._sensors = SensorReader(self._library, clock)
         self._limits = CgroupLimits(self._library, clock, proc)
         self._events = XidEvents(self._library, clock, wall)
@@ -327,7 +327,7 @@ class NvmlSource:
 
     def open(self) -> None:
         self._library.open()
-        self._roster = Inventory(self._library)
+        self._inventory = Inventory(self._library)
         self._sensors = SensorReader(self._library, self._clock)
         self._versions = (
             self._library.version("nvmlSystemGetDriverVersion"),
@@ -345,11 +345,11 @@ class NvmlSource:
     def read(self) -> Reading:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
-        self._roster.refresh(self._clock(), self._library.progress.leave_out)
+        self._inventory.refresh(self._clock(), self._library.progress.leave_out)
         counter = FaultCounter()
-        counter.extend(self._roster.faults)
-        present = self._roster.devices()
-        self._sensors.refresh(present, self._roster.mark_lost)
+        counter.extend(self._inventory.faults)
+        present = self._inventory.devices()
+        self._sensors.refresh(present, self._inventory.mark_lost)
         self._events.listen(present)
         observed: list[tuple[Device, DeviceReading, dict[int, DriverUsage] | None]] = []
         for device in present:
@@ -360,7 +360,7 @@ class NvmlSource:
                     observed.append((device, reading, self._usages(device, reading.used_bytes, counter)))
                     continue
                 except DeviceLost as lost:
-                    self._roster.mark_lost(device, lost.kind)
+                    self._inventory.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
             counter.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
         self._library.set_index(NO_INDEX)
@@ -370,7 +370,9 @@ class NvmlSource:
         devices = tuple(
             self._with_limits(
                 device,
-                self._with_processes(reading, by_pid, identities, self._sensors.used_by(device, by_pid or ())),
+                self._with_processes(
+                    reading, by_pid, identities, self._sensors.utilization_by_pid(device, by_pid or ())
+                ),
                 counter,
             )
             for device, reading, by_pid in observed
@@ -483,15 +485,15 @@ class NvmlSource:
         if before and (before.lists, before.memory[0]) == (lists, device.size_bytes):
             self._lists[device.uuid] = before._replace(memory=memory, read_at=now)
             return before.usages
-        own = FaultCounter()
+        own_faults = FaultCounter()
         listed = (
             ListedProcess(kind, (gpu_instance, compute_instance), pid, None if used == UNKNOWN_SIZE else used)
             for kind, entries in lists
             for pid, used, gpu_instance, compute_instance in entries
         )
-        by_pid = valid_usages(own, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
-        counter.extend(own)
-        if by_pid is not None and not own:
+        by_pid = valid_usages(own_faults, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
+        counter.extend(own_faults)
+        if by_pid is not None and not own_faults:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
 
@@ -511,7 +513,7 @@ class NvmlSource:
         reading: DeviceReading,
         by_pid: Mapping[int, DriverUsage] | None,
         identities: Mapping[int, ProcessIdentity],
-        used_by: Mapping[int, float],
+        utilization_by_pid: Mapping[int, float],
     ) -> DeviceReading:
         """Add the processes. If the driver does not report the device's memory, used memory is the sum over the
         processes."""
@@ -521,7 +523,7 @@ class NvmlSource:
         if reading.unified:
             known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
             used = sum(known) if len(known) == len(by_pid) else None
-        return replace(reading, used_bytes=used, processes=process_usages(by_pid, identities, used_by))
+        return replace(reading, used_bytes=used, processes=process_usages(by_pid, identities, utilization_by_pid))
 
 
 INTEGRATED = re.compile(r"\b(GB10|Orin|Thor)\b")
@@ -531,10 +533,10 @@ host's."""
 
 def shared_memory(name: str, proc: str) -> MemoryCounts | None:
     """Return the host's memory without the device's usage, or None unless ``name`` is an integrated device."""
-    stated = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read_or_empty(f"{proc}/meminfo"), re.MULTILINE))
-    if not INTEGRATED.search(name) or len(stated) < 2:
+    memory = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read_or_empty(f"{proc}/meminfo"), re.MULTILINE))
+    if not INTEGRATED.search(name) or len(memory) < 2:
         return None
-    return MemoryCounts(int(stated["MemTotal"]) << 10, None, int(stated["MemAvailable"]) << 10, None)
+    return MemoryCounts(int(memory["MemTotal"]) << 10, None, int(memory["MemAvailable"]) << 10, None)
 
 
 def file_cache_bytes(node: int, sys: str) -> int | None:

@@ -64,23 +64,23 @@ class ContainerNameLookup:
     def __init__(self, root: str = "/") -> None:
         self._root = root
 
-    def names(self, place: ProcessPlacement) -> ContainerNames:
+    def names(self, placement: ProcessPlacement) -> ContainerNames:
         """Return the known names of a placement; none if it is delegated, because it could name any container."""
-        if place.container is None or place.delegated:
+        if placement.container is None or placement.delegated:
             return ContainerNames()
         names = ContainerNames()
-        for found in self._found(place.container, place.pod_uid):
+        for found in self._known_names(placement.container, placement.pod_uid):
             names = ContainerNames(
                 *(
                     printable_text(ours or theirs) if ours or theirs else None
                     for ours, theirs in zip(names, found, strict=True)
                 )
             )
-            if names.container and (names.pod or not place.pod_uid):
+            if names.container and (names.pod or not placement.pod_uid):
                 break
         return names
 
-    def _found(self, container: str, pod_uid: str | None) -> Iterator[ContainerNames]:
+    def _known_names(self, container: str, pod_uid: str | None) -> Iterator[ContainerNames]:
         for log in self._glob(f"var/log/containers/*_*_*-{container}.log"):
             pod, namespace, name = os.path.basename(log).removesuffix(f"-{container}.log").split("_", 2)
             yield ContainerNames(name, pod, namespace)
@@ -91,12 +91,12 @@ class ContainerNameLookup:
         yield _parse_container_name(
             _text(self._json(f"var/lib/docker/containers/{container}/config.v2.json"), "Name").lstrip("/")
         )
-        yield from self._stored(container)
+        yield from self._names_in_storage(container)
         for root in CONTAINERD_DIRECTORIES:
             for file in self._glob(f"{root}/io.containerd.runtime.v2.task/*/{container}/config.json"):
                 yield _annotated_names(self._json(file))
 
-    def _stored(self, container: str) -> Iterator[ContainerNames]:
+    def _names_in_storage(self, container: str) -> Iterator[ContainerNames]:
         for store in CONTAINER_STORES:
             directory = f"{store}/overlay-containers"
             yield _annotated_names(self._json(f"{directory}/{container}/userdata/config.json"))
@@ -106,8 +106,8 @@ class ContainerNameLookup:
                     if _text(entry, "id") == container and isinstance(entry.get("names"), list) and entry["names"]:
                         yield _parse_container_name(str(entry["names"][0]))
 
-    def _glob(self, pattern: str) -> Iterator[str]:
-        return (path for path in glob.glob(pattern, root_dir=self._root))
+    def _glob(self, pattern: str) -> list[str]:
+        return glob.glob(pattern, root_dir=self._root)
 
     def _json(self, path: str) -> Any:
         try:
@@ -154,11 +154,11 @@ class ProcessPlacement(NamedTuple):
 
 def parse_placement(text: str) -> ProcessPlacement:
     """Return the placement that /proc/PID/cgroup describes; hierarchies without information are ignored."""
-    found = [_placement_of_path(path) for path in _paths(text)]
-    inside = next((entry for entry in found if entry.container), ProcessPlacement())
-    return inside._replace(
-        unit=next((entry.unit for entry in found if entry.unit), None),
-        slurm_job=next((entry.slurm_job for entry in found if entry.slurm_job), None),
+    placements = [_placement_of_path(path) for path in _paths(text)]
+    in_container = next((entry for entry in placements if entry.container), ProcessPlacement())
+    return in_container._replace(
+        unit=next((entry.unit for entry in placements if entry.unit), None),
+        slurm_job=next((entry.slurm_job for entry in placements if entry.slurm_job), None),
     )
 
 
@@ -309,31 +309,31 @@ def _parse_allocations(message: bytes) -> dict[str, set[Pod]]:
 
 def _protobuf_fields(message: bytes, number: int) -> Iterator[bytes]:
     """Yield the length-delimited fields with this number in a protobuf message; all others are skipped."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
         kind, size = key & 7, 0
         if kind == 0:
-            _, at = _varint(message, at)
+            _, offset = _varint(message, offset)
         elif kind == 2:
-            size, at = _varint(message, at)
+            size, offset = _varint(message, offset)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
             raise ValueError(f"protobuf wire type {kind}")
-        if at + size > len(message):
+        if offset + size > len(message):
             raise ValueError("a protobuf field ends after its message")
         if kind == 2 and key >> 3 == number:
-            yield message[at : at + size]
-        at += size
+            yield message[offset : offset + size]
+        offset += size
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = 0
-    for shift, byte in enumerate(message[at : at + 10]):
+    for shift, byte in enumerate(message[offset : offset + 10]):
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
-            return value, at + shift + 1
+            return value, offset + shift + 1
     raise ValueError("an unterminated protobuf varint")
 
 
@@ -355,18 +355,18 @@ class _ProcessContext(NamedTuple):
 
 
 @lru_cache(2048)
-def _with_context(process: ProcessUsage, owner: _ProcessContext, state: str, orphaned: bool | None) -> ProcessUsage:
+def _with_context(process: ProcessUsage, context: _ProcessContext, state: str, orphaned: bool | None) -> ProcessUsage:
     """Return the process with these facts. Nearly every process is unchanged, and a lookup takes half as long as a new
     object."""
     return replace(
         process,
-        container=owner.place.container,
-        container_name=owner.names.container,
-        pod_name=owner.names.pod,
-        pod_namespace=owner.names.namespace,
-        pod_uid=None if owner.place.delegated else owner.place.pod_uid,
-        unit=printable_text(owner.place.unit) if owner.place.unit else None,
-        slurm_job=owner.place.slurm_job,
+        container=context.place.container,
+        container_name=context.names.container,
+        pod_name=context.names.pod,
+        pod_namespace=context.names.namespace,
+        pod_uid=None if context.place.delegated else context.place.pod_uid,
+        unit=printable_text(context.place.unit) if context.place.unit else None,
+        slurm_job=context.place.slurm_job,
         state=state,
         orphaned=orphaned,
     )
@@ -398,9 +398,9 @@ class ProcessMetadata:
         self._containers = ContainerNameLookup(root)
         self._kubelet = kubelet or Kubelet(os.path.join(root, KUBELET_SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
-        self._nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
+        self._open_nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
         self._known: dict[ProcessKey, _ProcessContext] = {}
-        self._same: set[ProcessKey] = set()
+        self._verified: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
         self._orphans: dict[tuple[ProcessKey, int], bool] = {}
         """Orphan states by process and parent."""
@@ -411,7 +411,7 @@ class ProcessMetadata:
         self._process_starts = process_starts
         if self._clock() >= self._forget_at:
             self._known.clear()
-            self._same.clear()
+            self._verified.clear()
             self._orphans.clear()
             self._waiting = {
                 key: since for key, since in self._waiting.items() if read_process_stat(self._proc, key.pid)
@@ -442,40 +442,40 @@ class ProcessMetadata:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _complete(self, process: ProcessUsage, in_doubt: bool) -> _CompletedProcess:
-        now = self._process_starts.get(process.pid) or read_process_stat(self._proc, process.pid)
-        if now is None:
+        start = self._process_starts.get(process.pid) or read_process_stat(self._proc, process.pid)
+        if start is None:
             return _CompletedProcess(process if self._is_private else replace(process, state="gone"))
-        key = ProcessKey(process.pid, now.start_ticks)
-        if in_doubt and not self._is_same(key):
+        key = ProcessKey(process.pid, start.start_ticks)
+        if in_doubt and not self._is_verified(key):
             return _CompletedProcess(replace(process, start_ticks=None, comm=None, uid=None, user=None, command=None))
         if key != process.key:
             return _CompletedProcess(process)  # the pid has been reused since the reading
-        owner = self._owner(key)
-        state, orphaned = self._state(key, now), self._is_orphan(key, now, owner.place)
-        return _CompletedProcess(_with_context(process, owner, state, orphaned), owner.place)
+        context = self._owner(key)
+        state, orphaned = self._state(key, start), self._is_orphan(key, start, context.place)
+        return _CompletedProcess(_with_context(process, context, state, orphaned), context.place)
 
-    def _is_orphan(self, process: ProcessKey, now: ProcessStat, place: ProcessPlacement) -> bool | None:
+    def _is_orphan(self, process: ProcessKey, start: ProcessStat, placement: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
 
         A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
         has adopted it. A session leader created its session, and may be detached on purpose.
         """
-        if place.unit is not None and not _LOGIN_SESSION.fullmatch(place.unit):
+        if placement.unit is not None and not _LOGIN_SESSION.fullmatch(placement.unit):
             return False  # a service manager supervises it, and can stop it
-        if now.session == process.pid:
+        if start.session == process.pid:
             return False
-        key = (process, now.parent)
+        key = (process, start.parent)
         if key not in self._orphans:
-            parent = read_process_stat(self._proc, now.parent) if now.parent else None
-            if parent is None or not now.session:
+            parent = read_process_stat(self._proc, start.parent) if start.parent else None
+            if parent is None or not start.session:
                 return None  # in another PID namespace, or exited just now
-            self._orphans[key] = parent.session != now.session
+            self._orphans[key] = parent.session != start.session
         return self._orphans[key]
 
-    def _state(self, process: ProcessKey, now: ProcessStat) -> str:
-        if now.state != "D":
+    def _state(self, process: ProcessKey, start: ProcessStat) -> str:
+        if start.state != "D":
             self._waiting.pop(process, None)
-            return _STATES.get(now.state, "alive")
+            return _STATES.get(start.state, "alive")
         since = self._waiting.setdefault(process, self._clock())
         return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
 
@@ -483,15 +483,15 @@ class ProcessMetadata:
         known = self._known.get(process)
         if known is not None:
             return known
-        where = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
-        owner = _ProcessContext(where, self._containers.names(where))
-        again = read_process_stat(self._proc, process.pid)
-        if again is None or again.start_ticks != process.start_ticks:
+        placement = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
+        context = _ProcessContext(placement, self._containers.names(placement))
+        start_again = read_process_stat(self._proc, process.pid)
+        if start_again is None or start_again.start_ticks != process.start_ticks:
             return _ProcessContext(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
-        self._known[process] = owner
-        return owner
+        self._known[process] = context
+        return context
 
-    def _is_same(self, process: ProcessKey) -> bool:
-        if process not in self._same and self._nodes.nodes(process.pid):
-            self._same.add(process)
-        return process in self._same
+    def _is_verified(self, process: ProcessKey) -> bool:
+        if process not in self._verified and self._open_nodes.nodes(process.pid):
+            self._verified.add(process)
+        return process in self._verified

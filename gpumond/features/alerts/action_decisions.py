@@ -25,13 +25,13 @@ MAX_WAIT_SECONDS = 24 * HOUR_SECONDS
 REFILL_RATIO = 0.5
 """A flush is ineffective if the programs allocated this share of the released bytes again."""
 
-ANNOTATION = "action"
+ACTION_ANNOTATION = "action"
 
 
-Key = tuple[str, Labels, int | None]
+TrackKey = tuple[str, Labels, int | None]
 """Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
 
-Pool = tuple[ProcessKey, str, str]
+PoolKey = tuple[ProcessKey, str, str]
 """Process, device and allocator"""
 
 
@@ -43,13 +43,13 @@ class ActionOrder:
     action: Action
     uid: int
     programs: tuple[AgentReport, ...]
-    refilled_flushes: tuple[tuple[Pool, int], ...] = ()
+    refilled_flushes: tuple[tuple[PoolKey, int], ...] = ()
     """Refilled flushes that the programs' pools had counted before the flush."""
     engines: tuple[str, ...] = ()
     """Names of the serving engines."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> TrackKey:
         return self.alert.rule, self.alert.labels, self.uid
 
     @property
@@ -78,7 +78,7 @@ class ActionTrack:
 
     attempts: tuple[float, ...] = ()
     failures: int = 0
-    under_way: bool = False
+    is_under_way: bool = False
     released: tuple[ReleasedBytes, ...] = ()
     note: str = ""
     process: ProcessKey | None = None
@@ -90,10 +90,10 @@ class ActionTrack:
         return self.attempts[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
 
 
-Tracks = Mapping[Key, ActionTrack]
+Tracks = Mapping[TrackKey, ActionTrack]
 
 
-def decide(
+def decide_actions(
     rules: Iterable[Rule],
     alerts: Iterable[Alert],
     reports: Sequence[AgentReport],
@@ -102,42 +102,44 @@ def decide(
     engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
     users_short_of_memory: Mapping[str, frozenset[int]] = {},
 ) -> tuple[list[ActionOrder], Tracks]:
-    """Return the flushes that are due now; their tracks are ``under_way`` until ``tracks_after_flush``.
+    """Return the flushes that are due now; their tracks are ``is_under_way`` until ``tracks_after_flush``.
 
     ``engines``: each with the devices that its processes use. ``users_short_of_memory``: by UUID, the users whose
     programs alone may be flushed by a rule on `reclaimable_under_pressure_ratio`, since nobody else ran short of
     memory.
     """
-    active = {rule.name: rule for rule in rules if rule.action is not None}
-    if not active:
+    rules_with_action = {rule.name: rule for rule in rules if rule.action is not None}
+    if not rules_with_action:
         return [], tracks
-    own = dict(tracks)
+    next_tracks = dict(tracks)
     orders: list[ActionOrder] = []
     for alert in alerts:
-        rule = active.get(alert.rule)
+        rule = rules_with_action.get(alert.rule)
         if rule is None or rule.action is None or alert.phase != "firing":
             continue
         action = rule.action
-        among, concerned = _of_scope(rule, alert, reports, engines)
+        reports_in_scope, engines_in_scope = _in_scope(rule, alert, reports, engines)
         programs: defaultdict[int, list[AgentReport]] = defaultdict(list)
-        for report in _programs(alert, action, among):
+        for report in _flushable_programs(alert, action, reports_in_scope):
             programs[report.uid].append(report)
-        idle: defaultdict[int, list[str]] = defaultdict(list)
-        for uid, name in _engines(alert, action, concerned):
-            idle[uid].append(name)
-        before = (uid for rule, labels, uid in own if (rule, labels) == (alert.rule, alert.labels) and uid is not None)
+        idle_engines: defaultdict[int, list[str]] = defaultdict(list)
+        for uid, name in _flushable_engines(alert, action, engines_in_scope):
+            idle_engines[uid].append(name)
+        users_with_track = (
+            uid for rule, labels, uid in next_tracks if (rule, labels) == (alert.rule, alert.labels) and uid is not None
+        )
         uuid = dict(alert.labels).get("uuid", "") if rule.value == "reclaimable_under_pressure_ratio" else ""
-        for uid in {*programs, *idle} - users_short_of_memory.get(uuid, {*programs, *idle}):
+        for uid in {*programs, *idle_engines} - users_short_of_memory.get(uuid, {*programs, *idle_engines}):
             programs.pop(uid, None)
-            idle.pop(uid, None)
-        for uid in sorted({*programs, *idle, *before}):
+            idle_engines.pop(uid, None)
+        for uid in sorted({*programs, *idle_engines, *users_with_track}):
             key = (alert.rule, alert.labels, uid)
-            track = _with_effect(_of_process(own.get(key, ActionTrack()), alert), action, reports, elapsed)
-            due = not track.under_way and elapsed >= track.due_at(action)
+            track = _with_effect(_for_process(next_tracks.get(key, ActionTrack()), alert), action, reports, elapsed)
+            is_due = not track.is_under_way and elapsed >= track.due_at(action)
             if (
-                (uid in programs or uid in idle)
-                and due
-                and _attempts(own, alert.rule, uid, elapsed) < action.max_per_hour
+                (uid in programs or uid in idle_engines)
+                and is_due
+                and _attempts_in_last_hour(next_tracks, alert.rule, uid, elapsed) < action.max_per_hour
             ):
                 orders.append(
                     ActionOrder(
@@ -146,41 +148,42 @@ def decide(
                         uid=uid,
                         programs=tuple(programs[uid]),
                         refilled_flushes=_refilled_flushes(reports),
-                        engines=tuple(idle[uid]),
+                        engines=tuple(idle_engines[uid]),
                     )
                 )
-                attempts = (*_recent(track, elapsed), elapsed)
-                track = replace(track, under_way=True, attempts=attempts, released=(), process=alert.process)
+                attempts = (*_recent_attempts(track, elapsed), elapsed)
+                track = replace(track, is_under_way=True, attempts=attempts, released=(), process=alert.process)
             if track != ActionTrack():
-                own[key] = track
-    return orders, own
+                next_tracks[key] = track
+    return orders, next_tracks
 
 
 def tracks_after_flush(
-    tracks: Tracks, order: ActionOrder, receipts: Sequence[Receipt], problem: str = "", asked: Sequence[str] = ()
+    tracks: Tracks, order: ActionOrder, receipts: Sequence[Receipt], problem: str = "", end_requests: Sequence[str] = ()
 ) -> Tracks:
-    """Return the tracks after a flush; ``problem`` is the reason if there was none, ``asked`` the results of requests
-    to end."""
+    """Return the tracks after a flush; ``problem`` is the reason if there was none, ``end_requests`` the results of
+    requests to end.
+    """
     track = tracks.get(order.key, ActionTrack())
-    failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
+    has_failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
         track,
-        under_way=False,
-        failures=track.failures + 1 if failed else track.failures,
-        released=tuple(_released(receipts, dict(order.refilled_flushes))),
+        is_under_way=False,
+        failures=track.failures + 1 if has_failed else track.failures,
+        released=tuple(_released_bytes(receipts, dict(order.refilled_flushes))),
     )
-    note = "; ".join((_note(order, receipts, problem), *asked))
-    if failed:
+    note = "; ".join((_note(order, receipts, problem), *end_requests))
+    if has_failed:
         note += f"; next attempt in {_wait_text(track, order.action)}"
     return {**tracks, order.key: replace(track, note=note)}
 
 
-def restored_tracks(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks:
+def restored_tracks(attempts: Iterable[tuple[TrackKey, float]], now: float) -> Tracks:
     """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
 
     ``attempts`` are Unix seconds, oldest first.
     """
-    tracks: dict[Key, ActionTrack] = {}
+    tracks: dict[TrackKey, ActionTrack] = {}
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
@@ -190,67 +193,71 @@ def restored_tracks(attempts: Iterable[tuple[Key, float]], now: float) -> Tracks
 
 def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
     """Return the alerts, each with the results of its action as an annotation."""
-    noted: defaultdict[tuple[str, Labels], list[ActionTrack]] = defaultdict(list)
+    tracks_by_alert: defaultdict[tuple[str, Labels], list[ActionTrack]] = defaultdict(list)
     for (rule, labels, _), track in tracks.items():
         if track.note:
-            noted[rule, labels].append(track)
+            tracks_by_alert[rule, labels].append(track)
 
-    def annotated(alert: Alert) -> Alert:
-        own = noted.get((alert.rule, alert.labels), ())
+    def with_notes(alert: Alert) -> Alert:
+        own = tracks_by_alert.get((alert.rule, alert.labels), ())
         notes = [track.note for track in own if same_process(track.process, alert.process)]
-        return replace(alert, annotations=(*alert.annotations, (ANNOTATION, "; ".join(notes)))) if notes else alert
+        return (
+            replace(alert, annotations=(*alert.annotations, (ACTION_ANNOTATION, "; ".join(notes)))) if notes else alert
+        )
 
-    return tuple(map(annotated, alerts))
+    return tuple(map(with_notes, alerts))
 
 
-def forget(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
+def forget_ended(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
     """Return the tracks without those of alerts that ended before the longest wait."""
     active = {(alert.rule, alert.labels) for alert in alerts}
     return {
         key: track if key[:2] in active else replace(track, note="")
         for key, track in tracks.items()
-        if key[:2] in active or track.under_way or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
+        if key[:2] in active
+        or track.is_under_way
+        or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
     }
 
 
-def _of_process(track: ActionTrack, alert: Alert) -> ActionTrack:
+def _for_process(track: ActionTrack, alert: Alert) -> ActionTrack:
     """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
-    if track.under_way or same_process(track.process, alert.process):
+    if track.is_under_way or same_process(track.process, alert.process):
         return track
     return ActionTrack(attempts=track.attempts)
 
 
 def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
     """Return the track with the effect of its last flush, once that is old enough."""
-    if not track.released or track.under_way or elapsed < track.due_at(action):
+    if not track.released or track.is_under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
     released = sum(each.released_bytes for each in track.released)
-    if sum(_taken(each, pools) for each in track.released) < REFILL_RATIO * released:
+    if sum(_reallocated_bytes(each, pools) for each in track.released) < REFILL_RATIO * released:
         return replace(track, failures=0, released=())
     track = replace(track, failures=track.failures + 1, released=())
     note = f"the programs reallocated the memory that the last flush released ({size_text(released)})"
     return replace(track, note=f"{note}; next attempt {_wait_text(track, action)} after that flush")
 
 
-def _taken(each: ReleasedBytes, pools: Mapping[Pool, PoolUsage]) -> int:
+def _reallocated_bytes(released: ReleasedBytes, pools: Mapping[PoolKey, PoolUsage]) -> int:
     """Return the bytes that the program allocated again; all if its agent observed it, even if they are free now."""
-    pool = pools.get((each.process, each.device_uuid, each.allocator))
+    pool = pools.get((released.process, released.device_uuid, released.allocator))
     if pool is None:
         return 0
-    if pool.refilled_flushes > each.refilled_flushes:
-        return each.released_bytes
-    return max(0, min(each.released_bytes, pool.held_bytes - each.held_bytes))
+    if pool.refilled_flushes > released.refilled_flushes:
+        return released.released_bytes
+    return max(0, min(released.released_bytes, pool.held_bytes - released.held_bytes))
 
 
-def _refilled_flushes(reports: Iterable[AgentReport]) -> tuple[tuple[Pool, int], ...]:
+def _refilled_flushes(reports: Iterable[AgentReport]) -> tuple[tuple[PoolKey, int], ...]:
     pools = ((report.key, pool) for report in reports for pool in report.pools)
     return tuple(
         ((key, pool.device_uuid, pool.allocator), pool.refilled_flushes) for key, pool in pools if pool.refilled_flushes
     )
 
 
-def _of_scope(
+def _in_scope(
     rule: Rule, alert: Alert, reports: Sequence[AgentReport], engines: Sequence[tuple[EngineReading, frozenset[str]]]
 ) -> tuple[Sequence[AgentReport], Sequence[tuple[EngineReading, frozenset[str]]]]:
     """Return the programs and engines that a rule of this scope may flush: with scope engine, the alert's only."""
@@ -262,7 +269,7 @@ def _of_scope(
     return [report for report in reports if report.key in keys], own
 
 
-def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
+def _flushable_programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
     """Yield the programs that the alert concerns, that may be flushed, and that have enough reclaimable memory."""
     labels = dict(alert.labels)
     for report in reports if action.program_steps or action.suspend else ():
@@ -272,19 +279,19 @@ def _programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> I
             continue
         if not labels_match_program(labels, report) or alert.process not in (None, report.key):
             continue
-        least = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
-        if suspends or reclaimable_bytes(labels, report) >= least:
+        min_bytes = 0 if action.request_end else max(1, action.min_reclaimable_bytes)
+        if suspends or reclaimable_bytes(labels, report) >= min_bytes:
             yield report
 
 
-def _engines(
+def _flushable_engines(
     alert: Alert, action: Action, engines: Sequence[tuple[EngineReading, frozenset[str]]]
 ) -> Iterator[tuple[int, str]]:
     """Yield user and name of the engines that the alert concerns, that may be flushed, and that are idle enough."""
     labels = dict(alert.labels)
     for engine, devices in engines if ENGINE_STEP in action.steps else ():
-        idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
-        if not engine.methods or not engine.processes or engine.sleeping or engine.uid is None or not idle:
+        is_idle = engine.idle_seconds is not None and engine.idle_seconds >= action.only_idle_for_seconds
+        if not engine.methods or not engine.processes or engine.sleeping or engine.uid is None or not is_idle:
             continue
         keys = [process.key for process in engine.processes]
         if "pid" in labels and labels["pid"] not in {str(key.pid) for key in keys}:
@@ -301,16 +308,16 @@ def _engines(
             yield engine.uid, engine.name
 
 
-def _recent(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
+def _recent_attempts(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
     return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
 
 
-def _attempts(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
+def _attempts_in_last_hour(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
     own = (track for (name, _, user), track in tracks.items() if (name, user) == (rule, uid))
-    return sum(len(_recent(track, elapsed)) for track in own)
+    return sum(len(_recent_attempts(track, elapsed)) for track in own)
 
 
-def _released(receipts: Iterable[Receipt], refilled_flushes: Mapping[Pool, int]) -> Iterator[ReleasedBytes]:
+def _released_bytes(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKey, int]) -> Iterator[ReleasedBytes]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
             process = ProcessKey(receipt.pid, receipt.start_ticks)
@@ -334,13 +341,13 @@ def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:
         return f"no {noun}: {problem or 'no receipt'}"
     programs = ", ".join(dict.fromkeys(receipt.workload or f"pid {receipt.pid}" for receipt in receipts))
     sizes = [receipt.expected.likely for receipt in receipts if receipt.expected]
-    known = [size for size in sizes if size is not None]
-    expected = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
+    known_sizes = [size for size in sizes if size is not None]
+    expected = size_text(sum(known_sizes)) if len(known_sizes) == len(sizes) else "an unknown amount"
     if order.action.dry_run:
         return f"dry run: a {noun} of {programs} would release {expected}"
     released = sum(max(0, receipt.released_bytes) for receipt in receipts)
     if released > 0:
-        done = "suspended" if order.action.suspend else "flushed"
-        return f"{done} {programs}: {size_text(released)} released, {expected} expected"
+        verb = "suspended" if order.action.suspend else "flushed"
+        return f"{verb} {programs}: {size_text(released)} released, {expected} expected"
     reasons = "; ".join(dict.fromkeys(f"{each.outcome}: {each.reason}".rstrip(": ") for each in receipts))
     return f"a {noun} of {programs} released nothing ({reasons})"

@@ -27,19 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
-    found = checked_as(tuple[Alert, ...], answer, "alerts")
-    if found and not arguments.past:
-        found = [alert for alert, _ in by_urgency(found, client.frame(arguments.url)["verdicts"])]
+    alerts = checked_as(tuple[Alert, ...], answer, "alerts")
+    if alerts and not arguments.past:
+        alerts = [alert for alert, _ in by_urgency(alerts, client.frame(arguments.url)["verdicts"])]
     ends = {}
-    if any(alert.get("silenced_by") for alert in found) and not arguments.past:
+    if any(alert.get("silenced_by") for alert in alerts) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
     nothing = "no past alerts" if arguments.past else "no active alerts"
     header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
-    facts = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in found]
-    steps = wrapped_text("\n".join(_next_steps(facts, arguments.url)), output_width())
-    text = f"{table(header, _rows(found, ends))}\n{steps}".rstrip() if found else nothing
-    print_result(arguments, facts, lambda: text)
+    entries = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in alerts]
+    steps = wrapped_text("\n".join(_next_steps(entries, arguments.url)), output_width())
+    text = f"{table(header, _rows(alerts, ends))}\n{steps}".rstrip() if alerts else nothing
+    print_result(arguments, entries, lambda: text)
     return DONE
 
 
@@ -53,8 +53,8 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
             if alert["rule"] == rule:
                 subjects.setdefault(alert["annotations"].get("description") or "", []).append(_subject(alert["labels"]))
         steps = []
-        for text, whose in subjects.items():
-            about = f"{rule} of {safe(', '.join(whose))}" if len(subjects) > 1 else rule
+        for text, subjects_of_text in subjects.items():
+            about = f"{rule} of {safe(', '.join(subjects_of_text))}" if len(subjects) > 1 else rule
             steps += [f"{about}: {client.with_commands(safe(step), url)}" for step in steps_of(text)]
         runbook = [_runbook(web_ui, rule)] if rule in RUNBOOKS else []
         if steps or runbook:

@@ -37,11 +37,11 @@ from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.action_decisions import (
     ActionOrder,
-    Key,
+    TrackKey,
     Tracks,
     annotate,
-    decide,
-    forget,
+    decide_actions,
+    forget_ended,
     restored_tracks,
     tracks_after_flush,
 )
@@ -52,7 +52,7 @@ from gpumond.quantities.device_scope import users_short_of_memory
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 
-ACTION = "action"
+ACTION_AUDIT = "action"
 """The audit's action of a rule that is about to flush."""
 
 SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, FlushOutcome] = {
@@ -65,7 +65,7 @@ SUSPENSION_OUTCOMES: Mapping[SuspensionOutcome, FlushOutcome] = {
     "timeout": "timeout",
 }
 
-PAST_ALERTS = 1000
+MAX_PAST_ALERTS = 1000
 """Kept in memory for the API; the store keeps more."""
 
 
@@ -101,35 +101,35 @@ class AlertDispatcher:
         store: Store,
         outbox: Outbox,
         flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
-        began: float,
+        started: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
         suspend: Callable[[AgentReport, str, bool], Awaitable[SuspensionReceipt]] | None = None,
     ) -> None:
         self._request_end, self._suspend = request_end, suspend
-        self._store, self._outbox, self._flush, self._began = store, outbox, flush, began
-        self.past: deque[Alert] = deque(maxlen=PAST_ALERTS)
+        self._store, self._outbox, self._flush, self._started = store, outbox, flush, started
+        self.past: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
-        self._unkept: deque[Alert] = deque(maxlen=PAST_ALERTS)
+        self._unstored: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
         self._tracks: Tracks = {}
         self._changed: dict[Labels, Alert] = {}
-        self._flushing: dict[Key, Alert] = {}
-        self._kept: object = None
+        self._flushing: dict[TrackKey, Alert] = {}
+        self._stored_state: object = None
         self._flushes = Tasks()
         self._writes = Tasks()
 
     async def restore(self) -> Mapping[str, AlertStates]:
         """Load the alerts, and the attempts of rules to flush, that the previous daemon stored."""
         try:
-            alerts, alive = await self._store.stored_alerts()
+            alerts, last_activity = await self._store.stored_alerts()
             entries = await self._store.audit_entries(include_users=False)
             self.past.extend(await self._store.past_alerts())
         except StoreUnavailable:
             return {}
-        attempts = (_attempt(entry) for entry in entries if entry.action == ACTION)
+        attempts = (_attempt(entry) for entry in entries if entry.action == ACTION_AUDIT)
         self._tracks = restored_tracks([attempt for attempt in attempts if attempt], time.time())
-        activities = from_stored(alerts, alive, time.time())
-        if alive is not None and not activities:
-            self._end(as_resolved(each.alert, alive.at) for each in alerts if each.alert.phase == "firing")
+        activities = from_stored(alerts, last_activity, time.time())
+        if last_activity is not None and not activities:
+            self._add_past(as_resolved(each.alert, last_activity.at) for each in alerts if each.alert.phase == "firing")
         return activities
 
     def decide(
@@ -142,15 +142,15 @@ class AlertDispatcher:
         users_short_of_memory: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
         """Return the consequences of one frame's alerts, and change nothing. ``users_short_of_memory``: as in
-        `decide`."""
+        `decide_actions`."""
         elapsed = snapshot.elapsed_seconds
-        orders, tracks = decide(
+        orders, tracks = decide_actions(
             rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, users_short_of_memory
         )
         flushing = {alert.labels: alert for alert in self._flushing.values()}
         ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
         complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)
-        tracks = forget(tracks, alerts, elapsed)
+        tracks = forget_ended(tracks, alerts, elapsed)
         alerts = annotate(alerts, tracks)
         awaiting = set(flushing) - {alert.labels for alert in alerts}
         return Dispatch(
@@ -170,59 +170,59 @@ class AlertDispatcher:
         ``dispatch`` is the last result of ``decide``, and nothing else has run on the event loop since.
         """
         self._tracks, self._ended, self._changed = dispatch.tracks, dict(dispatch.incomplete), {}
-        self._end(dispatch.resolved)
+        self._add_past(dispatch.resolved)
         for order in dispatch.orders:
-            self._flushes.start(self._carry_out(order))
+            self._flushes.start(self._run_action(order))
         notices = self._outbox.put(dispatch.firing, dispatch.changed)
         state = frozenset(
             (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
             for active in dispatch.activities.values()
             for labels, each in active.items()
         )
-        if (notices or self._unkept or state != self._kept) and self._store.writable:
-            over = tuple(self._unkept)
-            self._unkept.clear()
-            self._kept = state
-            keeping = self._store.store_alerts(to_stored(dispatch.activities, self._began), notices, over)
-            self._writes.start(self._keep(keeping, over))
+        if (notices or self._unstored or state != self._stored_state) and self._store.writable:
+            past = tuple(self._unstored)
+            self._unstored.clear()
+            self._stored_state = state
+            storing = self._store.store_alerts(to_stored(dispatch.activities, self._started), notices, past)
+            self._writes.start(self._store_alerts(storing, past))
 
     async def close(self) -> None:
         """Cancel the flushes of rules, which then write their audit entries, and wait for these and other writes."""
         await self._flushes.cancel()
         await self._writes.finish()
 
-    async def _keep(self, keeping: Awaitable[None], over: Sequence[Alert]) -> None:
+    async def _store_alerts(self, storing: Awaitable[None], past: Sequence[Alert]) -> None:
         try:
-            await keeping
+            await storing
         except StoreUnavailable:
-            self._kept = None  # stored again when the store is writable
-            self._unkept.extendleft(reversed(over))
+            self._stored_state = None  # stored again when the store is writable
+            self._unstored.extendleft(reversed(past))
 
-    def _end(self, alerts: Iterable[Alert]) -> None:
+    def _add_past(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
             self.past.append(alert)
-            self._unkept.append(alert)
+            self._unstored.append(alert)
 
-    async def _carry_out(self, order: ActionOrder) -> None:
+    async def _run_action(self, order: ActionOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
-        asked: list[str] = []
+        end_requests: list[str] = []
         self._flushing[order.key] = order.alert
         try:
             if not order.action.dry_run:
                 detail = {"labels": order.alert.labels, "uid": order.uid, "pids": order.pids}
                 engines = {"engines": order.engines} if order.engines else {}
-                await self._store.audit(actor, ACTION, detail | engines)
+                await self._store.audit(actor, ACTION_AUDIT, detail | engines)
             flushed = await flush_each(self._flush, _requests(order, actor), actor)
             receipts += (receipt for each in flushed for receipt in each)
             receipts += [await self._suspend_one(order, each, actor) for each in order.programs if order.action.suspend]
             if order.action.request_end and not order.action.dry_run:
-                asked += [await self._ask_to_end(program, actor) for program in order.programs]
+                end_requests += [await self._ask_to_end(program, actor) for program in order.programs]
         except StoreUnavailable as error:
             problem = str(error)
         finally:
             del self._flushing[order.key]
-            self._tracks = tracks_after_flush(self._tracks, order, receipts, problem, asked)
+            self._tracks = tracks_after_flush(self._tracks, order, receipts, problem, end_requests)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
                 (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
 
@@ -230,21 +230,21 @@ class AlertDispatcher:
         """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
         if self._suspend is None:
             return empty_receipt(program, "refused", "suspensions aren't available", actor, time.time())
-        found = await self._suspend(program, actor, order.action.dry_run)
-        size = found.expected_bytes
+        receipt = await self._suspend(program, actor, order.action.dry_run)
+        size = receipt.expected_bytes
         return replace(
-            empty_receipt(program, SUSPENSION_OUTCOMES[found.outcome], found.reason, actor, found.started_at),
+            empty_receipt(program, SUSPENSION_OUTCOMES[receipt.outcome], receipt.reason, actor, receipt.started_at),
             expected=None if size is None else ExpectedRelease(size, size, size),
-            released_bytes=found.released_bytes or 0,
-            driver_released_bytes=found.released_bytes,
-            duration_seconds=found.duration_seconds,
+            released_bytes=receipt.released_bytes or 0,
+            driver_released_bytes=receipt.released_bytes,
+            duration_seconds=receipt.duration_seconds,
         )
 
     async def _ask_to_end(self, program: AgentReport, actor: str) -> str:
         """Ask a program to end, and return a sentence about it. Raises StoreUnavailable."""
-        named = f"{program.workload or 'the program'} (pid {program.pid})"
+        subject = f"{program.workload or 'the program'} (pid {program.pid})"
         reason = await self._request_end(program, actor) if self._request_end else "requests to exit aren't available"
-        return f"{named} wasn't asked to exit: {reason}" if reason else f"{named} was asked to exit"
+        return f"{subject} wasn't asked to exit: {reason}" if reason else f"{subject} was asked to exit"
 
 
 def _requests(order: ActionOrder, actor: str) -> Iterator[tuple[FlushRequest, Receipt]]:
@@ -267,7 +267,7 @@ def _requests(order: ActionOrder, actor: str) -> Iterator[tuple[FlushRequest, Re
         yield request, receipt_without_bytes(ProcessKey(0, None), name, "refused", "", actor, now)
 
 
-def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
+def _attempt(entry: AuditEntry) -> tuple[TrackKey, float] | None:
     """Return key and time of an attempt to flush; None if the entry is damaged and does not name its alert."""
     try:
         labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])
@@ -279,7 +279,7 @@ def _attempt(entry: AuditEntry) -> tuple[Key, float] | None:
 
 log = logging.getLogger(__name__)
 
-RULE = "gpumond-test"
+TEST_RULE = "gpumond-test"
 """The rule that a test message names."""
 
 
@@ -302,11 +302,11 @@ class ReceiverTest:
 
 async def send_test(receiver: ReceiverType, requested_by: str) -> ReceiverTest:
     """Send one alert that is marked as a test, as a notification is sent. The address is never in the result."""
-    now, began = time.time(), time.monotonic()
+    now, started = time.time(), time.monotonic()
     alert = Alert(
-        rule=RULE,
+        rule=TEST_RULE,
         phase="firing",
-        labels=(("alertname", RULE), ("severity", "info"), ("test", "true")),
+        labels=(("alertname", TEST_RULE), ("severity", "info"), ("test", "true")),
         annotations=(("summary", f"Test message from gpumond, requested by {requested_by}. No action is required."),),
         value=1.0,
         active_at=now,
@@ -326,30 +326,30 @@ async def send_test(receiver: ReceiverType, requested_by: str) -> ReceiverTest:
         status=status,
         reason=reason,
         detail=detail,
-        duration_seconds=time.monotonic() - began,
+        duration_seconds=time.monotonic() - started,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Receivers:
+class ReceiverOptions:
     """Where notifications are sent. ``backoff_seconds``: the shortest and the longest pause before another attempt."""
 
-    of: Callable[[Settings], Sequence[ReceiverType]] = lambda settings: settings.receivers
+    receivers_of: Callable[[Settings], Sequence[ReceiverType]] = lambda settings: settings.receivers
     backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
 
 
 class AlertsPart(Part):
     def __init__(self, core: Core) -> None:
         self._core, self._store = core, core.store
-        self._receivers = core.find(Receivers) or Receivers()
+        self._receivers = core.find(ReceiverOptions) or ReceiverOptions()
         self._rules = core.get(RuleService)
         silences = core.find(SilenceService)
         self.outbox = Outbox(
-            self._receivers.of(core.settings),
+            self._receivers.receivers_of(core.settings),
             core.store,
             core.telemetry,
             wants=self._receives,
-            silenced=lambda alert: silences is not None and bool(silences.silencing(alert)),
+            is_silenced=lambda alert: silences is not None and bool(silences.silences_of(alert)),
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
@@ -376,7 +376,7 @@ class AlertsPart(Part):
         self.dispatcher.execute(self._dispatch)
 
     async def configure(self, settings: Settings) -> None:
-        await self.outbox.configure(self._receivers.of(settings))
+        await self.outbox.configure(self._receivers.receivers_of(settings))
 
     async def close(self) -> None:
         await self.dispatcher.close()
@@ -388,7 +388,7 @@ class AlertsPart(Part):
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         """Send a test message to a receiver, without its queue. Raises NoSuchEntry, StoreUnavailable."""
-        receivers = {receiver.name: receiver for receiver in self._receivers.of(self._core.settings)}
+        receivers = {receiver.name: receiver for receiver in self._receivers.receivers_of(self._core.settings)}
         if name not in receivers:
             raise NoSuchEntry(f"no receiver has the name {name}; known receivers: {', '.join(receivers) or 'none'}")
         await self._store.audit(requested_by, "receiver.test", {"receiver": name})
@@ -396,8 +396,8 @@ class AlertsPart(Part):
 
     def _receives(self, receiver: str, rule: str) -> bool:
         """An alert of a rule whose receivers are all unknown is sent to every receiver."""
-        named = next((each.receivers for each in self._rules.rules if each.name == rule), ())
-        return receiver in named or not set(named) & set(self._core.settings.receiver_names())
+        receivers = next((each.receivers for each in self._rules.rules if each.name == rule), ())
+        return receiver in receivers or not set(receivers) & set(self._core.settings.receiver_names())
 
     async def _suspend(self, report: AgentReport, requested_by: str, dry_run: bool) -> SuspensionReceipt:
         return await self._core.get(SuspendService).suspend_idle(report.key, requested_by, dry_run)

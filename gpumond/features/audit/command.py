@@ -77,8 +77,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--log: expected a file with the daemon's log, or: journalctl -u gpumond | gpumond audit verify"
         )
-    named = None if arguments.config or arguments.state_dir else _store_of(arguments.url)
-    file = named or load_settings(arguments.config, {"state_dir": arguments.state_dir}).store_file()
+    store_file = None if arguments.config or arguments.state_dir else _store_file_of(arguments.url)
+    file = store_file or load_settings(arguments.config, {"state_dir": arguments.state_dir}).store_file()
     try:
         with open(arguments.log, errors="replace") if arguments.log else nullcontext(sys.stdin) as lines:
             entries, problems = verify(file, lines)
@@ -94,12 +94,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     return FAILED if problems else DONE if entries else NOTHING_TO_DO
 
 
-def _store_of(url: str) -> Path | None:
+def _store_file_of(url: str) -> Path | None:
     """Return the store of the daemon at an address of this machine; None if no daemon answers there and states it."""
     if not client.is_local(url):
         return None
     try:
-        named = client.get(url, "/api/v1/status").get("store_file")
+        store_file = client.get(url, "/api/v1/status").get("store_file")
     except DaemonError:
         return None
-    return Path(named) if named else None
+    return Path(store_file) if store_file else None

@@ -155,7 +155,7 @@ def summary_of(case: OomCase) -> CaseSummary:
     )
 
 
-def by_effect(remedy: Remedy) -> int:
+def effect_order(remedy: Remedy) -> int:
     """Return the key that sorts remedies: those that alone would have been enough come first, then the unknown."""
     return {True: 0, None: 1, False: 2}[remedy.enough]
 
@@ -165,17 +165,17 @@ def with_repeats(before: OomCase, case: OomCase, errors: int) -> OomCase:
 
     Its facts are those of the newest error, except the shortage and the first remedy: those of the largest shortage.
     """
-    own, largest = case.remedies[0], max(case, before, key=lambda each: each.missing_bytes or 0)
+    own_remedy, largest = case.remedies[0], max(case, before, key=lambda each: each.missing_bytes or 0)
     missing = largest.missing_bytes or 0
     others = [
         replace(each, enough=False) if each.enough and (each.size_bytes or 0) < missing else each
         for each in case.remedies[1:]
     ]
-    others.sort(key=by_effect)
+    others.sort(key=effect_order)
     return replace(
         case,
         id=before.id,
-        summary=case.summary.replace(own.text, largest.remedies[0].text),
+        summary=case.summary.replace(own_remedy.text, largest.remedies[0].text),
         missing_bytes=largest.missing_bytes,
         remedies=(largest.remedies[0], *others),
         errors=before.errors + errors,
@@ -187,16 +187,16 @@ def rank_order(case: OomCase, cases: tuple[OomCase, ...]) -> tuple[RankError, ..
     if case.rank is None:
         return ()
     group = (case.job, case.workload, case.uid)
-    same = [
+    same_job = [
         each
         for each in cases
         if each.rank is not None
         and (each.job, each.workload, each.uid) == group
         and abs(each.at - case.at) <= RANK_SECONDS
     ]
-    same.sort(key=lambda each: each.at)
+    same_job.sort(key=lambda each: each.at)
     return tuple(
-        RankError(rank=each.rank, pid=each.pid, id=each.id, seconds_later=each.at - same[0].at) for each in same
+        RankError(rank=each.rank, pid=each.pid, id=each.id, seconds_later=each.at - same_job[0].at) for each in same_job
     )
 
 
@@ -230,8 +230,8 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
         )
         parts += [html.heading(title), html.curve(points, case.limit_bytes, ())]
     elif times:
-        named = [(_label(each.pid, each.workload), each.used_bytes) for each in curves]
-        parts += [html.heading("The GPU in the ten minutes before the error"), html.areas(times, named)]
+        areas = [(_program_label(each.pid, each.workload), each.used_bytes) for each in curves]
+        parts += [html.heading("The GPU in the ten minutes before the error"), html.areas(times, areas)]
     for title, names, rows in sections(case, ranks):
         cells = [name if not name.startswith(">") else f">{name[1:].capitalize()}" for name in names]
         parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
@@ -248,10 +248,10 @@ def _time_line(case: OomCase) -> str:
 
 def remedy_rows(case: OomCase) -> Iterator[list[str]]:
     for each in case.remedies:
-        about = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
+        prefix = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        yield [enough, f"{about}{size(each.size_bytes)}", source, each.text]
+        yield [enough, f"{prefix}{size(each.size_bytes)}", source, each.text]
 
 
 def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -269,14 +269,14 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
             if case.device_uuid in (None, pool.device_uuid)
         ]
         yield (
-            f"The program's pools {_known_at(case.oom)} the error",
+            f"The program's pools {_at_or_after(case.oom)} the error",
             ("ALLOCATOR", ">LIVE", ">CACHED", ">STRANDED"),
             rows,
         )
     if case.lines:
         lines = sorted(case.lines, key=lambda line: -line.used_bytes)
         rows = [
-            [_label(line.pid, line.workload), line.share, size_text(line.used_bytes)]
+            [_program_label(line.pid, line.workload), line.share, size_text(line.used_bytes)]
             for line in lines
             if line.used_bytes
         ]
@@ -290,34 +290,37 @@ def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, S
     if case.oom is None:
         return
     for classes in case.oom.classes:
-        yield f"Live bytes of {classes.allocator} by class", ("CLASS", ">BYTES"), list(_classes(classes))
+        yield f"Live bytes of {classes.allocator} by class", ("CLASS", ">BYTES"), list(_class_rows(classes))
     if case.oom.sites:
-        rows = [[size_text(site.size_bytes), str(site.blocks), _calls(site.calls)] for site in case.oom.sites]
+        rows = [[size_text(site.size_bytes), str(site.blocks), _calls_text(site.calls)] for site in case.oom.sites]
         yield "Largest allocation sites", (">BYTES", ">BLOCKS", "CALLS, INNERMOST FIRST"), rows
     if case.oom.scopes:
         yield (
             "Scopes that retain the most memory",
             ("SCOPE", ">BYTES"),
-            [[s.name, size_text(s.retained_bytes)] for s in case.oom.scopes],
+            [[scope.name, size_text(scope.retained_bytes)] for scope in case.oom.scopes],
         )
 
 
 def _ledger_title(case: OomCase) -> str:
     if case.lines_at is None:
         return "GPU memory"
-    own = "" if case.reported_at is None else f" (the program's report: {_time_offset(case.at, case.reported_at)})"
+    own_note = ""
+    if case.reported_at is not None:
+        own_note = f" (the program's report: {_offset_from_error(case.at, case.reported_at)})"
     if case.oom is not None and case.oom.pools:
-        own = f" (this program's rows: {_known_at(case.oom)} the error)"
-    return f"GPU memory {_time_offset(case.at, case.lines_at)} the error{own}"
+        own_note = f" (this program's rows: {_at_or_after(case.oom)} the error)"
+    return f"GPU memory {_offset_from_error(case.at, case.lines_at)}{own_note}"
 
 
-def _known_at(oom: Oom) -> str:
+def _at_or_after(oom: Oom) -> str:
     """Return whether the program's own bytes are those at the error, or after it, when it may have freed some."""
     return "after" if oom.seen == "counter" else "at"
 
 
-def _time_offset(error: float, at: float) -> str:
-    return f"{abs(error - at):.1f} s {'before' if at <= error else 'after'}"
+def _offset_from_error(error_at: float, at: float) -> str:
+    seconds = f"{abs(error_at - at):.1f}"
+    return "at the error" if seconds == "0.0" else f"{seconds} s {'before' if at < error_at else 'after'} the error"
 
 
 def snapshot_hint(case: OomCase) -> str:
@@ -330,18 +333,18 @@ def snapshot_hint(case: OomCase) -> str:
     )
 
 
-def _classes(classes: LiveClasses) -> Iterator[list[str]]:
-    for name, shown in CLASS_NAMES.items():
+def _class_rows(classes: LiveClasses) -> Iterator[list[str]]:
+    for name, class_name in CLASS_NAMES.items():
         value = getattr(classes, f"{name}_bytes")
         if value is not None:
-            yield [shown, size_text(value)]
+            yield [class_name, size_text(value)]
     if classes.unknown_bytes:
         yield ["unknown", size_text(classes.unknown_bytes)]
 
 
-def _calls(calls: Sequence[Call]) -> str:
+def _calls_text(calls: Sequence[Call]) -> str:
     return " < ".join(map(call_text, calls[:3]))[: 3 * MAX_CALL_CHARACTERS]
 
 
-def _label(pid: int | None, workload: str) -> str:
+def _program_label(pid: int | None, workload: str) -> str:
     return workload or "unattributed" if pid is None else f"{workload or 'pid'} {pid}"

@@ -15,21 +15,21 @@ from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import size_text
 from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, with_repeats
-from gpumond.features.oom.remedies import Evidence, remedies, sentence
+from gpumond.features.oom.remedies import Evidence, remedies, summary_sentence
 from gpumond.host.tasks import Tasks
 from gpumond.store.table import Table
 from gpumond.tick.history import History, HistorySignal, Point, SeriesKey
 
 log = logging.getLogger(__name__)
 
-KEPT, PER_PROCESS = 200, 10
+MAX_CASES, MAX_CASES_PER_PROCESS = 200, 10
 """Cases that are kept, in all and of one process. The oldest are removed."""
-FRAMES_SECONDS = 2.0
+FRAME_RETENTION_SECONDS = 2.0
 """Age up to which frames are kept to find the last one before an error: an agent reports it up to a second later."""
-RECENT_SECONDS = 60.0
+PEAK_SECONDS = 60.0
 """Time in which another device must have had room."""
-ANNOTATION = "case"
-RULES = frozenset({"out-of-memory"})
+CASE_ANNOTATION = "case"
+RULES_WITH_CASE = frozenset({"out-of-memory"})
 """Rules whose alerts name the case."""
 LATEST = "last"
 """The name of the newest case."""
@@ -61,11 +61,11 @@ class Cases:
 
     def newest_numbers(self) -> Mapping[ProcessKey, int]:
         """Return the number of each process's newest error that has a case."""
-        found: dict[ProcessKey, int] = {}
+        numbers: dict[ProcessKey, int] = {}
         for each in self._cases.values():
             if each.oom is not None:
-                found[each.process] = max(each.oom.number, found.get(each.process, 0))
-        return found
+                numbers[each.process] = max(each.oom.number, numbers.get(each.process, 0))
+        return numbers
 
     def merged_with_earlier(self, case: OomCase) -> OomCase:
         """Return a new case, as one with the case of the same program at the same limit if there is one.
@@ -90,7 +90,7 @@ class Cases:
         removed = []
         own = Counter(each.process for each in self._cases.values())
         for id, each in list(self._cases.items()):
-            if own[each.process] > PER_PROCESS or len(self._cases) > KEPT:
+            if own[each.process] > MAX_CASES_PER_PROCESS or len(self._cases) > MAX_CASES:
                 own[each.process] -= 1
                 del self._cases[id]
                 removed.append(id)
@@ -106,9 +106,9 @@ class OomPart(Part):
         self.cases = Cases()
         self.loaded = False
         self._frames: deque[Frame] = deque()
-        self._with_agent: set[ProcessKey] = set()
+        self._processes_with_agent: set[ProcessKey] = set()
         """Processes that had an agent: it leaves before the driver has freed the memory."""
-        self._new: list[tuple[OomCase, list[str]]] = []
+        self._new_cases: list[tuple[OomCase, list[str]]] = []
         self._tasks = Tasks()
         core.provide(Cases, self.cases)
 
@@ -123,20 +123,22 @@ class OomPart(Part):
 
     def conclude(self, tick: Tick) -> Tick:
         frame = tick.frame
-        for case in (*self._reported(tick), *self._ended(frame)):
+        for case in (*self._reported_cases(tick), *self._opaque_cases(frame)):
             if case.id not in self.cases:
-                known = self.cases.merged_with_earlier(case)
-                self._new.append((known, self.cases.add(known)))
+                merged = self.cases.merged_with_earlier(case)
+                self._new_cases.append((merged, self.cases.add(merged)))
         self._frames.append(frame)
-        while len(self._frames) > 1 and _age(self._frames[1], frame) >= FRAMES_SECONDS:
+        while len(self._frames) > 1 and _age_seconds(self._frames[1], frame) >= FRAME_RETENTION_SECONDS:
             self._frames.popleft()
         reporting = frame.snapshot.reports_by_process.keys()
-        self._with_agent = reporting | set(filter(frame.snapshot.may_contain, self._with_agent - reporting))
-        annotated = replace(frame, alerts=tuple(map(self._annotated, frame.alerts)))
-        return replace(tick, frame=annotated, raised=tuple(map(self._annotated, tick.raised)))
+        self._processes_with_agent = reporting | set(
+            filter(frame.snapshot.may_contain, self._processes_with_agent - reporting)
+        )
+        annotated = replace(frame, alerts=tuple(map(self._annotate, frame.alerts)))
+        return replace(tick, frame=annotated, raised=tuple(map(self._annotate, tick.raised)))
 
     def act(self, tick: Tick) -> None:
-        new, self._new = self._new, []
+        new, self._new_cases = self._new_cases, []
         for case, removed in new:
             log.info("case %s: %s", case.id, case.summary)
             self._tasks.start(self._table.keep(case.id, case, removed))
@@ -144,7 +146,7 @@ class OomPart(Part):
     async def close(self) -> None:
         await self._tasks.finish()
 
-    def _reported(self, tick: Tick) -> Iterator[OomCase]:
+    def _reported_cases(self, tick: Tick) -> Iterator[OomCase]:
         since, numbers = self._core.started_at, self.cases.newest_numbers()
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
@@ -155,10 +157,10 @@ class OomPart(Part):
 
     def _frame_before(self, at: float, frame: Frame) -> Frame:
         """Return the last frame before a time, or the oldest."""
-        known = [each for each in self._frames if each.snapshot.taken_at <= at]
-        return known[-1] if known else self._frames[0] if self._frames else frame
+        earlier = [each for each in self._frames if each.snapshot.taken_at <= at]
+        return earlier[-1] if earlier else self._frames[0] if self._frames else frame
 
-    def _ended(self, frame: Frame) -> Iterator[OomCase]:
+    def _opaque_cases(self, frame: Frame) -> Iterator[OomCase]:
         """Yield the cases of programs without an agent that ended on a full device."""
         before = self._frames[-1] if self._frames else None
         for device in before.snapshot.devices if before else ():
@@ -175,47 +177,47 @@ class OomPart(Part):
             for key, process in device.processes_by_key.items():
                 if key in now.processes_by_key:
                     continue  # as nearly every process of nearly every tick
-                gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
-                if gone and key not in self._with_agent and "holder" not in process.kinds:
+                is_gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
+                if is_gone and key not in self._processes_with_agent and "holder" not in process.kinds:
                     case = opaque_case(process, device, before, self._core.history)
                     if case is not None:
                         yield case
 
-    def _annotated(self, alert: Alert) -> Alert:
+    def _annotate(self, alert: Alert) -> Alert:
         """Return an alert on a program that ran out of memory with its case."""
-        if alert.process is None or alert.rule not in RULES:
+        if alert.process is None or alert.rule not in RULES_WITH_CASE:
             return alert
         case = self.cases.of_alert(alert.process, dict(alert.labels).get("uuid"))
         if case is None:
             return alert
-        return replace(alert, annotations=(*alert.annotations, (ANNOTATION, case.id)))
+        return replace(alert, annotations=(*alert.annotations, (CASE_ANNOTATION, case.id)))
 
 
-def _age(earlier: Frame, frame: Frame) -> float:
+def _age_seconds(earlier: Frame, frame: Frame) -> float:
     return frame.snapshot.elapsed_seconds - earlier.snapshot.elapsed_seconds
 
 
 FLOOR_POINTS = 30
 """Least number of points of a program's history whose halves are compared; a younger program has fewer."""
-SECONDS, POINTS = 600.0, 120
+TIMELINE_SECONDS, TIMELINE_POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 MAX_CURVES = 12
 """Programs with a curve of their own."""
-REST = "everything else (including suspended and ended programs)"
+REST_NAME = "everything else (including suspended and ended programs)"
 """The name of what is on the device besides those programs."""
 NOTABLE_RATIO = 0.01
 """Part of the device's highest use from which the rest is shown: less is a difference of a moment."""
-MAX_COMPARED = 64
+MAX_PROGRAMS = 64
 """Programs of a timeline, those that hold most: a tick reads the history of each."""
 FULL_FREE_RATIO = 0.02
 """Free part of a device below which it is full."""
-AT_ITS_PEAK = 0.98
+NEAR_PEAK_RATIO = 0.98
 """Part of its highest use that a program without an agent held when it ended."""
 
 
 def recent_peaks(frame: Frame, history: History) -> Mapping[str, int]:
     """Return the most bytes in use on each device in the minute before a frame."""
-    since = frame.snapshot.taken_at - RECENT_SECONDS
+    since = frame.snapshot.taken_at - PEAK_SECONDS
     series = {each.uuid: history.series((each.uuid, None), "used", since) for each in frame.snapshot.devices}
     return {uuid: int(max(point.high for point in points)) for uuid, points in series.items() if points}
 
@@ -231,85 +233,89 @@ def live_floors(history: History, key: SeriesKey) -> tuple[float, float] | None:
     return (min(lows[:half]), min(lows[half:])) if half else None
 
 
-def case_of(e: Evidence, history: History) -> OomCase:
+def case_of(evidence: Evidence, history: History) -> OomCase:
     """Return the case of an error of a program with an agent."""
-    if e.uuid is not None:
-        e = replace(e, live_floors=live_floors(history, (e.uuid, e.report.key)))
-    found = remedies(e)
-    report = e.report
+    if evidence.uuid is not None:
+        evidence = replace(evidence, live_floors=live_floors(history, (evidence.uuid, evidence.report.key)))
+    candidates = remedies(evidence)
+    report = evidence.report
     # others have freed it elsewhere
-    kept = tuple(scope for scope in e.oom.scopes if scope.retained_bytes <= e.live_bytes)
-    oom = replace(e.oom, scopes=kept) if e.pools else e.oom
-    lines = tuple(_ledger(e))
+    scopes = tuple(scope for scope in evidence.oom.scopes if scope.retained_bytes <= evidence.live_bytes)
+    oom = replace(evidence.oom, scopes=scopes) if evidence.pools else evidence.oom
+    lines = tuple(_ledger(evidence))
     return OomCase(
         id=case_id(oom.at, report.pid, oom.number),
         at=oom.at,
         pid=report.pid,
         start_ticks=report.start_ticks,
         workload=report.workload,
-        device_uuid=e.uuid,
-        gpu="" if e.device is None else str(e.device.index),
-        summary=sentence(e, found),
+        device_uuid=evidence.uuid,
+        gpu="" if evidence.device is None else str(evidence.device.index),
+        summary=summary_sentence(evidence, candidates),
         request_bytes=oom.request_bytes,
-        free_bytes=e.free_bytes,
-        missing_bytes=e.missing_bytes,
-        reserved_bytes=e.device.reserved_bytes if e.device else None,
-        remedies=found,
+        free_bytes=evidence.free_bytes,
+        missing_bytes=evidence.missing_bytes,
+        reserved_bytes=evidence.device.reserved_bytes if evidence.device else None,
+        remedies=candidates,
         uid=report.uid,
         job=report.job,
         rank=report.rank,
         oom=oom,
         lines=lines,
-        lines_at=e.snapshot.taken_at,
-        overcount_bytes=e.overcount_bytes,
-        reported_at=None if e.earlier_report is None or e.pools else e.snapshot.taken_at - e.earlier_report.age_seconds,
-        timeline=_timeline(e, history, lines),
-        limit_bytes=e.limit[0] if e.is_limited and e.limit is not None else None,
+        lines_at=evidence.snapshot.taken_at,
+        overcount_bytes=evidence.overcount_bytes,
+        reported_at=None
+        if evidence.earlier_report is None or evidence.pools
+        else evidence.snapshot.taken_at - evidence.earlier_report.age_seconds,
+        timeline=_timeline(evidence, history, lines),
+        limit_bytes=evidence.limit[0] if evidence.is_limited and evidence.limit is not None else None,
     )
 
 
-def _timeline(e: Evidence, history: History, lines: Sequence[LedgerLine]) -> Timeline:
+def _timeline(evidence: Evidence, history: History, lines: Sequence[LedgerLine]) -> Timeline:
     """Return the timeline of the device, or of what counts against the program's own limit if this is the cause."""
-    if e.uuid is None or not e.is_limited:
-        return Timeline() if e.uuid is None else timeline(history, lines, e.uuid, e.oom.at)
-    signal: HistorySignal = "live" if e.is_arena else "held"
-    points = history.series((e.uuid, e.report.key), signal, e.oom.at - SECONDS, until=e.oom.at)
-    if not points or len(e.pools) > 1:  # the history contains all allocators of the program
+    if evidence.uuid is None or not evidence.is_limited:
+        return Timeline() if evidence.uuid is None else timeline(history, lines, evidence.uuid, evidence.oom.at)
+    signal: HistorySignal = "live" if evidence.is_arena else "held"
+    points = history.series(
+        (evidence.uuid, evidence.report.key), signal, evidence.oom.at - TIMELINE_SECONDS, until=evidence.oom.at
+    )
+    if not points or len(evidence.pools) > 1:  # the history contains all allocators of the program
         return Timeline()
-    times, step = _times(points[0].at, e.oom.at)
-    used = (*_values(points, times, step)[:-1], e.used_of_limit_bytes)
-    curve = Curve(pid=e.report.pid, workload=e.report.workload, used_bytes=used)
+    times, step = _times(points[0].at, evidence.oom.at)
+    used = (*_values(points, times, step)[:-1], evidence.used_of_limit_bytes)
+    curve = Curve(pid=evidence.report.pid, workload=evidence.report.workload, used_bytes=used)
     return Timeline(tuple(round(time, 1) for time in times), (curve,))
 
 
-def _ledger(e: Evidence) -> Iterator[LedgerLine]:
+def _ledger(evidence: Evidence) -> Iterator[LedgerLine]:
     """Yield the ledger of the device: the program's own lines are those of its record, if this states its pools.
 
     The last lines are the bytes in use at the error that are in neither.
     """
-    own = e.report
-    if e.uuid is None:
+    own = evidence.report
+    if evidence.uuid is None:
         return
     freed = f"probably {own.workload or 'the program'}, freed since the error"
-    unaccounted = ((freed, e.freed_since_bytes), ("", e.unaccounted_bytes - e.freed_since_bytes))
+    unaccounted = ((freed, evidence.freed_since_bytes), ("", evidence.unaccounted_bytes - evidence.freed_since_bytes))
     rest = [
-        LedgerLine(device_uuid=e.uuid, share="unattributed", used_bytes=size, workload=name)
+        LedgerLine(device_uuid=evidence.uuid, share="unattributed", used_bytes=size, workload=name)
         for name, size in unaccounted
         if size
     ]
-    if not e.pools:
-        yield from (*e.lines, *rest)
+    if not evidence.pools:
+        yield from (*evidence.lines, *rest)
         return
-    yield from (line for line in e.lines if line.process != own.key)
+    yield from (line for line in evidence.lines if line.process != own.key)
     shares: Mapping[Share, int] = {
-        "live": e.live_bytes,
-        "cached": sum(pool.cached_bytes for pool in e.pools),
-        "stranded": sum(pool.stranded_bytes for pool in e.pools),
-        "overhead": e.overhead_bytes,
+        "live": evidence.live_bytes,
+        "cached": sum(pool.cached_bytes for pool in evidence.pools),
+        "stranded": sum(pool.stranded_bytes for pool in evidence.pools),
+        "overhead": evidence.overhead_bytes,
     }
     for share, size in shares.items():
         yield LedgerLine(
-            device_uuid=e.uuid,
+            device_uuid=evidence.uuid,
             share=share,
             used_bytes=size,
             pid=own.pid,
@@ -329,10 +335,10 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         return None
     at = before.snapshot.taken_at
     lines = tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid)
-    curve = timeline(history, lines, device.uuid, at)
-    own = next((each for each in curve.curves if each.pid == process.pid), None)
+    case_timeline = timeline(history, lines, device.uuid, at)
+    own = next((each for each in case_timeline.curves if each.pid == process.pid), None)
     highest = max((value for value in own.used_bytes if value is not None), default=0) if own else 0
-    if used < AT_ITS_PEAK * highest:
+    if used < NEAR_PEAK_RATIO * highest:
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
     summary = (
@@ -355,7 +361,7 @@ def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, his
         uid=process.uid,
         lines=lines,
         lines_at=at,
-        timeline=curve,
+        timeline=case_timeline,
     )
 
 
@@ -383,7 +389,7 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
     The rest is what the driver counted besides them: also of programs that are suspended or have ended since. The last
     values are those of ``lines``, the device's ledger at that time.
     """
-    since = at - SECONDS
+    since = at - TIMELINE_SECONDS
     used: Counter[ProcessKey] = Counter()
     names: dict[ProcessKey, str] = {}
     for line in lines:
@@ -391,34 +397,34 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
             used[line.process] += line.used_bytes
             names[line.process] = line.workload
     whole = history.series((uuid, None), "used", since, until=at)
-    series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_COMPARED)}
+    series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_PROGRAMS)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
     times, step = _times(begin, at)
     curves = []
     for key, points in series.items():
         if points:
-            past = _values(points, times, step)[:-1]
-            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=(*past, used[key])))
+            earlier = _values(points, times, step)[:-1]
+            curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=(*earlier, used[key])))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
-    shown = curves[:MAX_CURVES]
+    curves_shown = curves[:MAX_CURVES]
     total = sum(line.used_bytes for line in lines) if lines else None
-    rest = _uncovered_use((*_values(whole, times, step)[:-1], total), shown)
+    rest = _uncovered_use((*_values(whole, times, step)[:-1], total), curves_shown)
     if any(rest):
-        shown.append(Curve(pid=None, workload=REST, used_bytes=rest))
-    return Timeline(tuple(round(time, 1) for time in times), tuple(shown))
+        curves_shown.append(Curve(pid=None, workload=REST_NAME, used_bytes=rest))
+    return Timeline(tuple(round(time, 1) for time in times), tuple(curves_shown))
 
 
 def _times(begin: float, at: float) -> tuple[list[float], float]:
     """Return the times of a timeline that ends at ``at``, and the seconds between them."""
-    step = max(1.0, (at - begin) / POINTS)
+    step = max(1.0, (at - begin) / TIMELINE_POINTS)
     return [begin + step * number for number in range(int((at - begin) / step) + 1)], step
 
 
 def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tuple[int | None, ...]:
     """Return the last value before the end of each step that begins at one of these times."""
     moments = [point.at for point in points]
-    places = (bisect_right(moments, time + step) for time in times)
-    return tuple(int(points[place - 1].median) if place else None for place in places)
+    indexes = (bisect_right(moments, time + step) for time in times)
+    return tuple(int(points[index - 1].median) if index else None for index in indexes)
 
 
 def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
@@ -427,9 +433,12 @@ def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tupl
     It is 0 where only one point before the last differs: the medians of the device and of a program are there those of
     other readings.
     """
-    least = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
-    sums = [sum(curve.used_bytes[place] or 0 for curve in curves) for place in range(len(whole))]
-    rest = [None if total is None else max(0, total - own) for total, own in zip(whole, sums, strict=True)]
-    notable = [False, *((value or 0) >= least > 0 for value in rest), True]
-    lasting = [there and (notable[place] or notable[place + 2]) for place, there in enumerate(notable[1:-1])]
-    return tuple(value if value is None or lasts else 0 for value, lasts in zip(rest, lasting, strict=True))
+    min_bytes = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
+    sums = [sum(curve.used_bytes[index] or 0 for curve in curves) for index in range(len(whole))]
+    rest = [
+        None if total is None else max(0, total - used_by_curves)
+        for total, used_by_curves in zip(whole, sums, strict=True)
+    ]
+    notable = [False, *((value or 0) >= min_bytes > 0 for value in rest), True]
+    lasting = [is_notable and (notable[index] or notable[index + 2]) for index, is_notable in enumerate(notable[1:-1])]
+    return tuple(value if value is None or is_lasting else 0 for value, is_lasting in zip(rest, lasting, strict=True))

@@ -17,7 +17,7 @@ from gpumond.view import html_report
 from gpumond.view.frame import checked_as
 from gpumond.view.text import moment, output_width, size, table
 
-ROUTE = "/api/v1/oom"
+OOM_ROUTE = "/api/v1/oom"
 
 
 NO_CASE = "no out-of-memory error is recorded"
@@ -51,23 +51,23 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments)
     html_report.check(arguments.html)
     if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
-        raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; `gpumond oom` lists the cases")
+        raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; to list the cases: gpumond oom")
     id = arguments.id
     if id == "last":
-        known = _cases(arguments)
-        if not known:
+        cases = _cases(arguments)
+        if not cases:
             print_error(f"gpumond: {_no_case(arguments)}")
             return NOTHING_TO_DO
-        id = known[-1]["id"]
-    answer = client.get(arguments.url, f"{ROUTE}/{id}")
+        id = cases[-1]["id"]
+    answer = client.get(arguments.url, f"{OOM_ROUTE}/{id}")
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return DONE
-    found = _decoded(answer)
+    ranked = _decode(answer)
     if arguments.html is not None:
-        html_report.write(arguments.html, html_document(found.case, found.ranks))
+        html_report.write(arguments.html, html_document(ranked.case, ranked.ranks))
     else:
-        print(client.with_commands(terminal_text(found.case, found.ranks, output_width()), arguments.url))
+        print(client.with_commands(terminal_text(ranked.case, ranked.ranks, output_width()), arguments.url))
     return DONE
 
 
@@ -91,7 +91,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _cases(arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     """Return the cases of the process that is asked for, or all, the newest last."""
-    known = checked_as(tuple[CaseSummary, ...], client.get(arguments.url, ROUTE), "cases")
+    known = checked_as(tuple[CaseSummary, ...], client.get(arguments.url, OOM_ROUTE), "cases")
     return [each for each in known if arguments.pid in (None, each["pid"])]
 
 
@@ -99,7 +99,7 @@ def _no_case(arguments: argparse.Namespace) -> str:
     return NO_CASE if arguments.pid is None else f"no out-of-memory error of pid {arguments.pid} is recorded"
 
 
-def _decoded(answer: object) -> RankedCase:
+def _decode(answer: object) -> RankedCase:
     """Return the case of an answer. Raises DaemonError."""
     from pydantic import TypeAdapter, ValidationError  # needed for one case only
 

@@ -23,7 +23,7 @@ from gpumond.facts.program import CLASS_NAMES, LiveClasses, location_text
 from gpumond.facts.quota import GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading
 from gpumond.facts.units import GIB, distinct_size_texts, duration_text, size_text
-from gpumond.features.oom.case import Basis, Remedy, by_effect
+from gpumond.features.oom.case import Basis, Remedy, effect_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Evidence(FailedAllocation):
     live_floors: tuple[float, float] | None = None
 
     @cached_property
-    def limited_by_bytes(self) -> int:
+    def limit_excess_bytes(self) -> int:
         """Bytes by which the request exceeds the allocator's limit, if this is the cause; else 0.
 
         An arena's free memory is used before more is needed: the limit lacks what exceeds the live bytes.
@@ -73,12 +73,12 @@ class Evidence(FailedAllocation):
 
     @property
     def is_arena(self) -> bool:
-        return self.failed_pool is not None and self.failed_pool.allocator in ARENAS
+        return self.failed_pool is not None and self.failed_pool.allocator in ARENA_ALLOCATORS
 
     @property
     def used_of_limit_bytes(self) -> int:
         """Bytes that counted against the allocator's limit before the request, if this is the cause; else 0."""
-        return 0 if self.limit is None else max(0, self.limited_by_bytes + self.limit[0] - (self.request_bytes or 0))
+        return 0 if self.limit is None else max(0, self.limit_excess_bytes + self.limit[0] - (self.request_bytes or 0))
 
     @cached_property
     def context(self) -> AdviceContext | None:
@@ -91,7 +91,7 @@ class Evidence(FailedAllocation):
     def missing_bytes(self) -> int | None:
         """Bytes by which the request was short; None if unknown."""
         if self.is_limited:
-            return None if self.request_bytes is None else self.limited_by_bytes
+            return None if self.request_bytes is None else self.limit_excess_bytes
         if self.cgroup is not None:
             return self.in_cgroup_bytes - (self.cgroup.limit_bytes or 0)
         if self.request_bytes is None or self.free_bytes is None:
@@ -118,8 +118,8 @@ class Evidence(FailedAllocation):
         granted; None if unknown, or if a program there is leaking.
         """
         free, used = device.current_free_bytes, device.used_bytes
-        leaking = any(each.kind == "leak" and each.device_uuid == device.uuid for each in self.verdicts)
-        if free is None or used is None or leaking:
+        is_leaking = any(each.kind == "leak" and each.device_uuid == device.uuid for each in self.verdicts)
+        if free is None or used is None or is_leaking:
             return None
         returned = max(0, self.peaks.get(device.uuid, used) - used)
         others = (each for each in self.before.grants if each.device_uuid == device.uuid and not self._is_own(each))
@@ -129,16 +129,16 @@ class Evidence(FailedAllocation):
         return grant.pid == self.report.pid or grant.id == self.report.admission
 
     @cached_property
-    def others(self) -> list[NeighborUsage]:
+    def neighbors(self) -> list[NeighborUsage]:
         """The other programs with an agent on the device, the largest part that can be reclaimed first."""
         device = self.device
-        found = []
+        neighbors = []
         for report in self.snapshot.reports_by_device.get(device.uuid, ()) if device else ():
             if report.key != self.report.key and device is not None:
-                flushable = report.flush_policy != "never" and not report.suspended
-                reclaimable = self.snapshot.reclaimable_from(report, device) if flushable else 0
-                found.append(NeighborUsage(report, self.snapshot.used_by(report.key, device) or 0, reclaimable))
-        return sorted(found, key=lambda each: -each.reclaimable_bytes)
+                is_flushable = report.flush_policy != "never" and not report.suspended
+                reclaimable = self.snapshot.reclaimable_from(report, device) if is_flushable else 0
+                neighbors.append(NeighborUsage(report, self.snapshot.used_by(report.key, device) or 0, reclaimable))
+        return sorted(neighbors, key=lambda each: -each.reclaimable_bytes)
 
     @cached_property
     def held_by_others_bytes(self) -> int:
@@ -170,8 +170,8 @@ class Evidence(FailedAllocation):
         if self.in_use_bytes is None or self.device is None:
             return 0
         known = self.held_bytes + self.overhead_bytes if self.pools else sum(line.used_bytes for line in self.own_lines)
-        left = self.in_use_bytes - self.held_by_others_bytes - known
-        return left if abs(left) > ROUNDED_RATIO * (self.device.size_bytes or 0) else 0
+        difference = self.in_use_bytes - self.held_by_others_bytes - known
+        return difference if abs(difference) > ROUNDING_RATIO * (self.device.size_bytes or 0) else 0
 
     @property
     def unaccounted_bytes(self) -> int:
@@ -190,7 +190,8 @@ class Evidence(FailedAllocation):
         """
         size = self.device.size_bytes if self.device and self.device.size_bytes else 0
         has_held = (
-            self.is_later and self.reached_bytes - self.held_bytes >= self.unaccounted_bytes - NEARLY_RATIO * size
+            self.is_later
+            and self.reached_bytes - self.held_bytes >= self.unaccounted_bytes - SIZE_TOLERANCE_RATIO * size
         )
         return self.unaccounted_bytes if has_held else 0
 
@@ -205,16 +206,16 @@ class Evidence(FailedAllocation):
 
     @cached_property
     def classes(self) -> LiveClasses | None:
-        known = [one for one in self.oom.classes if self.uuid in (None, one.device_uuid)]
-        return max(known, key=lambda one: one.live_bytes, default=None)
+        known = [each for each in self.oom.classes if self.uuid in (None, each.device_uuid)]
+        return max(known, key=lambda each: each.live_bytes, default=None)
 
     @cached_property
     def activations_bytes(self) -> int:
         """Bytes of activations, with those of other tensors where these are not distinguished."""
-        one = self.classes
-        if one is None or one.buffers_bytes is None:
+        classes = self.classes
+        if classes is None or classes.buffers_bytes is None:
             return 0
-        return one.unknown_bytes if one.activations_bytes is None else one.activations_bytes
+        return classes.unknown_bytes if classes.activations_bytes is None else classes.activations_bytes
 
     @cached_property
     def batch_dependent_bytes(self) -> int:
@@ -222,16 +223,16 @@ class Evidence(FailedAllocation):
         cache of a serving engine, whose size is fixed.
         """
         results = 0 if self.classes is None or not self.is_inference else self.classes.tensors_bytes or 0
-        fixed = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
-        return self.activations_bytes + max(0, results - fixed)
+        fixed_bytes = sum(engine.kv_cache_bytes or 0 for engine in self.own_engines())
+        return self.activations_bytes + max(0, results - fixed_bytes)
 
     @property
     def is_inference(self) -> bool:
         """Return whether a model runs without a graph; in a first forward pass of training, there are activations."""
-        one = self.classes
-        if one is None or self.is_training or not one.parameters_bytes or one.activations_bytes is None:
+        classes = self.classes
+        if classes is None or self.is_training or not classes.parameters_bytes or classes.activations_bytes is None:
             return False
-        return one.activations_bytes < one.live_bytes / 20  # the allocator's rounding and workspaces
+        return classes.activations_bytes < classes.live_bytes / 20  # the allocator's rounding and workspaces
 
     @property
     def is_training(self) -> bool:
@@ -250,7 +251,7 @@ class Evidence(FailedAllocation):
             if self.report.key in [process.key for process in engine.processes]:
                 yield engine
 
-    def enough(self, size: int | None) -> bool | None:
+    def is_enough(self, size: int | None) -> bool | None:
         """Return whether these bytes are at least the missing ones."""
         return None if size is None or self.missing_bytes is None else size >= self.missing_bytes
 
@@ -267,11 +268,11 @@ LARGE_RATIO = 0.5
 """Part of the live bytes from which one class is the cause."""
 FRAGMENTED_RATIO = 0.01
 """Part of the held bytes from which free blocks are the cause: less serves one request, and the next one fails."""
-LEAKING_STEPS, USUAL_STEPS = 10, 3
+MIN_LEAK_STEPS, MIN_PEAK_STEPS = 10, 3
 """Steps from which their growth, or their peak, is known."""
 CHECKPOINTED_RATIO = 0.75
 """Part of the activations that checkpointing saves: of 16 equal layers, the inputs of 4 segments remain."""
-HALVINGS = (2, 4, 8)
+BATCH_DIVISORS = (2, 4, 8)
 ORPHAN_RATIO = 0.05
 """Part of the device from which memory without an owner is named."""
 OWN_LIMITS = {
@@ -283,142 +284,171 @@ OWN_LIMITS = {
 """Where a program limits an allocator with the library's own function or setting."""
 DEFAULT_LIMIT_RATIOS = {"jax": 0.75}
 """Part of a device to which an allocator limits itself without a setting."""
-NEARLY_RATIO = 0.02
+SIZE_TOLERANCE_RATIO = 0.02
 """Part of a device by which its size differs between the driver and a library."""
-ROUNDED_RATIO = 0.001
+ROUNDING_RATIO = 0.001
 """Part of a device up to which the free bytes in the text of an error are rounded."""
-LIMIT_STEP, LIMIT_UNIT = 0.05, GIB / 10
+MIN_RAISE_RATIO, LIMIT_ROUNDING_BYTES = 0.05, GIB / 10
 """Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
 """
-ARENAS = ("jax", "rmm", "tensorflow")
+ARENA_ALLOCATORS = ("jax", "rmm", "tensorflow")
 """Allocators that keep all memory and serve requests from it."""
-FLUSHING = ("torch", "cupy", "sim")
+RETRYING_ALLOCATORS = ("torch", "cupy", "sim")
 """Allocators that release their cache and try again before they fail."""
-CUPY_KEEPING = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
+CUPY_WITHOUT_RETRY = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
 """Versions of CuPy that fail at their own limit without that."""
-OPTIMIZERS = "/torch/optim/"
-PREALLOCATING = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
+OPTIMIZER_PATH = "/torch/optim/"
+PREALLOCATION_ADVICE = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
 
-def remedies(e: Evidence) -> tuple[Remedy, ...]:
+def remedies(evidence: Evidence) -> tuple[Remedy, ...]:
     """Return all remedies, those that alone would have been enough first; the last resort is ``nothing``."""
-    apply = [find for find in REMEDIES if not ((e.is_limited or e.cgroup) and find in DEVICE_REMEDIES)]
-    found = [each for find in apply for each in find(e)] or [*_smaller_request(e)]
-    found.sort(key=by_effect)  # stable: the order of REMEDIES within
-    if any(each.enough or each.enough is None for each in found) or e.missing_bytes is None:
-        return tuple(found)
-    return (*_together(e, found), *found)
+    finders = [
+        finder for finder in REMEDIES if not ((evidence.is_limited or evidence.cgroup) and finder in DEVICE_REMEDIES)
+    ]
+    candidates = [each for finder in finders for each in finder(evidence)] or [*_smaller_request(evidence)]
+    candidates.sort(key=effect_order)  # stable: the order of REMEDIES within
+    if any(each.enough or each.enough is None for each in candidates) or evidence.missing_bytes is None:
+        return tuple(candidates)
+    return (*_combination(evidence, candidates), *candidates)
 
 
-def _remedy(e: Evidence, name: str, text: str, size: int | None, basis: Basis, source: str) -> Remedy:
-    return Remedy(name=name, text=text, size_bytes=size, enough=e.enough(size), basis=basis, source=source)
+def _remedy(evidence: Evidence, name: str, text: str, size: int | None, basis: Basis, source: str) -> Remedy:
+    return Remedy(name=name, text=text, size_bytes=size, enough=evidence.is_enough(size), basis=basis, source=source)
 
 
-def _repeat(e: Evidence) -> Iterator[Remedy]:
-    if e.missing_bytes == 0 and not e.is_limited:
+def _repeat(evidence: Evidence) -> Iterator[Remedy]:
+    if evidence.missing_bytes == 0 and not evidence.is_limited:
         text = "repeat the call (gpumond.agent.retry_on_oom): the GPU has room for the request"
-        yield _remedy(e, "repeat", text, e.free_bytes, "measured", "the driver's free bytes")
+        yield _remedy(evidence, "repeat", text, evidence.free_bytes, "measured", "the driver's free bytes")
 
 
-def _limit(e: Evidence) -> Iterator[Remedy]:
-    if e.is_limited and e.limit is not None:
-        size, quota = e.limit
-        what, where = f"the limit of the {quota} quota", "in the configuration or through the API"
+def _limit(evidence: Evidence) -> Iterator[Remedy]:
+    if evidence.is_limited and evidence.limit is not None:
+        size, quota = evidence.limit
+        subject, where = f"the limit of the {quota} quota", "in the configuration or through the API"
         if not quota:
-            what, where = "the program's limit", f"gpumond limit --pid {e.report.pid} SIZE"
+            subject, where = "the program's limit", f"gpumond limit --pid {evidence.report.pid} SIZE"
         if quota is None:
-            what, where = _own_limit(e, size), OWN_LIMITS.get(e.oom.allocator, "it's set in the program")
-        step = int(LIMIT_STEP * size)
-        enough = int(math.ceil((size + max(e.limited_by_bytes, step)) / LIMIT_UNIT) * LIMIT_UNIT)
-        why = f"; an allocation was {size_text(e.missing_bytes)} short" if e.missing_bytes else ""
-        text = f"raise {what} from {size_text(size)} to {size_text(enough)} or more ({where}{why})"
-        basis: Basis = "estimate" if e.is_later else "measured"
-        source = "the program's peak" if e.is_later else "the bytes held at the error"
-        yield _remedy(e, "limit", text, enough - size, basis, f"the limit in force, and {source}")
-
-
-def _cgroup(e: Evidence) -> Iterator[Remedy]:
-    if e.cgroup is not None and not e.is_limited:
-        size = e.cgroup.limit_bytes or 0
-        enough = int(math.ceil(e.in_cgroup_bytes / LIMIT_UNIT) * LIMIT_UNIT)
-        held = size_text(e.in_cgroup_bytes - (e.request_bytes or 0))
-        text = (
-            f"raise the limit of the cgroup {e.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
-            f"{size_text(enough)} or more"
+            subject, where = (
+                _own_limit_text(evidence, size),
+                OWN_LIMITS.get(evidence.oom.allocator, "it's set in the program"),
+            )
+        min_raise_bytes = int(MIN_RAISE_RATIO * size)
+        enough_bytes = int(
+            math.ceil((size + max(evidence.limit_excess_bytes, min_raise_bytes)) / LIMIT_ROUNDING_BYTES)
+            * LIMIT_ROUNDING_BYTES
         )
-        yield _remedy(e, "limit", text, enough - size, "measured", "driver, for the cgroup")
+        why = f"; an allocation was {size_text(evidence.missing_bytes)} short" if evidence.missing_bytes else ""
+        text = f"raise {subject} from {size_text(size)} to {size_text(enough_bytes)} or more ({where}{why})"
+        basis: Basis = "estimate" if evidence.is_later else "measured"
+        source = "the program's peak" if evidence.is_later else "the bytes held at the error"
+        yield _remedy(evidence, "limit", text, enough_bytes - size, basis, f"the limit in force, and {source}")
 
 
-def _own_limit(e: Evidence, size: int) -> str:
-    share, whole = DEFAULT_LIMIT_RATIOS.get(e.oom.allocator), e.device.size_bytes if e.device else None
-    if share is None or whole is None or abs(size / whole - share) > NEARLY_RATIO:
+def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
+    if evidence.cgroup is not None and not evidence.is_limited:
+        size = evidence.cgroup.limit_bytes or 0
+        enough_bytes = int(math.ceil(evidence.in_cgroup_bytes / LIMIT_ROUNDING_BYTES) * LIMIT_ROUNDING_BYTES)
+        held = size_text(evidence.in_cgroup_bytes - (evidence.request_bytes or 0))
+        text = (
+            f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
+            f"{size_text(enough_bytes)} or more"
+        )
+        yield _remedy(evidence, "limit", text, enough_bytes - size, "measured", "driver, for the cgroup")
+
+
+def _own_limit_text(evidence: Evidence, size: int) -> str:
+    share, whole = (
+        DEFAULT_LIMIT_RATIOS.get(evidence.oom.allocator),
+        evidence.device.size_bytes if evidence.device else None,
+    )
+    if share is None or whole is None or abs(size / whole - share) > SIZE_TOLERANCE_RATIO:
         return "the program's limit"
-    return f"{e.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
+    return f"{evidence.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
 
 
-def _ranks(e: Evidence) -> Iterator[Remedy]:
-    own = e.report
-    for other in e.others if own.program.distributed or own.rank is not None else ():
+def _ranks(evidence: Evidence) -> Iterator[Remedy]:
+    own = evidence.report
+    for other in evidence.neighbors if own.program.distributed or own.rank is not None else ():
         report = other.report
-        same = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
-        if same and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
+        is_same_job = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
+        if is_same_job and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
             text = (
                 f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
                 f"{report.rank} share this one"
             )
-            yield _remedy(e, "ranks", text, other.held_bytes, "measured", "driver, for the other rank")
+            yield _remedy(evidence, "ranks", text, other.held_bytes, "measured", "driver, for the other rank")
             return
 
 
-def _free_in_pool(e: Evidence) -> int:
+def _free_pool_bytes(evidence: Evidence) -> int:
     """Return the free bytes of the pool that failed, if the request would fit into them as a whole."""
-    pool = e.failed_pool
+    pool = evidence.failed_pool
     free = 0 if pool is None else pool.cached_bytes + pool.stranded_bytes
-    room = max(0, e.limit[0] - e.reached_bytes) if e.is_limited and e.limit is not None else e.free_bytes or 0
-    return free if e.request_bytes is not None and 0 < e.request_bytes <= free + room and free else 0
+    room = (
+        max(0, evidence.limit[0] - evidence.reached_bytes)
+        if evidence.is_limited and evidence.limit is not None
+        else evidence.free_bytes or 0
+    )
+    return free if evidence.request_bytes is not None and 0 < evidence.request_bytes <= free + room and free else 0
 
 
-def _fragmentation(e: Evidence) -> Iterator[Remedy]:
-    pool, free = e.failed_pool, _free_in_pool(e)
-    if pool is None or e.request_bytes is None or not free:
+def _fragmentation(evidence: Evidence) -> Iterator[Remedy]:
+    pool, free = evidence.failed_pool, _free_pool_bytes(evidence)
+    if pool is None or evidence.request_bytes is None or not free:
         return
-    if pool.largest_free_bytes is not None and pool.largest_free_bytes >= e.request_bytes:
+    if pool.largest_free_bytes is not None and pool.largest_free_bytes >= evidence.request_bytes:
         text = (
             f"update PyTorch: a free block of {size_text(pool.largest_free_bytes)} fits but wasn't used "
             "(pytorch#189504, fixed by #191302); until then, call torch.cuda.empty_cache() first"
         )
-        yield _remedy(e, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
+        yield _remedy(evidence, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
         return
-    change = "" if e.context is None else whole_blocks(pool.allocator, e.context)
-    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * e.held_bytes) and change:
+    change = "" if evidence.context is None else whole_blocks(pool.allocator, evidence.context)
+    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * evidence.held_bytes) and change:
         largest = (
             "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
         )
         text = f"{change} ({size_text(free)} is free in the program's pool{largest})"
-        yield _remedy(e, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
+        yield _remedy(evidence, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
 
 
-def _own_caches(e: Evidence) -> Iterator[Remedy]:
+def _own_caches(evidence: Evidence) -> Iterator[Remedy]:
     """Memory that allocators of the program cache: the one that failed has in general returned its own before."""
-    failed = e.oom.allocator or (e.failed_pool.allocator if e.failed_pool else "")
-    keeps = failed == "cupy" and e.is_limited and not e.is_later and CUPY_KEEPING.search(" ".join(e.report.frameworks))
-    cached = [pool for pool in e.pools if pool.cached_bytes and (keeps or pool.allocator != failed)] if failed else []
-    if e.is_limited:
+    failed = evidence.oom.allocator or (evidence.failed_pool.allocator if evidence.failed_pool else "")
+    keeps_cache = (
+        failed == "cupy"
+        and evidence.is_limited
+        and not evidence.is_later
+        and CUPY_WITHOUT_RETRY.search(" ".join(evidence.report.frameworks))
+    )
+    cached = (
+        [pool for pool in evidence.pools if pool.cached_bytes and (keeps_cache or pool.allocator != failed)]
+        if failed
+        else []
+    )
+    if evidence.is_limited:
         cached = [pool for pool in cached if pool.allocator == failed]
     size = sum(pool.cached_bytes for pool in cached)
     if size:
         names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
         text = f"flush the program's own {names} cache before the call: gpumond.agent.flush()"
-        basis: Basis = "estimate" if keeps else "measured"
-        yield _remedy(e, "own-cache", text, size, basis, "free bytes of these pools at the error")
+        basis: Basis = "estimate" if keeps_cache else "measured"
+        yield _remedy(evidence, "own-cache", text, size, basis, "free bytes of these pools at the error")
 
 
-def _still_cached(e: Evidence) -> str:
+def _cached_note(evidence: Evidence) -> str:
     """Return why the pool's cached bytes were of no use although they cover the request; else an empty text."""
-    pool = e.failed_pool
-    if pool is None or e.is_later or pool.allocator not in FLUSHING or pool.cached_bytes < (e.missing_bytes or 1):
+    pool = evidence.failed_pool
+    if (
+        pool is None
+        or evidence.is_later
+        or pool.allocator not in RETRYING_ALLOCATORS
+        or pool.cached_bytes < (evidence.missing_bytes or 1)
+    ):
         return ""
-    if any(each.name == "own-cache" for each in _own_caches(e)) and e.is_limited:
+    if any(each.name == "own-cache" for each in _own_caches(evidence)) and evidence.is_limited:
         return ""
     return (
         f" {pool.allocator} had released its cache before it failed: the {size_text(pool.cached_bytes)} still cached "
@@ -426,54 +456,65 @@ def _still_cached(e: Evidence) -> str:
     )
 
 
-def _leak(e: Evidence) -> Iterator[Remedy]:
-    step = e.report.program.step or (e.earlier_report.program.step if e.earlier_report else None)
-    verdict = next((v for v in e.verdicts if v.kind == "leak" and v.process == e.report.key), None)
+def _leak(evidence: Evidence) -> Iterator[Remedy]:
+    step = evidence.report.program.step or (evidence.earlier_report.program.step if evidence.earlier_report else None)
+    verdict = next(
+        (each for each in evidence.verdicts if each.kind == "leak" and each.process == evidence.report.key), None
+    )
     if verdict is not None:
-        seconds = max(0.0, e.oom.at - verdict.since)
+        seconds = max(0.0, evidence.oom.at - verdict.since)
         grown = int(verdict.fit.slope_bytes_per_second * seconds) if verdict.fit else 0
         text = "stop the leak"
         if step and step.retained_bytes and step.retained_bytes > 0:
             text += f": each step retains {size_text(step.retained_bytes)}"
-    elif step and step.retained_bytes and step.steps >= LEAKING_STEPS and e.live_floors:
-        first, second = e.live_floors
+    elif step and step.retained_bytes and step.steps >= MIN_LEAK_STEPS and evidence.live_floors:
+        first, second = evidence.live_floors
         grown = int(step.retained_bytes * step.steps)
-        lasting = NOTABLE_RATIO * e.live_bytes <= grown <= min(e.live_bytes - first, (second - first) / LASTING_RATIO)
-        if not lasting:
+        is_lasting = (
+            NOTABLE_RATIO * evidence.live_bytes
+            <= grown
+            <= min(evidence.live_bytes - first, (second - first) / LASTING_RATIO)
+        )
+        if not is_lasting:
             return
         text = f"find what the program retains: its live memory grew by {size_text(grown)} in {step.steps} steps"
     else:
         return
-    retaining = [scope for scope in e.oom.scopes if 0 < scope.retained_bytes <= e.live_bytes]
-    if e.report.program.retainers:
-        retainer = e.report.program.retainers[0]
+    retaining = [scope for scope in evidence.oom.scopes if 0 < scope.retained_bytes <= evidence.live_bytes]
+    if evidence.report.program.retainers:
+        retainer = evidence.report.program.retainers[0]
         text += f"; {retainer.name} at {location_text(retainer)} retains tensors"
     elif retaining:
         text += f"; {retaining[0].name} retains {size_text(retaining[0].retained_bytes)}"
-    yield _remedy(e, "leak", text, min(grown, e.live_bytes) or None, "measured", "growth of live memory")
+    yield _remedy(evidence, "leak", text, min(grown, evidence.live_bytes) or None, "measured", "growth of live memory")
 
 
-def _neighbors(e: Evidence) -> Iterator[Remedy]:
+def _neighbors(evidence: Evidence) -> Iterator[Remedy]:
     chosen: list[NeighborUsage] = []
     size = 0
-    for other in e.others:
-        if other.reclaimable_bytes and (e.missing_bytes is None or size < e.missing_bytes or not chosen):
+    for other in evidence.neighbors:
+        if other.reclaimable_bytes and (evidence.missing_bytes is None or size < evidence.missing_bytes or not chosen):
             chosen.append(other)
             size += other.reclaimable_bytes
     if chosen:
-        names = ", ".join(_name(each.report) for each in chosen[:3]) + ("" if len(chosen) <= 3 else " and others")
+        names = ", ".join(_program_name(each.report) for each in chosen[:3]) + (
+            "" if len(chosen) <= 3 else " and others"
+        )
         which = f"--pid {chosen[0].report.pid}"
-        if len(chosen) > 1 and e.device is not None:
-            which = f"--device {e.device.index}"
+        if len(chosen) > 1 and evidence.device is not None:
+            which = f"--device {evidence.device.index}"
         text = (
             f"flush {names} with gpumond flush {which}; gpumond.agent.retry_on_oom(borrow=True) does this automatically"
         )
-        yield _remedy(e, "neighbor-cache", text, size, "reported", "agents of these programs")
+        yield _remedy(evidence, "neighbor-cache", text, size, "reported", "agents of these programs")
 
 
-def _suspensions(e: Evidence) -> Iterator[Remedy]:
-    for other in sorted(e.others, key=lambda each: -each.held_bytes):
-        report, usage = other.report, e.device.processes_by_key.get(other.report.key) if e.device else None
+def _suspensions(evidence: Evidence) -> Iterator[Remedy]:
+    for other in sorted(evidence.neighbors, key=lambda each: -each.held_bytes):
+        report, usage = (
+            other.report,
+            evidence.device.processes_by_key.get(other.report.key) if evidence.device else None,
+        )
         idle = None if usage is None else usage.idle_seconds
         if (
             report.can_suspend
@@ -481,80 +522,104 @@ def _suspensions(e: Evidence) -> Iterator[Remedy]:
             and idle >= IDLE_SECONDS
             and 2 * other.reclaimable_bytes < other.held_bytes
         ):
-            text = f"suspend {_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
-            yield _remedy(e, "suspension", text, other.held_bytes, "measured", "driver's count for the program")
+            text = (
+                f"suspend {_program_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
+            )
+            yield _remedy(evidence, "suspension", text, other.held_bytes, "measured", "driver's count for the program")
 
 
-def _preallocation(e: Evidence) -> Iterator[Remedy]:
+def _preallocation(evidence: Evidence) -> Iterator[Remedy]:
     for advice in ADVICE:
-        if advice.name in PREALLOCATING and e.context is not None and advice.applies(e.context):
-            pools = (pool for other in e.others for pool in other.report.pools if pool.device_uuid == e.uuid)
-            size = sum(_unused(pool) for pool in pools if advice.name.startswith(pool.allocator))
+        if advice.name in PREALLOCATION_ADVICE and evidence.context is not None and advice.applies(evidence.context):
+            pools = (
+                pool for other in evidence.neighbors for pool in other.report.pools if pool.device_uuid == evidence.uuid
+            )
+            size = sum(_unused_bytes(pool) for pool in pools if advice.name.startswith(pool.allocator))
             yield _remedy(
-                e, "preallocation", advice.text(e.context), size or None, "reported", "agents of these programs"
+                evidence,
+                "preallocation",
+                advice.text(evidence.context),
+                size or None,
+                "reported",
+                "agents of these programs",
             )
 
 
-def _unused(pool: PoolUsage) -> int:
+def _unused_bytes(pool: PoolUsage) -> int:
     return max(0, pool.held_bytes - (pool.live_bytes or pool.held_bytes))
 
 
-def _engines(e: Evidence) -> Iterator[Remedy]:
-    own = [engine.name for engine in e.own_engines()]
-    for engine, used in e.engines():
-        idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        if engine.name not in own and engine.methods and not engine.sleeping and idle:
+def _engines(evidence: Evidence) -> Iterator[Remedy]:
+    own = [engine.name for engine in evidence.own_engines()]
+    for engine, used in evidence.engines():
+        is_idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
+        if engine.name not in own and engine.methods and not engine.sleeping and is_idle:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
-            yield _remedy(e, "idle-engine", text, used, "estimate", "driver, for its processes")
+            yield _remedy(evidence, "idle-engine", text, used, "estimate", "driver, for its processes")
 
 
-def _spill(e: Evidence) -> Iterator[Remedy]:
-    size = sum(pool.spillable_bytes or 0 for pool in e.earlier_pools)
+def _spill(evidence: Evidence) -> Iterator[Remedy]:
+    size = sum(pool.spillable_bytes or 0 for pool in evidence.earlier_pools)
     if size:
-        text = f"move spillable data to the host: gpumond flush --pid {e.report.pid} --step spill --step cache"
-        yield _remedy(e, "spill", text, size, "reported", "the library's spill manager")
+        text = f"move spillable data to the host: gpumond flush --pid {evidence.report.pid} --step spill --step cache"
+        yield _remedy(evidence, "spill", text, size, "reported", "the library's spill manager")
 
 
-def _orphans(e: Evidence) -> Iterator[Remedy]:
-    unattributed = sum(line.used_bytes for line in e.lines if line.share == "unattributed")
-    size = None if e.device is None else e.device.size_bytes
-    for process in (e.device.processes or ()) if e.device else ():
-        if process.orphaned and process.key != e.report.key and process.used_bytes:
+def _orphans(evidence: Evidence) -> Iterator[Remedy]:
+    unattributed = sum(line.used_bytes for line in evidence.lines if line.share == "unattributed")
+    size = None if evidence.device is None else evidence.device.size_bytes
+    for process in (evidence.device.processes or ()) if evidence.device else ():
+        if process.orphaned and process.key != evidence.report.key and process.used_bytes:
             text = f"stop pid {process.pid} if you don't need it: its parent has exited"
-            yield _remedy(e, "orphaned-process", text, process.used_bytes, "measured", "driver, for the process")
+            yield _remedy(evidence, "orphaned-process", text, process.used_bytes, "measured", "driver, for the process")
     if size is not None and unattributed >= ORPHAN_RATIO * size:
         text = "find out what uses the memory that belongs to no listed process: gpumond status"
         yield _remedy(
-            e, "unattributed", text, unattributed, "measured", "driver: used memory minus the processes' memory"
+            evidence, "unattributed", text, unattributed, "measured", "driver: used memory minus the processes' memory"
         )
 
 
-def _granted(e: Evidence) -> Iterator[Remedy]:
+def _ungranted_neighbor(evidence: Evidence) -> Iterator[Remedy]:
     """A grant keeps memory from programs that ask for theirs, and from no other."""
-    if e.grant is None or e.free_bytes is None or e.free_bytes >= e.grant.unused_bytes or not e.missing_bytes:
+    if (
+        evidence.grant is None
+        or evidence.free_bytes is None
+        or evidence.free_bytes >= evidence.grant.unused_bytes
+        or not evidence.missing_bytes
+    ):
         return
-    named = {(each.device_uuid, each.pid) for each in e.before.grants}
-    sizes = [(size, name) for name, pid, size in _held_by(e) if pid is not None and (e.uuid, pid) not in named]
+    named = {(each.device_uuid, each.pid) for each in evidence.before.grants}
+    sizes = [
+        (size, name)
+        for name, pid, size in _other_owners(evidence)
+        if pid is not None and (evidence.uuid, pid) not in named
+    ]
     size, name = max(sizes, default=(0, ""))
-    if size >= e.missing_bytes:
+    if size >= evidence.missing_bytes:
         text = (
             f"also start {name} with gpumond run --need, or reduce its memory use: it uses {size_text(size)} without a "
-            f"grant, and this program was granted {size_text(e.grant.need_bytes)}"
+            f"grant, and this program was granted {size_text(evidence.grant.need_bytes)}"
         )
-        yield _remedy(e, "grant", text, size, "measured", "driver's count for the program, and its grant")
+        yield _remedy(evidence, "grant", text, size, "measured", "driver's count for the program, and its grant")
 
 
-def _other_device(e: Evidence) -> Iterator[Remedy]:
-    need = None if e.request_bytes is None else e.held_bytes + e.overhead_bytes + e.request_bytes
-    if need is None or not e.missing_bytes or e.held_by_others_bytes < e.missing_bytes:
+def _other_device(evidence: Evidence) -> Iterator[Remedy]:
+    need = (
+        None
+        if evidence.request_bytes is None
+        else evidence.held_bytes + evidence.overhead_bytes + evidence.request_bytes
+    )
+    if need is None or not evidence.missing_bytes or evidence.held_by_others_bytes < evidence.missing_bytes:
         return
-    need = max(need, e.grant.need_bytes if e.grant else 0)
+    need = max(need, evidence.grant.need_bytes if evidence.grant else 0)
     rooms = [
         (available, each)
-        for each in e.snapshot.devices
-        if each.uuid != e.uuid and (available := e.available_bytes(each)) is not None and available >= need
+        for each in evidence.snapshot.devices
+        if each.uuid != evidence.uuid
+        and (available := evidence.available_bytes(each)) is not None
+        and available >= need
     ]
     if rooms:
         free, device = max(rooms, key=lambda room: room[0])
@@ -563,121 +628,141 @@ def _other_device(e: Evidence) -> Iterator[Remedy]:
             f"{size_text(free)} available"
         )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
-        yield replace(_remedy(e, "other-device", text, free, "measured", source), enough=True)
+        yield replace(_remedy(evidence, "other-device", text, free, "measured", source), enough=True)
 
 
-def _dataset(e: Evidence) -> Iterator[Remedy]:
-    size = 0 if e.classes is None or e.is_inference or any(_leak(e)) else e.classes.tensors_bytes or 0
-    if size and size >= LARGE_RATIO * e.live_bytes:
+def _dataset(evidence: Evidence) -> Iterator[Remedy]:
+    size = (
+        0
+        if evidence.classes is None or evidence.is_inference or any(_leak(evidence))
+        else evidence.classes.tensors_bytes or 0
+    )
+    if size and size >= LARGE_RATIO * evidence.live_bytes:
         text = (
             "keep the data set on the host and move each batch (DataLoader with pin_memory=True): "
             f"{size_text(size)} of the live bytes are tensors outside the graph"
         )
-        yield _remedy(e, "data-set", text, size, "measured", "classes of live bytes at the error")
+        yield _remedy(evidence, "data-set", text, size, "measured", "classes of live bytes at the error")
 
 
-def _kv_cache(e: Evidence) -> Iterator[Remedy]:
-    for engine in e.own_engines():
+def _kv_cache(evidence: Evidence) -> Iterator[Remedy]:
+    for engine in evidence.own_engines():
         if engine.kv_cache_bytes and engine.kv_cache_used_ratio is not None:
             size = int(engine.kv_cache_bytes * (1 - engine.kv_cache_used_ratio))
             option = " (--gpu-memory-utilization)" if engine.kind == "vllm" else ""
             text = f"give {engine.name} a smaller KV cache{option}: {size_text(size)} of it is unused"
-            yield _remedy(e, "kv-cache", text, size, "reported", "the serving engine's metrics")
+            yield _remedy(evidence, "kv-cache", text, size, "reported", "the serving engine's metrics")
 
 
-def _earlier_peak(e: Evidence) -> Iterator[Remedy]:
+def _earlier_peak(evidence: Evidence) -> Iterator[Remedy]:
     """The part by which this step or scope needs more than any before that had room: no peak has a failed request."""
-    if e.earlier_report is None or e.request_bytes is None:
+    if evidence.earlier_report is None or evidence.request_bytes is None:
         return
     scopes = [
         (each.peak_bytes, scope.entries - scope.ooms, scope.ooms, scope.name)
-        for scope in e.earlier_report.program.scopes
-        if scope.name == e.oom.scope
+        for scope in evidence.earlier_report.program.scopes
+        if scope.name == evidence.oom.scope
         for each in scope.devices
-        if each.device_uuid == e.uuid and scope.entries > scope.ooms
+        if each.device_uuid == evidence.uuid and scope.entries > scope.ooms
     ]
-    step = e.earlier_report.program.step
-    peaks = [pool.peak_live_bytes for pool in e.earlier_pools if pool.peak_live_bytes is not None]
+    step = evidence.earlier_report.program.step
+    peaks = [pool.peak_live_bytes for pool in evidence.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
         usual, times, failed, name = scopes[0]
         who, change = (
             f"this run of {name}",
             f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
         )
-    elif step is not None and step.steps >= USUAL_STEPS and peaks and not any(_leak(e)):
-        usual, times, failed, who = sum(peaks), step.steps, e.oom.number - 1, "this step"
+    elif step is not None and step.steps >= MIN_PEAK_STEPS and peaks and not any(_leak(evidence)):
+        usual, times, failed, who = sum(peaks), step.steps, evidence.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
-        if e.oom.scope:
-            change = f"use a smaller batch in the scope {e.oom.scope} (or torch.no_grad(), if it is an evaluation)"
+        if evidence.oom.scope:
+            change = (
+                f"use a smaller batch in the scope {evidence.oom.scope} (or torch.no_grad(), if it is an evaluation)"
+            )
     else:
         return
-    extra = e.live_bytes + e.request_bytes - usual
+    extra = evidence.live_bytes + evidence.request_bytes - usual
     if extra > 0:
         before = "the previous one" if times == 1 else f"any of the {times} earlier ones"
         room = " that didn't run out of memory" if failed else ""
         text = f"{change}: {who} needed {size_text(extra)} more than {before}{room}"
-        yield _remedy(e, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
+        yield _remedy(evidence, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
 
 
-def _batch(e: Evidence) -> Iterator[Remedy]:
-    request = 0 if _within_optimizer(e) else e.request_bytes or 0
-    depends = e.batch_dependent_bytes + request
-    if e.batch_dependent_bytes < LARGE_RATIO / 2 * e.live_bytes or not e.batch_dependent_bytes:
+def _batch(evidence: Evidence) -> Iterator[Remedy]:
+    request = 0 if _is_within_optimizer(evidence) else evidence.request_bytes or 0
+    dependent_bytes = evidence.batch_dependent_bytes + request
+    if evidence.batch_dependent_bytes < LARGE_RATIO / 2 * evidence.live_bytes or not evidence.batch_dependent_bytes:
         return
-    enough = (parts for parts in HALVINGS if e.missing_bytes is None or depends * (1 - 1 / parts) >= e.missing_bytes)
-    parts = next(enough, HALVINGS[-1])
-    name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[parts]
-    also = ", with gradient accumulation" if e.is_training else ""
-    exact = e.classes is not None and e.classes.activations_bytes is not None and not e.is_inference
-    kind = "activations" if exact else f"{CLASS_NAMES['tensors']} and activations"
-    what, source = f"{size_text(e.batch_dependent_bytes)} of {kind}", "live bytes"
+    divisors = (
+        divisor
+        for divisor in BATCH_DIVISORS
+        if evidence.missing_bytes is None or dependent_bytes * (1 - 1 / divisor) >= evidence.missing_bytes
+    )
+    divisor = next(divisors, BATCH_DIVISORS[-1])
+    name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[divisor]
+    also = ", with gradient accumulation" if evidence.is_training else ""
+    is_exact = (
+        evidence.classes is not None and evidence.classes.activations_bytes is not None and not evidence.is_inference
+    )
+    kind = "activations" if is_exact else f"{CLASS_NAMES['tensors']} and activations"
+    what, source = f"{size_text(evidence.batch_dependent_bytes)} of {kind}", "live bytes"
     if request:
         what, source = f"{what}, and this request of {size_text(request)},", "live bytes and request"
     text = f"use {name}{also}: {what} depend on it"
-    size = int(depends * (1 - 1 / parts))
-    yield _remedy(e, "batch", text, size, "estimate", f"{source} in proportion to the batch")
+    size = int(dependent_bytes * (1 - 1 / divisor))
+    yield _remedy(evidence, "batch", text, size, "estimate", f"{source} in proportion to the batch")
 
 
-def _checkpointing(e: Evidence) -> Iterator[Remedy]:
-    if e.is_training and e.activations_bytes >= LARGE_RATIO * e.live_bytes:
-        size = int(e.activations_bytes * CHECKPOINTED_RATIO)
+def _checkpointing(evidence: Evidence) -> Iterator[Remedy]:
+    if evidence.is_training and evidence.activations_bytes >= LARGE_RATIO * evidence.live_bytes:
+        size = int(evidence.activations_bytes * CHECKPOINTED_RATIO)
         text = "use gradient checkpointing (torch.utils.checkpoint) if the program doesn't already"
-        yield _remedy(e, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
+        yield _remedy(evidence, "checkpointing", text, size, "estimate", "activations of 16 equal layers")
 
 
-def _optimizer(e: Evidence) -> Iterator[Remedy]:
-    one = e.classes
-    within = _within_optimizer(e)
-    size = 0 if one is None else max(one.optimizer_bytes or 0, 2 * (one.parameters_bytes or 0) if within else 0)
+def _optimizer(evidence: Evidence) -> Iterator[Remedy]:
+    classes = evidence.classes
+    is_within = _is_within_optimizer(evidence)
+    size = (
+        0
+        if classes is None
+        else max(classes.optimizer_bytes or 0, 2 * (classes.parameters_bytes or 0) if is_within else 0)
+    )
     if size:
         text = "keep the optimizer's state on the host or in 8 bits (FSDP CPUOffload, DeepSpeed, bitsandbytes)"
-        basis: Basis = "estimate" if within else "measured"
-        yield _remedy(e, "optimizer", text, size, basis, "two values for each parameter" if within else "classes")
+        basis: Basis = "estimate" if is_within else "measured"
+        yield _remedy(
+            evidence, "optimizer", text, size, basis, "two values for each parameter" if is_within else "classes"
+        )
 
 
-def _smaller_request(e: Evidence) -> Iterator[Remedy]:
+def _smaller_request(evidence: Evidence) -> Iterator[Remedy]:
     """The last resort if nothing else is known, and part of the request has room."""
-    if e.oom.scope and e.missing_bytes and e.free_bytes:
-        less = f"about {size_text(e.missing_bytes)} less in the scope {e.oom.scope}"
+    if evidence.oom.scope and evidence.missing_bytes and evidence.free_bytes:
+        less = f"about {size_text(evidence.missing_bytes)} less in the scope {evidence.oom.scope}"
         text = f"request {less} (a smaller batch, or torch.no_grad() in an evaluation)"
-        yield _remedy(e, "smaller-request", text, e.missing_bytes, "measured", "the request and the free bytes")
+        yield _remedy(
+            evidence, "smaller-request", text, evidence.missing_bytes, "measured", "the request and the free bytes"
+        )
 
 
-def _within_optimizer(e: Evidence) -> bool:
-    return any(OPTIMIZERS in call.file for call in e.oom.stack)
+def _is_within_optimizer(evidence: Evidence) -> bool:
+    return any(OPTIMIZER_PATH in call.file for call in evidence.oom.stack)
 
 
-def _is_of_optimizer(e: Evidence) -> bool:
+def _is_optimizer_cause(evidence: Evidence) -> bool:
     """Return True if the optimizer is the cause: its step failed, or its state is half of the live bytes."""
-    return _within_optimizer(e) or (
-        e.classes is not None and (e.classes.optimizer_bytes or 0) >= LARGE_RATIO * e.live_bytes
+    return _is_within_optimizer(evidence) or (
+        evidence.classes is not None and (evidence.classes.optimizer_bytes or 0) >= LARGE_RATIO * evidence.live_bytes
     )
 
 
-def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
+def _combination(evidence: Evidence, candidates: Sequence[Remedy]) -> Iterator[Remedy]:
     """Yield the first remedies whose sum is enough, else ``nothing``, with the bytes that are still missing."""
-    missing, total, names = e.missing_bytes or 0, 0, list[str]()
-    for each in found:
+    missing, total, names = evidence.missing_bytes or 0, 0, list[str]()
+    for each in candidates:
         total += each.size_bytes or 0
         names.append(each.name)
         if total >= missing:
@@ -686,15 +771,15 @@ def _together(e: Evidence, found: Sequence[Remedy]) -> Iterator[Remedy]:
                 name="together", text=text, size_bytes=total, enough=True, basis="estimate", source="sum of these"
             )
             return
-    size = None if e.device is None else e.device.size_bytes
-    over = 0 if size is None else e.live_bytes + e.overhead_bytes + (e.request_bytes or 0) - size
-    left = max(over, missing - total)
-    lacks = size_text(left)
+    size = None if evidence.device is None else evidence.device.size_bytes
+    over = 0 if size is None else evidence.live_bytes + evidence.overhead_bytes + (evidence.request_bytes or 0) - size
+    missing_bytes = max(over, missing - total)
+    lacks = size_text(missing_bytes)
     source = "sum of these"
-    if 0 < over == left:
+    if 0 < over == missing_bytes:
         source = "the program's bytes and the GPU's size"
         text = f"no remedy is enough: the program needs {size_text(over)} more than this GPU has"
-    elif found:
+    elif candidates:
         text = f"no remedy is enough: even with all of them, {lacks} is missing"
     else:
         text, source = f"no remedy is known: {lacks} is missing", "the request and the free bytes"
@@ -714,87 +799,111 @@ REMEDIES: tuple[Callable[[Evidence], Iterator[Remedy]], ...] = (
     _engines,
     _spill,
     _orphans,
-    _granted,
+    _ungranted_neighbor,
     _other_device,
     _kv_cache,
     _dataset,
     _earlier_peak,
-    lambda e: _optimizer(e) if _is_of_optimizer(e) else iter(()),
+    lambda evidence: _optimizer(evidence) if _is_optimizer_cause(evidence) else iter(()),
     _batch,
     _checkpointing,
-    lambda e: iter(()) if _is_of_optimizer(e) else _optimizer(e),
+    lambda evidence: iter(()) if _is_optimizer_cause(evidence) else _optimizer(evidence),
     _repeat,
 )
-DEVICE_REMEDIES = (_ranks, _neighbors, _suspensions, _preallocation, _engines, _orphans, _granted, _other_device)
+DEVICE_REMEDIES = (
+    _ranks,
+    _neighbors,
+    _suspensions,
+    _preallocation,
+    _engines,
+    _orphans,
+    _ungranted_neighbor,
+    _other_device,
+)
 """Those that make room on the device, which the program's own limit doesn't let it use."""
 
 
-OWN, OWN_FREED, UNKNOWN = "the program itself", "the program itself probably", "an unknown process"
+THIS_PROGRAM, PROBABLY_THIS_PROGRAM, UNKNOWN_PROCESS = (
+    "the program itself",
+    "the program itself probably",
+    "an unknown process",
+)
 
 
-def sentence(e: Evidence, found: Sequence[Remedy]) -> str:
+def summary_sentence(evidence: Evidence, candidates: Sequence[Remedy]) -> str:
     """Return what was asked, by which line, what held the device, and what alone would have been enough."""
-    asked, room = (
-        ("", "")
-        if e.request_bytes is None or e.free_bytes is None
-        else distinct_size_texts(e.request_bytes, e.free_bytes)
+    request_bytes, free_bytes = evidence.request_bytes, evidence.free_bytes
+    requested = "memory" if request_bytes is None else size_text(request_bytes)
+    free_text = "" if free_bytes is None else size_text(free_bytes)
+    if request_bytes is not None and free_bytes is not None:
+        requested, free_text = distinct_size_texts(request_bytes, free_bytes)
+    requested += program_line_clause(evidence.oom.stack) or (
+        f" in the scope {evidence.oom.scope}" if evidence.oom.scope else ""
     )
-    what = "memory" if e.request_bytes is None else asked or size_text(e.request_bytes)
-    place = program_line_clause(e.oom.stack) or (f" in the scope {e.oom.scope}" if e.oom.scope else "")
-    gpu = "" if e.device is None else f" on GPU {e.device.index}"
-    free = "" if e.free_bytes is None else f", which had {room or size_text(e.free_bytes)} free"
-    owners = enumerate(_holders(e)[:3])
+    requested += "" if evidence.device is None else f" on GPU {evidence.device.index}"
+    owners = enumerate(_owners(evidence)[:3])
     sizes = (
         f"{name} {size_text(size)}" if number else f"{name} used {size_text(size)}" for number, (name, size) in owners
     )
     holders = ", ".join(sizes)
-    for unnamed in (OWN, UNKNOWN):
+    for unnamed in (THIS_PROGRAM, UNKNOWN_PROCESS):
         if holders.startswith(unnamed):
             holders = unnamed.capitalize() + holders[len(unnamed) :]
-    best = found[0] if found else None
+    best = candidates[0] if candidates else None
     if best is None:
         end = "No remedy is known"
     elif best.enough and best.name != "together":
-        several = ", for example" if sum(bool(each.enough) for each in found) > 1 else ""
+        several = ", for example" if sum(bool(each.enough) for each in candidates) > 1 else ""
         end = f"One change would have been enough{several}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
-    notes = _still_cached(e)
-    if e.was_repeated:
+    notes = _cached_note(evidence)
+    if evidence.was_repeated:
         notes += " The program tried again (retry_on_oom)."
-    if e.is_limited and e.limit is not None:
-        own = f"{_name(e.report)} reached its limit of {size_text(e.limit[0])}"
-        held = size_text(e.used_of_limit_bytes)
-        had = f"had up to {held} in use" if e.is_later else f"had {held} in use" if e.is_arena else f"held {held}"
-        return f"{own}: it {f'{had} and ' if e.used_of_limit_bytes else ''}requested {what}{place}{gpu}.{notes} {end}"
+    if evidence.is_limited and evidence.limit is not None:
+        limit_clause = f"{_program_name(evidence.report)} reached its limit of {size_text(evidence.limit[0])}"
+        return f"{limit_clause}: it {_limited_use_clause(evidence)}requested {requested}.{notes} {end}"
     holders = f" {holders}.{notes}" if holders else notes
-    served = "the out-of-memory pool served a request: " if e.oom.seen == "oom_pool" else ""
-    return f"{served}{_name(e.report)} requested {what}{place}{gpu}{free}.{holders} {end}"
+    pool_clause = "the out-of-memory pool served a request: " if evidence.oom.seen == "oom_pool" else ""
+    free_clause = f", which had {free_text} free" if free_text else ""
+    return f"{pool_clause}{_program_name(evidence.report)} requested {requested}{free_clause}.{holders} {end}"
 
 
-def _holders(e: Evidence) -> list[tuple[str, int]]:
+def _limited_use_clause(evidence: Evidence) -> str:
+    """Return what the program had of its limit before the request, such as ``held 3.0 GiB and``; empty for nothing."""
+    if not evidence.used_of_limit_bytes:
+        return ""
+    used = size_text(evidence.used_of_limit_bytes)
+    if evidence.is_later:
+        return f"had up to {used} in use and "
+    return f"had {used} in use and " if evidence.is_arena else f"held {used} and "
+
+
+def _owners(evidence: Evidence) -> list[tuple[str, int]]:
     """Return the owners of the device's memory, the largest first."""
     totals = Counter[str]()
-    for name, _, size in _held_by(e):
+    for name, _, size in _other_owners(evidence):
         totals[name] += size
-    if e.held_bytes or e.freed_since_bytes:
-        totals[OWN_FREED if e.freed_since_bytes else OWN] = e.held_bytes + e.overhead_bytes + e.freed_since_bytes
-    totals[UNKNOWN] += e.unaccounted_bytes - e.freed_since_bytes
+    if evidence.held_bytes or evidence.freed_since_bytes:
+        totals[PROBABLY_THIS_PROGRAM if evidence.freed_since_bytes else THIS_PROGRAM] = (
+            evidence.held_bytes + evidence.overhead_bytes + evidence.freed_since_bytes
+        )
+    totals[UNKNOWN_PROCESS] += evidence.unaccounted_bytes - evidence.freed_since_bytes
     return [(name, size) for name, size in totals.most_common() if size]
 
 
-def _held_by(e: Evidence) -> list[tuple[str, int | None, int]]:
+def _other_owners(evidence: Evidence) -> list[tuple[str, int | None, int]]:
     """Return name, pid and bytes of each other owner of the device's memory."""
     totals: dict[tuple[str, int | None], int] = {}
-    listed = {} if e.device is None else e.device.processes_by_key
-    for line in e.lines:
-        if line.process != e.report.key and line.used_bytes:
+    listed = {} if evidence.device is None else evidence.device.processes_by_key
+    for line in evidence.lines:
+        if line.process != evidence.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = UNKNOWN if line.process is None else program_text(name, line.pid, "")
+            owner = UNKNOWN_PROCESS if line.process is None else program_text(name, line.pid, "")
             totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
     return [(*owner, size) for owner, size in totals.items()]
 
 
-def _name(report: AgentReport) -> str:
+def _program_name(report: AgentReport) -> str:
     return program_text(report.workload, report.pid, "")

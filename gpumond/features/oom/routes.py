@@ -25,7 +25,9 @@ from gpumond.serve.routes import Router, core_of, json_response, problem_respons
 
 router = Router("facts")
 
-Id = Annotated[str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")]
+CaseId = Annotated[
+    str, Path(pattern=r"^([0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last)$", description="The `id`, or `last`.")
+]
 
 EXAMPLE = OomCase(
     id="1790000000-4242-1",
@@ -86,9 +88,9 @@ async def cases(request: Request) -> Response:
 
 
 @router.read("/oom/{id}", "One case", RankedCase, RankedCase(case=EXAMPLE), (404, 422))
-async def case(request: Request, id: Id) -> Response:
+async def case(request: Request, id: CaseId) -> Response:
     """Returns what used the device's memory, and the remedies, the best first."""
-    return json_response(RankedCase, _found(request, id))
+    return json_response(RankedCase, _find_case(request, id))
 
 
 @router.get(
@@ -101,9 +103,9 @@ async def case(request: Request, id: Id) -> Response:
         **problem_responses(404, 422),
     },
 )
-async def report(request: Request, id: Id) -> Response:
+async def report(request: Request, id: CaseId) -> Response:
     """Returns the document that `gpumond oom show ID --html` writes."""
-    found = _found(request, id)
+    found = _find_case(request, id)
     headers = {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
@@ -112,9 +114,9 @@ async def report(request: Request, id: Id) -> Response:
     return Response(html_document(found.case, found.ranks), 200, headers, media_type="text/html; charset=utf-8")
 
 
-def _found(request: Request, id: str) -> RankedCase:
+def _find_case(request: Request, id: str) -> RankedCase:
     known = core_of(request).get(Cases)
     found = known.find(id)
     if found is None:
-        raise HTTPException(404, f"no case {id} exists; `gpumond oom` lists the cases")
+        raise HTTPException(404, f"no case has the ID {id}; to list the cases: gpumond oom")
     return RankedCase(case=found, ranks=known.ranks(found))

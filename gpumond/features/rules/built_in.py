@@ -13,20 +13,20 @@ from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.verdicts import VERDICT_REMEDIES
 
 GPU = "GPU {gpu}[ ({name})| on {instance}]"
-ON = "on GPU {gpu}[| on {instance}]"
-PROGRAM = f"{{workload}} (pid {{pid}}) {ON}"
-PROCESS = f"[{{program}} (pid {{pid}})|pid {{pid}}] {ON}"
+ON_GPU = "on GPU {gpu}[| on {instance}]"
+PROGRAM = f"{{workload}} (pid {{pid}}) {ON_GPU}"
+PROCESS = f"[{{program}} (pid {{pid}})|pid {{pid}}] {ON_GPU}"
 
 TEXTS: Mapping[str, tuple[str, str]] = {
     "device-nearly-full": (
         f"{GPU} is nearly full: [{{used}} of {{size}} is used; the largest process is {{top_process}}; a flush would "
         "release {reclaimable}|{value} of its memory is used, not counting what a flush would release]",
-        "gpumond status[| on that machine] lists the programs",
+        "to see the programs[|, run on that machine]: gpumond status",
     ),
     "reclaimable-waste": (
         f"{GPU} [{{shortage}}|is at least 80% full, or had too little room for a program in the last 10 minutes], and "
         "[{reclaimable}|{value}] of its memory is unused cache[; the largest cache belongs to {top_cache}]",
-        "gpumond flush --device {gpu}[| on that machine] releases the cache",
+        "to release the cache[|, run on that machine]: gpumond flush --device {gpu}",
     ),
     "fragmentation": (
         f"{PROGRAM}: {{value}} of its {{allocator}} pool (without cached memory) was fragmented even at peak "
@@ -35,12 +35,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "PYTORCH_CUDA_ALLOC_CONF)], then restart the program",
     ),
     "leak": (
-        f"[{{verdicts}}|pid {{pid}} {ON} is leaking memory{{time_to_full}}]",
-        f"[{VERDICT_REMEDIES['leak']}|gpumond why --pid {{pid}} on that machine shows what retains the memory]",
+        f"[{{verdicts}}|pid {{pid}} {ON_GPU} is leaking memory{{time_to_full}}]",
+        f"[{VERDICT_REMEDIES['leak']}|to see what retains the memory, run on that machine: gpumond why --pid {{pid}}]",
     ),
     "out-of-memory": (
-        f"{PROGRAM} [{{oom}}|ran out of memory or reached its limit][ (errors in 10 minutes: {{value}})]",
-        "gpumond oom show --pid {pid}[| on that machine] shows why[{advice}]",
+        f"{PROGRAM} [{{oom}}|ran out of memory or reached its limit][ ({{value}}x in the last 10 minutes)]",
+        "to see why[|, run on that machine]: gpumond oom show --pid {pid}[{advice}]",
     ),
     "allocation-retries": (
         f"{PROGRAM} [{{shortage}}|was short of memory]: {{value}} allocation retries in 10 minutes slowed it down",
@@ -49,22 +49,22 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "orphan-memory": (
         f"{GPU} has [{{unattributed}}|{{value}} of its memory] in use that the driver attributes to no process",
-        "this is usually managed memory (cudaMallocManaged) of a program without the agent, or memory of an exited "
-        "process; gpumond status[| on that machine] lists the programs and the processes that have the GPU open",
+        "this is usually managed memory (cudaMallocManaged) that no agent reports, or memory of an exited process; "
+        "to see the programs, and the processes that have the GPU open[|, run on that machine]: gpumond status",
     ),
     "idle-holder": (
-        f"[{{verdicts}}|pid {{pid}} {ON} has used memory for half an hour without GPU activity]",
+        f"[{{verdicts}}|pid {{pid}} {ON_GPU} has used memory for half an hour without GPU activity]",
         f"[{{idle_remedy}}|on that machine, {VERDICT_REMEDIES['idle-holder']}]",
     ),
     "quota-exceeded": (
         f"{PROCESS} uses [{{used}}, ]{{value}} more than the soft limit of [the {{quota}} quota ({{soft_limit}})|its "
         "quota]",
-        "[{soft_limit_remedy}|gpumond flush --pid {pid} on that machine releases the program's cache]",
+        "[{soft_limit_remedy}|to release the program's cache, run on that machine: gpumond flush --pid {pid}]",
     ),
     "reserve-unavailable": (
         f"{{value}} of the [{{reserve}} ]reserve of [{{program}} (pid {{pid}}, quota {{reserve_quota}})|pid "
-        f"{{pid}}] {ON} is taken by other programs",
-        "gpumond status[| on that machine] lists the programs",
+        f"{{pid}}] {ON_GPU} is taken by other programs",
+        "to see the programs[|, run on that machine]: gpumond status",
     ),
     "device-lost": (
         "GPU {gpu} [({name}, {uuid})|on {instance} ({uuid})] doesn't respond to its driver",
@@ -105,7 +105,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "nvlink-errors": (
         f"{GPU} had {{value}} NVLink errors in 10 minutes",
-        "nvidia-smi nvlink -i {uuid} -e lists them by link; reseat the GPU or its bridge, and look for Xid 74 in dmesg",
+        "to see the errors by link: nvidia-smi nvlink -i {uuid} -e; reseat the GPU or its bridge, and look for Xid 74 "
+        "in dmesg",
     ),
     "pcie-link-degraded": (
         f"{GPU} has a degraded PCIe link: [{{pcie_link}} under load; it supports {{pcie_link_max}}|{{value}} of its "
@@ -122,11 +123,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "driver-down": (
         "gpumond[| on {instance}] can't read any GPU[: {reason}|{down_reason}]",
-        "to find out why, run gpumond doctor[| on that machine]",
+        "to find out why[|, run on that machine]: gpumond doctor",
     ),
     "agent-gone": (
-        f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON} still uses [{{used}}|{{bytes}}], but its agent has "
-        "stopped reporting",
+        f"[{{workload}} (pid {{pid}}, {{state}})|pid {{pid}}] {ON_GPU} still uses [{{used}}|{{bytes}}], but its agent "
+        "has stopped reporting",
         "check whether the program is hung or stopped",
     ),
     "engine-out-of-service": (

@@ -32,7 +32,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import size_text
 from gpumond.features.rules.evaluation import evaluate_rule
-from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, VALUES, as_config, check_range
+from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, QUANTITIES, UNITS, check_range, rule_body
 from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import Subjects, UnreadableSubjects
 from gpumond.view.text import MIN_HANGING, narrowed_table
@@ -45,8 +45,8 @@ COMMANDS = {
     "restore": "delete a built-in rule's override",
     "test-receiver": "send a test message to one of your receivers",
 }
-ROUTE = "/api/v1/rules"
-INVALID_STATUS = 422
+RULES_ROUTE = "/api/v1/rules"
+UNPROCESSABLE = 422
 HEADER = ("RULE", "ORIGIN", "SEVERITY", "FIRES WHEN")
 
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     except DaemonError as error:
         if error.status != client.NOT_FOUND or str(error).endswith("?"):
             raise
-        listing = "`gpumond rules list` shows the rules and their overrides"
+        listing = "to list the rules and their overrides: gpumond rules list"
         raise DaemonError(f"{error}; {listing}", error.status) from None
 
 
@@ -104,14 +104,14 @@ def _test_receiver(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    entries = client.get(arguments.url, ROUTE)
+    entries = client.get(arguments.url, RULES_ROUTE)
     print_result(arguments, entries, lambda: _table(entries))
     return DONE
 
 
 def _change(arguments: argparse.Namespace) -> int:
     """Override fields of a rule, which the daemon checks, or restore it."""
-    route = f"{ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
+    route = f"{RULES_ROUTE}/{urllib.parse.quote(arguments.name, safe='')}"
     if arguments.what == "override":
         given = {name: getattr(arguments, name) for name in ("threshold", "for", "severity", "enabled")}
         fields = {name: value for name, value in given.items() if value is not None}
@@ -120,7 +120,7 @@ def _change(arguments: argparse.Namespace) -> int:
         try:
             entry = client.put(arguments.url, f"{route}/override", fields)
         except DaemonError as error:
-            if error.status != INVALID_STATUS:
+            if error.status != UNPROCESSABLE:
                 raise
             raise ConfigError(str(error).replace("body.", "--")) from None
     else:
@@ -139,9 +139,9 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     rule = entry["rule"]
     scope, value, side = rule["scope"], rule["value"], "above" if "above" in rule else "below"
     unit = UNITS.get(scope, {}).get(value, "count")
-    lasting = f" for {units.duration_text(rule['for'])}" if rule.get("for") else ""
-    when = f"{scope} {value} {side} {value_text(unit, rule[side])}{lasting}" if entry["enabled"] else "disabled"
-    overrides = ", ".join(_overrides(entry["overrides"], unit))
+    duration = f" for {units.duration_text(rule['for'])}" if rule.get("for") else ""
+    when = f"{scope} {value} {side} {value_text(unit, rule[side])}{duration}" if entry["enabled"] else "disabled"
+    overrides = ", ".join(_override_texts(entry["overrides"], unit))
     return (
         entry["name"],
         entry["origin"],
@@ -150,13 +150,13 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _overrides(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[str]:
+def _override_texts(fields: Mapping[str, Mapping[str, Any]], unit: Unit) -> Iterator[str]:
     for name, field in fields.items():
-        value, default = (_text(name, unit, field[key]) for key in ("value", "default"))
+        value, default = (_field_text(name, unit, field[key]) for key in ("value", "default"))
         yield f"{name} {value} ({field['origin']}; default {default})"
 
 
-def _text(name: str, unit: Unit, value: Any) -> str:
+def _field_text(name: str, unit: Unit, value: Any) -> str:
     if name == "threshold":
         return value_text(unit, value)
     return units.duration_text(value) if name == "for" else str(value).lower()
@@ -167,7 +167,7 @@ def _check(arguments: argparse.Namespace) -> int:
     rules = settings.active_rules()
     print_result(
         arguments,
-        [as_config(rule) for rule in rules],
+        [rule_body(rule) for rule in rules],
         lambda: "\n".join(_report_lines(arguments.file, settings, rules)),
     )
     return DONE
@@ -180,7 +180,7 @@ def _report_lines(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iter
         origin = "" if rule.name in in_file else " (built in)"
         if rule.name in overrides:
             origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
-        yield f"  {rule.name}{origin}: {_sentence(rule)}"
+        yield f"  {rule.name}{origin}: {_rule_text(rule)}"
         above = rule.above is not None
         try:
             check_range(rule.above if above else rule.below, QUANTITIES[rule.scope][rule.value], above)
@@ -191,11 +191,12 @@ def _report_lines(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iter
             yield f"  {name} (built in): disabled in the file"
 
 
-def _sentence(rule: Rule) -> str:
+def _rule_text(rule: Rule) -> str:
     side, threshold = ("above", rule.above) if rule.above is not None else ("below", rule.below)
-    held = f" for {units.duration_text(rule.for_seconds)}" if rule.for_seconds else ""
-    whom = "".join(f", {name} {pattern}" for name, pattern in rule.match)
-    return f"{rule.scope} {rule.value} {side} {value_text(UNITS[rule.scope][rule.value], threshold or 0.0)}{held}{whom}"
+    duration = f" for {units.duration_text(rule.for_seconds)}" if rule.for_seconds else ""
+    matchers = "".join(f", {name} {pattern}" for name, pattern in rule.match)
+    limit = value_text(UNITS[rule.scope][rule.value], threshold or 0.0)
+    return f"{rule.scope} {rule.value} {side} {limit}{duration}{matchers}"
 
 
 def _test(arguments: argparse.Namespace) -> int:
@@ -219,17 +220,17 @@ def _test(arguments: argparse.Namespace) -> int:
     return code
 
 
-GONE = "stale"
+STALE = "stale"
 Sample = float | str | None
 """A value, None if it is unknown, or GONE if the subject no longer exists."""
 
 MAX_SAMPLES = 100_000
 
-_SERIES = re.compile(r"([a-z]+)_(\w+)(?:\{(.*)\})?")
-_LABEL = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_SERIES_PATTERN = re.compile(r"([a-z]+)_(\w+)(?:\{(.*)\})?")
+_LABEL_PATTERN = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_RUN = re.compile(rf"({_NUMBER})(?:([+-])(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))?(?:x(\d+))?")
-_BLANK = re.compile(r"_(?:x(\d+))?")
+_RUN_PATTERN = re.compile(rf"({_NUMBER})(?:([+-])(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))?(?:x(\d+))?")
+_BLANK_PATTERN = re.compile(r"_(?:x(\d+))?")
 
 
 class ExpectedAlert(StrictModel):
@@ -278,13 +279,13 @@ class InputValues:
     samples: tuple[Sample, ...]
 
 
-TESTS = "tests in promtool's format, such as deploy/gpumond.example.test.yaml"
+EXPECTED_TESTS = "tests in promtool's format, such as deploy/gpumond.example.test.yaml"
 
 
 def run_file(file: Path) -> tuple[int, list[Failure]]:
     """Return the number of expectations and the failures. Raises ConfigError."""
     try:
-        content = RuleTestFile.model_validate(read_yaml(file, expected=TESTS))
+        content = RuleTestFile.model_validate(read_yaml(file, expected=EXPECTED_TESTS))
         rules = {rule.name: rule for rule in _rules(file.parent, content.rule_files)}
         failures = [
             failure
@@ -292,11 +293,11 @@ def run_file(file: Path) -> tuple[int, list[Failure]]:
             for failure in _failures(test, test.name or f"tests[{number}]", rules, content.evaluation_interval)
         ]
     except ValidationError as error:
-        wrong = error.errors()[0]
-        message = expectation(wrong)
-        if wrong["loc"] == ("tests",) and message == MISSING:
+        first_error = error.errors()[0]
+        message = expectation(first_error)
+        if first_error["loc"] == ("tests",) and message == MISSING:
             message = "missing; this isn't a file of rule tests (see docs/reference/rules.md#test-a-rule)"
-        raise ConfigError(f"{file}: {key_text(wrong['loc'])}: {message}") from None
+        raise ConfigError(f"{file}: {key_text(first_error['loc'])}: {message}") from None
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from None
     return sum(len(test.alert_rule_test) for test in content.tests), failures
@@ -308,17 +309,17 @@ def _rules(directory: Path, files: Sequence[Path]) -> Iterator[Rule]:
         yield from load_settings(directory / file if file else None, environ={}).active_rules()
 
 
-def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float) -> Iterator[Failure]:
+def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], interval_seconds: float) -> Iterator[Failure]:
     series = [parse_series(entry.series, entry.values) for entry in test.input_series]
-    wanted = sorted(test.alert_rule_test, key=lambda check: check.eval_time)
-    for check in wanted:
+    checks = sorted(test.alert_rule_test, key=lambda check: check.eval_time)
+    for check in checks:
         if check.alertname not in rules:
             raise ValueError(f"{name}: no rule is named {check.alertname!r}; the rules are {', '.join(rules)}")
-    activities: dict[str, AlertStates] = {check.alertname: {} for check in wanted}
-    if wanted[-1].eval_time / every > MAX_SAMPLES:
+    activities: dict[str, AlertStates] = {check.alertname: {} for check in checks}
+    if checks[-1].eval_time / interval_seconds > MAX_SAMPLES:
         raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
     at, evaluations = 0.0, 0
-    for check in wanted:
+    for check in checks:
         while at <= check.eval_time:
             index = int(at / test.interval + 1e-9)
             for rule_name, before in activities.items():
@@ -327,27 +328,27 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], every: float
                     rule, _subjects(rule.scope, series, index), before, UnreadableSubjects(), at, at
                 )
             evaluations += 1
-            at = evaluations * every
+            at = evaluations * interval_seconds
         alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]
         if not _is_met(check.exp_alerts, alerts):
-            expected = _shown((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
-            got = _shown((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
+            expected = _alerts_text((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
+            got = _alerts_text((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
             yield Failure(name, check.alertname, check.eval_time, expected, got)
 
 
-_Row = tuple[Labels, dict[str, float | None]]
+_TestRow = tuple[Labels, dict[str, float | None]]
 """The values at one time of the subject with these labels."""
 
 
-def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Subjects[_Row]:
+def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Subjects[_TestRow]:
     rows: dict[Labels, dict[str, float | None]] = {}
     for entry in series:
-        sample = entry.samples[index] if index < len(entry.samples) else GONE
+        sample = entry.samples[index] if index < len(entry.samples) else STALE
         if entry.scope == scope and not isinstance(sample, str):
             rows.setdefault(entry.labels, {})[entry.value] = sample
     return Subjects(
         rows=tuple(rows.items()),
-        values={name: partial(_value, name) for name in VALUES[scope]},
+        values={name: partial(_value, name) for name in MEANINGS[scope]},
         units=UNITS[scope],
         labels=lambda row: row[0],
         texts={name: partial(_placeholder_text, name) for name in PLACEHOLDERS[scope]},
@@ -355,34 +356,34 @@ def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Su
     )
 
 
-def _value(name: str, row: _Row) -> float | None:
+def _value(name: str, row: _TestRow) -> float | None:
     return row[1].get(name)
 
 
-def _placeholder_text(name: str, row: _Row) -> str:
+def _placeholder_text(name: str, row: _TestRow) -> str:
     """Return the text of a placeholder: ``unknown`` for a value without a series."""
     value = row[1].get(f"{name}_bytes")
     return dict(row[0]).get(name) or ("unknown" if value is None else size_text(value))
 
 
 def _is_met(expected: Sequence[ExpectedAlert], alerts: Sequence[Alert]) -> bool:
-    left = list(alerts)
-    for wanted in expected:
-        for alert in left:
-            described = wanted.exp_annotations is None or wanted.exp_annotations == dict(alert.annotations)
-            if described and wanted.exp_labels == _own_labels(alert):
-                left.remove(alert)
+    remaining = list(alerts)
+    for each in expected:
+        for alert in remaining:
+            has_annotations = each.exp_annotations is None or each.exp_annotations == dict(alert.annotations)
+            if has_annotations and each.exp_labels == _own_labels(alert):
+                remaining.remove(alert)
                 break
         else:
             return False
-    return not left
+    return not remaining
 
 
 def _own_labels(alert: Alert) -> dict[str, str]:
     return {name: text for name, text in alert.labels if name != "alertname"}
 
 
-def _shown(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]]) -> str:
+def _alerts_text(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]]) -> str:
     lines = [
         " ".join(f"{name}={text!r}" for part in (labels, annotations or {}) for name, text in sorted(part.items()))
         for labels, annotations in alerts
@@ -392,16 +393,18 @@ def _shown(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | None]])
 
 def parse_series(name: str, values: str) -> InputValues:
     """Parse the name and labels of a series. Raises ValueError."""
-    match = _SERIES.fullmatch(name.strip())
-    scope = next((scope for scope in VALUES if match and match[1] == scope), None)
-    if match is None or scope is None or match[2] not in VALUES[scope]:
-        known = (
-            f"{scope}_ and one of {', '.join(VALUES[scope])}" if scope else 'a name such as device_used_ratio{gpu="0"}'
+    match = _SERIES_PATTERN.fullmatch(name.strip())
+    scope = next((scope for scope in MEANINGS if match and match[1] == scope), None)
+    if match is None or scope is None or match[2] not in MEANINGS[scope]:
+        expected = (
+            f"{scope}_ and one of {', '.join(MEANINGS[scope])}"
+            if scope
+            else 'a name such as device_used_ratio{gpu="0"}'
         )
-        raise ValueError(f"series {name!r}: expected {known}")
+        raise ValueError(f"series {name!r}: expected {expected}")
     labels, rest = {}, match[3] or ""
     while rest.strip():
-        label = _LABEL.match(rest)
+        label = _LABEL_PATTERN.match(rest)
         if label is None:
             raise ValueError(f'series {name!r}: expected labels as in {{gpu="0"}}')
         labels[label[1]] = re.sub(r"\\(.)", r"\1", label[2])
@@ -412,12 +415,12 @@ def parse_series(name: str, values: str) -> InputValues:
 def _samples(text: str) -> Iterator[Sample]:
     """Parse promtool's notation: ``1``, ``1x3`` (4 times), ``1+2x3`` (1 3 5 7), ``_``, ``_x3``, ``stale``."""
     for word in text.split():
-        run, blank = _RUN.fullmatch(word), _BLANK.fullmatch(word)
+        run, blank = _RUN_PATTERN.fullmatch(word), _BLANK_PATTERN.fullmatch(word)
         times = int((run and run[4]) or (blank and blank[1]) or 0)
         if times > MAX_SAMPLES:
             raise ValueError(f"values {word!r}: more than {MAX_SAMPLES}")
-        if word == GONE:
-            yield GONE
+        if word == STALE:
+            yield STALE
         elif blank:
             yield from [None] * (times or 1)
         elif run and (run[2] is None or run[4]):

@@ -53,11 +53,11 @@ GRACE_SECONDS = 600.0
 VERDICT_GRACE_SECONDS = 7200.0
 """Time for which a missing verdict does not resolve an alert after a start: a verdict needs a longer observation."""
 
-Awaited = frozenset[tuple[str, Labels]]
+AwaitedAlerts = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited_alerts(activities: Mapping[str, AlertStates], has_ended: Callable[[ProcessKey], bool]) -> Awaited:
+def awaited_alerts(activities: Mapping[str, AlertStates], has_ended: Callable[[ProcessKey], bool]) -> AwaitedAlerts:
     """Return the restored alerts, except those on processes that ended while no daemon ran."""
     return frozenset(
         (rule, labels)
@@ -68,34 +68,34 @@ def awaited_alerts(activities: Mapping[str, AlertStates], has_ended: Callable[[P
 
 
 def keep_awaited_alerts(
-    awaited: Awaited,
+    awaited: AwaitedAlerts,
     before: Mapping[str, AlertStates],
     after: Mapping[str, AlertStates],
-    present: Mapping[str, Mapping[Labels, ProcessKey | None]],
-    on_verdicts: frozenset[str],
+    present_by_rule: Mapping[str, Mapping[Labels, ProcessKey | None]],
+    verdict_rules: frozenset[str],
     elapsed: float,
-) -> tuple[Mapping[str, AlertStates], Awaited]:
+) -> tuple[Mapping[str, AlertStates], AwaitedAlerts]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
-    A subject that was ``present`` (by rule, each with its process) is no longer awaited; an alert of a rule
-    ``on_verdicts`` is awaited until its verdict is active again, or its pid is found to be reused.
+    A subject in ``present_by_rule`` (each with its process) is no longer awaited; an alert of one of the
+    ``verdict_rules`` is awaited until its verdict is active again, or its pid is found to be reused.
     """
     if not awaited or elapsed > max(GRACE_SECONDS, VERDICT_GRACE_SECONDS):
         return after, frozenset()
 
-    def waits(rule: str, labels: Labels) -> bool:
-        if labels not in present[rule]:
+    def is_awaited(rule: str, labels: Labels) -> bool:
+        if labels not in present_by_rule[rule]:
             return elapsed <= GRACE_SECONDS
-        if not same_process(before[rule][labels].process, present[rule][labels]):
+        if not same_process(before[rule][labels].process, present_by_rule[rule][labels]):
             return False
         activity = after[rule].get(labels)
-        return rule in on_verdicts and (activity is None or activity.cleared_elapsed is not None)
+        return rule in verdict_rules and (activity is None or activity.cleared_elapsed is not None)
 
-    still = frozenset((rule, labels) for rule, labels in awaited if rule in after and waits(rule, labels))
-    held = {rule: dict(active) for rule, active in after.items()}
-    for rule, labels in still:
-        held[rule][labels] = before[rule][labels]
-    return held, still
+    still_awaited = frozenset((rule, labels) for rule, labels in awaited if rule in after and is_awaited(rule, labels))
+    merged = {rule: dict(active) for rule, active in after.items()}
+    for rule, labels in still_awaited:
+        merged[rule][labels] = before[rule][labels]
+    return merged, still_awaited
 
 
 def evaluate_rule(
@@ -122,19 +122,19 @@ def evaluate_rule(
         if activity is not None and not same_process(activity.process, process):
             activity = None  # the process of the alert has ended, and its pid is reused
         if value is not None:
-            activity = _advance(rule, subjects, row, labels, process, value, activity, now, elapsed)
+            activity = _next_state(rule, subjects, row, labels, process, value, activity, now, elapsed)
         if activity is not None:
             after[labels] = activity
     for labels, activity in absent.items():
         known = dict(labels)
-        kept: AlertState | None = None  # the subject has ended
+        next_state: AlertState | None = None  # the subject has ended
         process = activity.process
         if unreadable.covers(known, process):
-            kept = activity
+            next_state = activity
         elif process in unreadable.connected:
-            kept = _cleared(rule, activity, now, elapsed)
-        if kept is not None:
-            after[labels] = kept
+            next_state = _next_cleared_state(rule, activity, now, elapsed)
+        if next_state is not None:
+            after[labels] = next_state
     return after
 
 
@@ -143,10 +143,10 @@ class RuleState:
     """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
 
     activities: Mapping[str, AlertStates] = field(default_factory=dict)
-    awaited: Awaited = frozenset()
+    awaited: AwaitedAlerts = frozenset()
 
 
-class Evaluated(NamedTuple):
+class EvaluatedAlerts(NamedTuple):
     """Alerts, and those that began or ceased to fire."""
 
     alerts: tuple[Alert, ...]
@@ -154,18 +154,22 @@ class Evaluated(NamedTuple):
     resolved: tuple[Alert, ...]
 
 
-def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow) -> tuple[RuleState, Evaluated]:
+def evaluate(
+    state: RuleState, rules: Sequence[Rule], frame: Frame, window: RuleWindow
+) -> tuple[RuleState, EvaluatedAlerts]:
     snapshot = frame.snapshot
-    unseen = unreadable_subjects(snapshot, window)
-    facts = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
-    scopes: dict[RuleScope, Subjects[Any]] = {scope: subjects(scope, facts) for scope in {rule.scope for rule in rules}}
+    unreadable = unreadable_subjects(snapshot, window)
+    context = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
+    scopes: dict[RuleScope, Subjects[Any]] = {
+        scope: subjects(scope, context) for scope in {rule.scope for rule in rules}
+    }
     now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
     activities: Mapping[str, AlertStates] = {
         rule.name: evaluate_rule(
             with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
             state.activities.get(rule.name, {}),
-            unseen,
+            unreadable,
             now,
             elapsed,
         )
@@ -176,14 +180,14 @@ def evaluate(state: RuleState, rules: Sequence[Rule], frame: Frame, window: Rule
     if awaited:
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
-        on_verdicts = frozenset(rule.name for rule in rules if rule.value in VALUES_WITHOUT_VERDICT)
+        verdict_rules = frozenset(rule.name for rule in rules if rule.value in VALUES_WITHOUT_VERDICT)
         activities, awaited = keep_awaited_alerts(
-            awaited, state.activities, activities, subjects_by_rule, on_verdicts, elapsed
+            awaited, state.activities, activities, subjects_by_rule, verdict_rules, elapsed
         )
     alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
     raised = tuple(_newly_firing(state.activities, activities))
-    resolved = tuple(_resolved(_newly_firing(activities, state.activities), rules, snapshot))
-    return RuleState(activities, awaited), Evaluated(alerts, raised, resolved)
+    resolved = tuple(_resolve(_newly_firing(activities, state.activities), rules, snapshot))
+    return RuleState(activities, awaited), EvaluatedAlerts(alerts, raised, resolved)
 
 
 def _newly_firing(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
@@ -203,7 +207,7 @@ def _newly_firing(before: Mapping[str, AlertStates], after: Mapping[str, AlertSt
                     yield alert
 
 
-def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
+def _resolve(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot) -> Iterator[Alert]:
     """Yield the alerts as resolved. Their texts say why: the rule, the subject or the breach has ended."""
     scopes: dict[str, RuleScope] = {rule.name: rule.scope for rule in rules}
     for alert in alerts:
@@ -215,8 +219,8 @@ def _resolved(alerts: Iterable[Alert], rules: Sequence[Rule], snapshot: Snapshot
 
 def _with_ended_breach(alert: Alert, now: float) -> Alert:
     """Return the alert with a text that says that the breach has ended: since now, unless it says so already."""
-    known = dict(alert.annotations).get("summary", "").startswith(ENDED_PREFIX)
-    return alert if known or not alert.annotations else as_past(alert, f"{ENDED_PREFIX}{clock_text(now)}")
+    says_so = dict(alert.annotations).get("summary", "").startswith(ENDED_PREFIX)
+    return alert if says_so or not alert.annotations else as_past(alert, f"{ENDED_PREFIX}{clock_text(now)}")
 
 
 def with_device_uuid(rule: Rule, devices: Sequence[DeviceReading]) -> Rule:
@@ -241,7 +245,7 @@ def is_breached(rule: Rule, value: float, active: bool) -> bool:
     return False
 
 
-def _advance(
+def _next_state(
     rule: Rule,
     subjects: Subjects[Row],
     row: Row,
@@ -253,10 +257,10 @@ def _advance(
     elapsed: float,
 ) -> AlertState | None:
     if not is_breached(rule, value, active=before is not None and before.cleared_elapsed is None):
-        return _cleared(rule, before, now, elapsed) if before else None
-    owner = _kept_owner(before.alert) if before else _owner(subjects, row, process)
-    identity = _identity(rule.name, (*labels, *owner), rule.labels)
-    if before is not None and before.alert.labels != identity:
+        return _next_cleared_state(rule, before, now, elapsed) if before else None
+    owner = _owner_labels_of_alert(before.alert) if before else _owner_labels(subjects, row, process)
+    alert_labels = _alert_labels(rule.name, (*labels, *owner), rule.labels)
+    if before is not None and before.alert.labels != alert_labels:
         before = None  # the rule has other labels now: another alert
     returned_at = None if before is None else before.returned_at if before.cleared_elapsed is None else now
     active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
@@ -267,7 +271,7 @@ def _advance(
     alert = Alert(
         rule=rule.name,
         phase=phase,
-        labels=identity,
+        labels=alert_labels,
         annotations=_annotations(rule, subjects, row, value, returned_at),
         value=value,
         active_at=active_at,
@@ -278,7 +282,7 @@ def _advance(
     return AlertState(alert, process, since, returned_at=returned_at)
 
 
-def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> AlertState | None:
+def _next_cleared_state(rule: Rule, before: AlertState, now: float, elapsed: float) -> AlertState | None:
     """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does.
 
     Its text then says so: it's that of the last breach.
@@ -290,7 +294,7 @@ def _cleared(rule: Rule, before: AlertState, now: float, elapsed: float) -> Aler
     return before if elapsed - before.cleared_elapsed < rule.keep_firing_for_seconds else None
 
 
-def _owner(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
+def _owner_labels(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
     """Return the labels by which silences and routes find the alerts of a process after its restart."""
     if process is None:
         return ()
@@ -298,22 +302,22 @@ def _owner(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Lab
     return (*((("workload", workload),) if workload else ()), *subjects.owner(process))
 
 
-def _kept_owner(alert: Alert) -> Labels:
+def _owner_labels_of_alert(alert: Alert) -> Labels:
     """Return those labels of an active alert: what becomes known or unknown later doesn't make it another alert."""
     return tuple(label for label in alert.labels if label[0] in ("workload", *OWNER_LABELS))
 
 
 @lru_cache(16_384)
-def _identity(rule: str, labels: Labels, own: Labels) -> Labels:
-    return tuple(sorted({"alertname": rule, **dict(labels), **dict(own)}.items()))
+def _alert_labels(rule: str, labels: Labels, rule_labels: Labels) -> Labels:
+    return tuple(sorted({"alertname": rule, **dict(labels), **dict(rule_labels)}.items()))
 
 
 def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, returned_at: float | None) -> Labels:
     if not rule.annotations:
         return ()
     threshold, unit = rule.above if rule.above is not None else rule.below, subjects.units[rule.value]
-    shown = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
-    words = {"value": value_text(unit, shown), "threshold": value_text(unit, threshold or 0.0)}
+    rounded = round(value, 2) if unit == "ratio" else value  # 57%, as elsewhere
+    words = {"value": value_text(unit, rounded), "threshold": value_text(unit, threshold or 0.0)}
 
     def text(match: re.Match[str]) -> str:
         text_of = subjects.texts.get(match[1])
@@ -329,11 +333,11 @@ def _annotations(rule: Rule, subjects: Subjects[Row], row: Row, value: float, re
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-KEPT_SECONDS = 3600.0
+PREVIEW_SECONDS = 3600.0
 RESOLUTION_SECONDS = 30.0
-MAX_FIRED = 1000
+MAX_PREVIEW_ALERTS = 1000
 """Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
-MAX_BYTES = 16 << 20
+MAX_PREVIEW_BYTES = 16 << 20
 """Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
 
@@ -343,7 +347,7 @@ class Preview:
 
     One snapshot per ``resolution_seconds`` was evaluated, so shorter breaches aren't found. Nothing is known about the
     time before ``from_at``: the daemon's start, if that is less than an hour ago, or the oldest snapshot that is kept.
-    ``fired`` has at most ``MAX_FIRED`` alerts, the newest; ``omitted`` is the number of the others.
+    ``fired`` has at most ``MAX_PREVIEW_ALERTS`` alerts, the newest; ``omitted`` is the number of the others.
     """
 
     from_at: float | None
@@ -354,21 +358,21 @@ class Preview:
     fired: tuple[Alert, ...]
 
 
-def pack(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
+def pack_moment(snapshot: Snapshot, verdicts: tuple[Verdict, ...]) -> bytes:
     """Pack a moment as compressed JSON: an hour of 1000 processes takes 5 MiB, as objects 200 MiB."""
     return zlib.compress(to_json(snapshot) + b"\n" + to_json(verdicts), 1)
 
 
-def unpack(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
+def unpack_moment(packed: bytes) -> tuple[Snapshot, tuple[Verdict, ...]]:
     snapshot, verdicts = zlib.decompress(packed).split(b"\n")
     return type_adapter(Snapshot).validate_json(snapshot), type_adapter(tuple[Verdict, ...]).validate_json(verdicts)
 
 
-class PreviewWindow:
+class PreviewMoments:
     """Packed moments of the last hour, fewer if they are large."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._moments: deque[bytes] = deque(maxlen=int(KEPT_SECONDS / RESOLUTION_SECONDS))
+    def __init__(self, max_bytes: int = MAX_PREVIEW_BYTES) -> None:
+        self._moments: deque[bytes] = deque(maxlen=int(PREVIEW_SECONDS / RESOLUTION_SECONDS))
         self._max_bytes, self._added_at = max_bytes, -RESOLUTION_SECONDS
 
     def add(self, frame: Frame) -> None:
@@ -377,7 +381,7 @@ class PreviewWindow:
         if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
             return
         self._added_at = now
-        self._moments.append(pack(frame.snapshot, frame.verdicts))
+        self._moments.append(pack_moment(frame.snapshot, frame.verdicts))
         while len(self._moments) > 1 and sum(map(len, self._moments)) > self._max_bytes:
             self._moments.popleft()
 
@@ -389,21 +393,21 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     """Evaluate the rule on packed ``moments``, oldest first."""
     state, window, times = RuleState(), RuleWindow(), list[float]()
     firing: dict[tuple[tuple[str, str], ...], Alert] = {}
-    over, count = deque[Alert](maxlen=MAX_FIRED), 0
+    resolved, resolved_count = deque[Alert](maxlen=MAX_PREVIEW_ALERTS), 0
     frame: Frame | None = None
     for moment in moments:
-        snapshot, verdicts = unpack(moment)
+        snapshot, verdicts = unpack_moment(moment)
         window = next_window(window, snapshot)
         frame = Frame(snapshot, make_ledger(snapshot, frame), verdicts)
         state, evaluated = evaluate(state, (rule,), frame, window)
         for alert in evaluated.resolved:
             firing.pop(alert.labels, None)
-            over.append(alert)
-        count += len(evaluated.resolved)
+            resolved.append(alert)
+        resolved_count += len(evaluated.resolved)
         firing.update((alert.labels, alert) for alert in evaluated.raised)
         times.append(snapshot.taken_at)
-    fired = sorted([*over, *firing.values()], key=lambda alert: alert.active_at)[-MAX_FIRED:]
-    omitted = count + len(firing) - len(fired)
+    fired = sorted([*resolved, *firing.values()], key=lambda alert: alert.active_at)[-MAX_PREVIEW_ALERTS:]
+    omitted = resolved_count + len(firing) - len(fired)
     first, last = (times[0], times[-1]) if times else (None, None)
     return Preview(
         from_at=first,

@@ -17,8 +17,8 @@ from gpumond.config.settings import Settings
 from gpumond.core import Core, Part, RuleService, Tick
 from gpumond.facts.alerts import Rule, from_stored, overridable_fields, with_overrides
 from gpumond.facts.errors import ConfigError, EntryChanged, EntryConflict, NoSuchEntry, StoreUnavailable
-from gpumond.features.rules.evaluation import Preview, PreviewWindow, RuleState, awaited_alerts, evaluate, preview
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
+from gpumond.features.rules.evaluation import Preview, PreviewMoments, RuleState, awaited_alerts, evaluate, preview
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, rule_body
 from gpumond.host.machine import has_ended
 from gpumond.store.table import AuditActions, Origin, Registry, RegistryItem, Table, Transactions, etag_of
 
@@ -80,7 +80,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
     def configure(self, settings: Settings) -> None:
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
         self._receivers, self._file_overrides = settings.receiver_names(), settings.rule_overrides
-        self._file = {rule.name: _registered(rule, "file") for rule in settings.rules}
+        self._file = {rule.name: _registry_item(rule, "file") for rule in settings.rules}
         self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file}
         self._rebuild()
 
@@ -117,11 +117,12 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
             if entry.origin != "built-in":
                 place = "in the configuration file" if entry.origin == "file" else f"with PUT /api/v1/rules/{name}"
                 raise EntryConflict(f"{name} isn't a built-in rule; change it {place}")
-            if taken := [field for field in fields if field in self._file_overrides.get(name, {})]:
+            if in_file := [field for field in fields if field in self._file_overrides.get(name, {})]:
                 raise EntryConflict(
-                    f"{name}: the configuration file overrides {', '.join(taken)}; change it there, then POST /-/reload"
+                    f"{name}: the configuration file overrides {', '.join(in_file)}; change it there, then "
+                    "POST /-/reload"
                 )
-            _require(entry, if_match)
+            _require_etag(entry, if_match)
             await self._overrides.put(name, fields, actor)
             self._stored_overrides = {**self._stored_overrides, name: fields}
             self._rebuild()
@@ -134,7 +135,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
                 self.get(name)  # raises if no rule has this name
                 raise NoSuchEntry(f"{name} isn't overridden through the API")
             if name in self._items:
-                _require(self.get(name), if_match)
+                _require_etag(self.get(name), if_match)
             await self._overrides.delete(name, actor)
             self._stored_overrides = {
                 other: fields for other, fields in self._stored_overrides.items() if other != name
@@ -154,46 +155,46 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
         return RuleConfig.model_validate(body).rule()
 
     def _body(self, rule: Rule) -> dict[str, Any]:
-        return as_config(rule)
+        return rule_body(rule)
 
     def _entry(self, name: str, etag: str, body: dict[str, Any]) -> RuleEntry:
         return RuleEntry(name, "api", etag, body)
 
     def _rebuild(self) -> None:
-        self._fixed = {name: self._overridden(rule) for name, rule in self._built_in.items()} | self._file
+        self._fixed = {name: self._with_overrides(rule) for name, rule in self._built_in.items()} | self._file
         super()._rebuild()
         self._rules = tuple(each.value for each in self._items.values() if each.entry.enabled)
 
-    def _overridden(self, rule: Rule) -> RegistryItem[Rule, RuleEntry]:
+    def _with_overrides(self, rule: Rule) -> RegistryItem[Rule, RuleEntry]:
         """Return the entry of a built-in rule with its overrides, field by field; those of the file take precedence."""
-        own = overridable_fields(rule)
+        own_values = overridable_fields(rule)
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
             ("api", self._stored_overrides.get(rule.name, {})),
             ("file", self._file_overrides.get(rule.name, {})),
         )
         overrides = {
-            name: OverriddenField(origin, value, own[name])
+            name: OverriddenField(origin, value, own_values[name])
             for origin, fields in origins
             for name, value in fields.items()
         }
         fields = {name: each.value for name, each in overrides.items()}
-        return _registered(with_overrides(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
+        return _registry_item(with_overrides(rule, fields), "built-in", bool(fields.get("enabled", True)), overrides)
 
 
-def _require(entry: RuleEntry, if_match: str | None) -> None:
+def _require_etag(entry: RuleEntry, if_match: str | None) -> None:
     if if_match is not None and if_match != entry.etag:
         raise EntryChanged(f"rule {entry.name} has changed: its ETag is {entry.etag}")
 
 
-def _registered(
+def _registry_item(
     rule: Rule,
     origin: Origin,
     enabled: bool = True,
     overrides: Mapping[str, OverriddenField] = MappingProxyType({}),
 ) -> RegistryItem[Rule, RuleEntry]:
-    body = as_config(rule)
-    described = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
-    return RegistryItem(rule, RuleEntry(rule.name, origin, etag_of(described), body, enabled, dict(overrides)))
+    body = rule_body(rule)
+    hashed = [body, {name: asdict(each) for name, each in overrides.items()}] if overrides else body
+    return RegistryItem(rule, RuleEntry(rule.name, origin, etag_of(hashed), body, enabled, dict(overrides)))
 
 
 class RulesPart(Part):
@@ -202,17 +203,17 @@ class RulesPart(Part):
     def __init__(self, core: Core) -> None:
         self._store = core.store
         self._state = RuleState()
-        self._window = PreviewWindow()
+        self._moments = PreviewMoments()
         self.registry = RuleRegistry(core.settings, core.store)
-        self.loaded = self._resumed = False
+        self.loaded = self._is_resumed = False
         core.provide(RuleService, self.registry)
         core.provide(RuleRegistry, self.registry)
         core.provide(RulesPart, self)
 
     async def load(self) -> Sequence[str]:
         """Load the rules that were created through the API and, at the start, the alerts of the previous daemon."""
-        if not self._resumed:
-            self._resumed = True
+        if not self._is_resumed:
+            self._is_resumed = True
             try:
                 activities = from_stored(*await self._store.stored_alerts(), time())
                 self._state = RuleState(activities, awaited_alerts(activities, has_ended))
@@ -233,11 +234,11 @@ class RulesPart(Part):
         )
 
     def act(self, tick: Tick) -> None:
-        self._window.add(tick.frame)
+        self._moments.add(tick.frame)
 
     async def preview(self, rule: Rule) -> Preview:
         """Evaluate a rule on the last hour, in a thread: a visitor may request it."""
-        return await asyncio.to_thread(preview, rule, self._window.moments())
+        return await asyncio.to_thread(preview, rule, self._moments.moments())
 
     async def configure(self, settings: Settings) -> None:
         self.registry.configure(settings)

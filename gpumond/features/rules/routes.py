@@ -11,7 +11,7 @@ from gpumond.facts.alerts import as_resolved
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.evaluation import Preview
 from gpumond.features.rules.registry import OverriddenField, RuleEntry, RuleRegistry, RulesPart
-from gpumond.features.rules.settings import OverrideConfig, RuleConfig, as_config
+from gpumond.features.rules.settings import OverrideConfig, RuleConfig, rule_body
 from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.authorization import require_rules
@@ -21,8 +21,8 @@ from gpumond.serve.routes import Router, core_of, described, etag_of, json_respo
 
 router = Router("rules")
 
-BODY = as_config(BUILT_IN[0])
-OWN = {
+BUILT_IN_BODY = rule_body(BUILT_IN[0])
+EXAMPLE_BODY = {
     "name": "large-training",
     "scope": "workload",
     "value": "held_bytes",
@@ -32,8 +32,8 @@ OWN = {
     "labels": {"severity": "info"},
     "annotations": {"summary": "{workload} holds {held}, {live} of it in use"},
 }
-ENTRY = RuleEntry("large-training", "api", "0c5f2a7d9b1e4c3a", OWN)
-PREVIEW = Preview(
+EXAMPLE_ENTRY = RuleEntry("large-training", "api", "0c5f2a7d9b1e4c3a", EXAMPLE_BODY)
+EXAMPLE_PREVIEW = Preview(
     from_at=examples.TAKEN_AT - 3600,
     to_at=examples.TAKEN_AT,
     resolution_seconds=30.0,
@@ -54,22 +54,22 @@ def entry_response(entry: RuleEntry, status: int = 200) -> Response:
     return json_response(RuleEntry, entry, status, headers)
 
 
-@router.read("/rules", "Rules, with their origin and overrides", list[RuleEntry], [ENTRY])
+@router.read("/rules", "Rules, with their origin and overrides", list[RuleEntry], [EXAMPLE_ENTRY])
 async def rules(request: Request) -> Response:
     return json_response(list[RuleEntry], _registry(request).entries())
 
 
-@router.read("/rules/{name}", "One rule, with its ETag", RuleEntry, ENTRY, (404,))
+@router.read("/rules/{name}", "One rule, with its ETag", RuleEntry, EXAMPLE_ENTRY, (404,))
 async def rule(request: Request, name: str) -> Response:
     return entry_response(_registry(request).get(name))
 
 
-@router.change("POST /rules", "Create a rule", RuleEntry, ENTRY, (409, 422, 503, 507), status=201)
-async def make(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
+@router.change("POST /rules", "Create a rule", RuleEntry, EXAMPLE_ENTRY, (409, 422, 503, 507), status=201)
+async def create(request: Request, body: RuleConfig, by: str = Depends(require_rules)) -> Response:
     return entry_response(await _registry(request).put(body.rule(), by, must_be_new=True), 201)
 
 
-@router.change("PUT /rules/{name}", "Create or replace a rule", RuleEntry, ENTRY, (409, 412, 422, 503, 507))
+@router.change("PUT /rules/{name}", "Create or replace a rule", RuleEntry, EXAMPLE_ENTRY, (409, 412, 422, 503, 507))
 async def replace(
     request: Request, name: str, body: RuleConfig, if_match: IfMatch = None, by: str = Depends(require_rules)
 ) -> Response:
@@ -87,31 +87,31 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Find out when a rule would have fired in the last hour",
-    **described(Preview, PREVIEW, 422, 429, 503),
+    **described(Preview, EXAMPLE_PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot every 30 s. `from_at` is the start of the available data.
 
     429, 503: previews are in progress; retry in a second.
     """
-    previews, who, this = request.app.state.previews, counted_user(request.scope), object()
-    if not previews.admits(who):
-        own = previews.of(who)
-        status, active = (429, "a preview by this user is") if own else (503, f"{MAX_PREVIEWS} previews are")
+    previews, user, request_id = request.app.state.previews, counted_user(request.scope), object()
+    if not previews.admits(user):
+        is_own = previews.of(user)
+        status, active = (429, "a preview by this user is") if is_own else (503, f"{MAX_PREVIEWS} previews are")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
-    previews.add(who, this)
+    previews.add(user, request_id)
     try:
         result = await core_of(request).get(RulesPart).preview(body.rule())
     finally:
-        previews.remove(who, this)
+        previews.remove(user, request_id)
     return json_response(Preview, result)
 
 
-OVERRIDDEN = RuleEntry(
-    BODY["name"],
+EXAMPLE_OVERRIDE = RuleEntry(
+    BUILT_IN_BODY["name"],
     "built-in",
     "7d9b1e4c3a0c5f2a",
-    {**BODY, "above": 0.9, "clear": 0.88},
+    {**BUILT_IN_BODY, "above": 0.9, "clear": 0.88},
     overrides={"threshold": OverriddenField("api", 0.9, 0.97)},
 )
 
@@ -120,7 +120,7 @@ OVERRIDDEN = RuleEntry(
     "PUT /rules/{name}/override",
     "Override fields of a built-in rule",
     RuleEntry,
-    OVERRIDDEN,
+    EXAMPLE_OVERRIDE,
     (404, 409, 412, 422, 503, 507),
 )
 async def override(

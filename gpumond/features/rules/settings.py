@@ -27,7 +27,7 @@ from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
 from gpumond.quantities.quantity import Quantity, Unit
 
-VALUES: Mapping[RuleScope, Mapping[str, str]] = {
+MEANINGS: Mapping[RuleScope, Mapping[str, str]] = {
     scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
 }
 UNITS: Mapping[RuleScope, Mapping[str, Unit]] = {
@@ -39,17 +39,17 @@ QUANTITIES: Mapping[RuleScope, Mapping[str, Quantity[Any]]] = {
 LABELS: Mapping[RuleScope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
 
-_ALWAYS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}
+_COMMON_PLACEHOLDERS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}
 PLACEHOLDERS: Mapping[RuleScope, Mapping[str, str]] = {
-    scope: {**_ALWAYS, **{name: meaning for name, (meaning, _) in spec.placeholders.items()}}
+    scope: {**_COMMON_PLACEHOLDERS, **{name: meaning for name, (meaning, _) in spec.placeholders.items()}}
     for scope, spec in SCOPES.items()
 }
 
 
 def match_keys(scope: RuleScope) -> Mapping[str, str]:
     """Return the keys of ``match``: the labels, and the device by any of its names."""
-    named = {"device": "index, UUID, UUID prefix or PCI address of the device; not a glob"}
-    return {**LABELS[scope], **(named if "uuid" in LABELS[scope] else {})}
+    device = {"device": "index, UUID, UUID prefix or PCI address of the device; not a glob"}
+    return {**LABELS[scope], **(device if "uuid" in LABELS[scope] else {})}
 
 
 Threshold = Annotated[float, BeforeValidator(units.parse_threshold)]
@@ -109,7 +109,7 @@ def _values() -> str:
 
 NAMES_BY_SCOPE: dict[str, Any] = {
     "x-values": {scope: dict(units) for scope, units in UNITS.items()},
-    "x-meanings": {scope: dict(meanings) for scope, meanings in VALUES.items()},
+    "x-meanings": {scope: dict(meanings) for scope, meanings in MEANINGS.items()},
 }
 """Names of the values of each scope with their units and meanings, for the page."""
 
@@ -158,8 +158,8 @@ class RuleConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_threshold(self) -> RuleConfig:
-        if self.value not in VALUES[self.scope]:
-            hint = did_you_mean(self.value, VALUES[self.scope]) or "; docs/reference/rules.md#values lists the values"
+        if self.value not in MEANINGS[self.scope]:
+            hint = did_you_mean(self.value, MEANINGS[self.scope]) or "; docs/reference/rules.md#values lists the values"
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")
@@ -170,10 +170,12 @@ class RuleConfig(StrictModel):
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
                 raise ValueError("clear must not be higher than above, or lower than below")
-        _check(self.match, match_keys(self.scope), f"scope {self.scope} has no label", "match")
+        _require_known(self.match, match_keys(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
-            _check(used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}")
+            _require_known(
+                used, PLACEHOLDERS[self.scope], f"scope {self.scope} has no placeholder", f"annotations.{name}"
+            )
         taken = [name for name in self.labels if name == "alertname" or name in LABELS[self.scope]]
         if taken:
             raise ValueError(f"labels: {taken[0]!r} is set by gpumond itself; choose another name")
@@ -261,13 +263,13 @@ class OverrideConfig(StrictModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-def _check(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
+def _require_known(used: Iterable[str], known: Mapping[str, str], what: str, place: str) -> None:
     for word in used:
         if word not in known:
             raise ValueError(f"{place}: {what} {word!r:.40}; it has {', '.join(known) or 'none'}")
 
 
-def as_config(rule: Rule) -> dict[str, Any]:
+def rule_body(rule: Rule) -> dict[str, Any]:
     """Return the rule with the keys of `config.RuleConfig`, which reads it back unchanged."""
     body: dict[str, Any] = {"name": rule.name, "scope": rule.scope, "value": rule.value}
     numbers = {

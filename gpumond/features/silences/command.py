@@ -27,7 +27,7 @@ from gpumond.quantities.scope import OWNER_LABELS
 from gpumond.view.text import moment, table
 
 ROUTE = "/api/v1/silences"
-_MATCHER = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)(.*)", re.DOTALL)
+_MATCHER_PATTERN = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)(.*)", re.DOTALL)
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPE = re.compile(r'\\(["\\])')
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "matchers",
         nargs="+",
-        type=option_type(matcher),
+        type=option_type(parse_matcher),
         metavar="MATCHER",
         help=f"label matcher with {', '.join(OPERATORS[:-1])} or {OPERATORS[-1]}: rule=leak, 'workload=~train.*'",
     )
@@ -76,9 +76,9 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.start is not None:
         body["starts_at"] = arguments.start
     rules = {each["name"]: each["rule"] for each in client.get(arguments.url, "/api/v1/rules", for_change=True)}
-    named = [each["value"] for each in matchers if (each["name"], each["operator"]) == ("rule", "=")]
-    if unknown := [name for name in named if name not in rules]:
-        remedy = did_you_mean(unknown[0], rules) or "; `gpumond rules list` shows the rules"
+    rule_names = [each["value"] for each in matchers if (each["name"], each["operator"]) == ("rule", "=")]
+    if unknown := [name for name in rule_names if name not in rules]:
+        remedy = did_you_mean(unknown[0], rules) or "; to list the rules: gpumond rules list"
         raise ConfigError(f"no rule has the name {unknown[0]}{remedy}")
     active = client.get(arguments.url, "/api/v1/alerts")
     labels = {"rule", "alertname", *OWNER_LABELS, *(name for alert in active for name, _ in alert["labels"])}
@@ -92,18 +92,20 @@ def _add(arguments: argparse.Namespace) -> int:
         entry = client.post(arguments.url, ROUTE, body, timeout_seconds=30)
     except DaemonError as error:
         raise DaemonError(re.sub(r"^matchers(\.\d+)?:", "MATCHER:", str(error)), error.status, error.problem) from None
-    print_result(arguments, entry, lambda: _created(entry))
+    print_result(arguments, entry, lambda: _created_text(entry))
     alerts = [{"rule": each["rule"], **dict(each["labels"])} for each in active]
-    own = [alert for alert in alerts if alert["rule"] in named]
-    unmatched = [each["name"] for each in matchers if not any(each["name"] in alert for alert in own or alerts)]
+    alerts_of_rules = [alert for alert in alerts if alert["rule"] in rule_names]
+    unmatched = [
+        each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts_of_rules or alerts)
+    ]
     if alerts and unmatched:
-        known = ", ".join(sorted({name for alert in own or alerts for name in alert}))
-        of_rule = f" of {' and '.join(named)}" if own else ""
+        known = ", ".join(sorted({name for alert in alerts_of_rules or alerts for name in alert}))
+        of_rule = f" of {' and '.join(rule_names)}" if alerts_of_rules else ""
         print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; the labels are {known}")
     return DONE
 
 
-def _created(entry: Mapping[str, Any]) -> str:
+def _created_text(entry: Mapping[str, Any]) -> str:
     """Describe a new silence, and the alerts that it matches now if the daemon states them."""
     silence, count = entry["silence"], entry.get("alerts")
     start = f" from {moment(silence['starts_at'])}" if entry["state"] == "pending" else ""
@@ -126,7 +128,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         if not re.fullmatch("[0-9a-f]{16}", id):
-            raise ConfigError(f"{id!r:.80} isn't a silence's ID; `gpumond silence list` shows the IDs")
+            raise ConfigError(f"{id!r:.80} isn't a silence's ID; to list the silences: gpumond silence list")
     ended = []
     for id in arguments.ids:
         entry = client.get(arguments.url, f"{ROUTE}/{id}", for_change=True)
@@ -141,15 +143,15 @@ def _delete(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def matcher(text: str) -> dict[str, str]:
+def parse_matcher(text: str) -> dict[str, str]:
     """Parse a matcher such as ``rule=leak``; a value may be in double quotes. Raises ValueError."""
-    found = _MATCHER.fullmatch(text.strip())
-    if found is None:
+    match = _MATCHER_PATTERN.fullmatch(text.strip())
+    if match is None:
         raise ValueError("expected LABEL=TEXT, !=, =~ or !~, for example rule=leak")
-    name, operator, given = found.groups()
-    if quoted := _QUOTED.fullmatch(given):
-        given = _ESCAPE.sub(r"\1", quoted[1])
-    return {"name": name, "operator": operator, "value": given}
+    name, operator, value = match.groups()
+    if quoted := _QUOTED.fullmatch(value):
+        value = _ESCAPE.sub(r"\1", quoted[1])
+    return {"name": name, "operator": operator, "value": value}
 
 
 def _row(entry: Mapping[str, Any], user_name: Callable[[int], str | None]) -> Iterator[str]:
@@ -160,11 +162,11 @@ def _row(entry: Mapping[str, Any], user_name: Callable[[int], str | None]) -> It
 
 
 def _matchers(matchers: Sequence[Mapping[str, str]]) -> str:
-    return " ".join(f"{each['name']}{each['operator']}{_shown(each['value'])}" for each in matchers)
+    return " ".join(f"{each['name']}{each['operator']}{_quoted(each['value'])}" for each in matchers)
 
 
-def _shown(value: str) -> str:
-    """Return the value as `matcher` reads it."""
+def _quoted(value: str) -> str:
+    """Return the value as `parse_matcher` reads it."""
     if value and not re.search(r'[\s"~]', value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -20,7 +20,7 @@ from gpumond.serve.routes import Router, core_of, json_response
 
 router = Router("silences")
 
-MAX_MATCHERS, MAX_VALUE = 8, 256
+MAX_MATCHERS, MAX_VALUE_CHARACTERS = 8, 256
 
 EXAMPLE_BODY: dict[str, Any] = {
     "matchers": [
@@ -31,7 +31,7 @@ EXAMPLE_BODY: dict[str, Any] = {
     "reason": "known leak, fixed on Monday",
 }
 
-Id = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The silence's ID.")]
+SilenceId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The silence's ID.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class MatcherBody(EncodableModel):
 
     name: str = Field(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=64, description="A label, or `rule`.")
     operator: Operator = Field(description="`=~` and `!~` match the whole text with a regular expression.")
-    value: str = Field(max_length=MAX_VALUE)
+    value: str = Field(max_length=MAX_VALUE_CHARACTERS)
 
     _check_value = field_validator("value")(_printable)
 
@@ -94,7 +94,7 @@ class SilenceBody(EncodableModel):
         return self
 
 
-SILENCE = Silence(
+EXAMPLE_SILENCE = Silence(
     id="5b0e3a9c71d2f846",
     matchers=(Matcher("rule", "=", "leak"), Matcher("workload", "=~", "train.*")),
     starts_at=examples.TAKEN_AT,
@@ -104,8 +104,8 @@ SILENCE = Silence(
     created_at=examples.TAKEN_AT,
     created_by="token",
 )
-ENTRY = SilenceEntry("active", SILENCE)
-CREATED = CreatedSilence("active", SILENCE, 1)
+EXAMPLE_ENTRY = SilenceEntry("active", EXAMPLE_SILENCE)
+EXAMPLE_CREATED = CreatedSilence("active", EXAMPLE_SILENCE, 1)
 
 
 def _silences(request: Request) -> Silences:
@@ -117,7 +117,7 @@ def _count_change(request: Request, by: str) -> None:
     count_request(tokens, tokens.silences, by, "too many silence changes by this caller")
 
 
-@router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [ENTRY])
+@router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [EXAMPLE_ENTRY])
 async def silences(request: Request) -> Response:
     """Returns pending and active silences, and those that ended in the last five days (at most 100 per user)."""
     registry = _silences(request)
@@ -125,14 +125,16 @@ async def silences(request: Request) -> Response:
     return json_response(list[SilenceEntry], entries)
 
 
-@router.read("/silences/{id}", "One silence and its state", SilenceEntry, ENTRY, (404, 422))
-async def silence(request: Request, id: Id) -> Response:
+@router.read("/silences/{id}", "One silence and its state", SilenceEntry, EXAMPLE_ENTRY, (404, 422))
+async def silence(request: Request, id: SilenceId) -> Response:
     registry = _silences(request)
-    found = registry.get(id)
-    return json_response(SilenceEntry, SilenceEntry(registry.state(found), found))
+    silence = registry.get(id)
+    return json_response(SilenceEntry, SilenceEntry(registry.state(silence), silence))
 
 
-@router.change("POST /silences", "Create a silence", CreatedSilence, CREATED, (409, 422, 429, 503, 507), status=201)
+@router.change(
+    "POST /silences", "Create a silence", CreatedSilence, EXAMPLE_CREATED, (409, 422, 429, 503, 507), status=201
+)
 async def create(request: Request, body: SilenceBody, by: str = Depends(require_rules)) -> Response:
     """Alerts that all matchers match aren't sent, and are shown with `silenced_by`.
 
@@ -153,7 +155,7 @@ async def create(request: Request, body: SilenceBody, by: str = Depends(require_
 
 
 @router.deletion("/silences/{id}", "End a silence", (404, 422, 429, 503, 507))
-async def expire(request: Request, id: Id, by: str = Depends(require_rules)) -> Response:
+async def expire(request: Request, id: SilenceId, by: str = Depends(require_rules)) -> Response:
     """Ends a silence now. It stays in the list for five days."""
     _count_change(request, by)
     await _silences(request).expire(id, by)

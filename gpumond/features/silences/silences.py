@@ -28,13 +28,13 @@ MAX_SILENCES = 100
 """Silences of one creator that have not ended."""
 MAX_SECONDS = 366 * DAY_SECONDS
 """Latest end of a silence, from now."""
-MAX_EXPRESSIONS = 256
+MAX_TOTAL_EXPRESSION_CHARACTERS = 256
 """Characters of all regular expressions of a silence."""
 MAX_COMPILED_OF_CREATOR, MAX_COMPILED_IN_TOTAL = 4 << 20, 16 << 20
 """Bytes of the compiled regular expressions of the silences that have not ended."""
-KEEP_ENDED, KEEP_ENDED_SECONDS = 100, 5 * DAY_SECONDS
+MAX_ENDED, ENDED_SECONDS = 100, 5 * DAY_SECONDS
 """Ended silences of one creator that are listed, and for how long."""
-MAX_KNOWN = 20_000
+MAX_CACHED_ALERTS = 20_000
 """Alerts whose silences are remembered."""
 
 
@@ -55,7 +55,7 @@ def _has_times(silence: Silence) -> bool:
     return all(map(isfinite, (silence.starts_at, silence.ends_at, silence.created_at)))
 
 
-def _creator(silence: Silence) -> str:
+def _creator_of(silence: Silence) -> str:
     return counted_name(silence.created_by)
 
 
@@ -66,19 +66,19 @@ class Silences(SilenceService):
         self._table, self._clock = silence_table(store), clock
         self._lock = asyncio.Lock()
         self._silences: dict[str, Silence] = {}
-        self._tests: dict[str, CompiledMatchers] = {}
-        self._known: dict[Labels, tuple[Silence, ...]] = {}
+        self._matchers: dict[str, CompiledMatchers] = {}
+        self._matching_silences: dict[Labels, tuple[Silence, ...]] = {}
         self.loaded = False
 
     async def load(self) -> list[str]:
         """Load the stored silences. Returns those that this version cannot use; they remain in the store."""
         invalid: list[str] = []
-        self._tests, self._silences = {}, {}
+        self._matchers, self._silences = {}, {}
         for row in await self._table.rows():
             silence = row.value
             try:
                 if silence.state(self._clock()) != "ended":
-                    self._tests[silence.id] = self._test(silence.matchers, _creator(silence))
+                    self._matchers[silence.id] = self._compile(silence.matchers, _creator_of(silence))
             except (ConfigError, EntryConflict) as error:
                 invalid.append(f"{silence.id}: {error}")
             else:
@@ -89,14 +89,16 @@ class Silences(SilenceService):
 
     def all(self) -> list[Silence]:
         """Return the silences that have not ended or ended recently, the oldest first."""
-        since = self._clock() - KEEP_ENDED_SECONDS
+        since = self._clock() - ENDED_SECONDS
         recent = (silence for silence in self._silences.values() if silence.ends_at >= since)
         return sorted(recent, key=lambda silence: silence.created_at)
 
     def current(self) -> tuple[Silence, ...]:
         """Return the silences that have not ended."""
         now = self._clock()
-        return tuple(each for each in self._silences.values() if each.state(now) != "ended" and each.id in self._tests)
+        return tuple(
+            each for each in self._silences.values() if each.state(now) != "ended" and each.id in self._matchers
+        )
 
     def state(self, silence: Silence) -> SilenceState:
         return silence.state(self._clock())
@@ -104,7 +106,7 @@ class Silences(SilenceService):
     def get(self, id: str) -> Silence:
         """Return the silence. Raises NoSuchEntry."""
         if id not in self._silences:
-            raise NoSuchEntry(f"no silence has the ID {id!r:.80}; `gpumond silence list` shows the IDs")
+            raise NoSuchEntry(f"no silence has the ID {id!r:.80}; to list the silences: gpumond silence list")
         return self._silences[id]
 
     async def add(
@@ -140,10 +142,10 @@ class Silences(SilenceService):
             created_by=by,
         )
         async with self._lock:
-            creator = _creator(silence)
-            if sum(_creator(each) == creator for each in self.current()) >= MAX_SILENCES:
+            creator = _creator_of(silence)
+            if sum(_creator_of(each) == creator for each in self.current()) >= MAX_SILENCES:
                 raise EntryConflict(f"the limit of {MAX_SILENCES} silences by {creator} is reached; delete one first")
-            await self._store_silence(silence, by, self._test(matchers, creator))
+            await self._store_silence(silence, by, self._compile(matchers, creator))
         return silence
 
     async def expire(self, id: str, by: str) -> None:
@@ -151,10 +153,10 @@ class Silences(SilenceService):
         async with self._lock:
             silence, now = self.get(id), self._clock()
             if silence.state(now) != "ended":
-                over = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
-                await self._store_silence(over, by)
+                ended = replace(silence, starts_at=min(silence.starts_at, now), ends_at=now)
+                await self._store_silence(ended, by)
 
-    def silencing(self, alert: Alert) -> tuple[str, ...]:
+    def silences_of(self, alert: Alert) -> tuple[str, ...]:
         """Return the ids of the active silences that match an alert."""
         if not self._silences:
             return ()
@@ -169,40 +171,40 @@ class Silences(SilenceService):
         """Return the alerts, the silenced ones with the ids of their silences."""
         marked = []
         for alert in alerts:
-            ids = self.silencing(alert)
+            ids = self.silences_of(alert)
             marked.append(replace(alert, silenced_by=ids) if ids else alert)
         return tuple(marked)
 
     def _matching(self, alert: Alert) -> tuple[Silence, ...]:
-        found = self._known.get(alert.labels)
-        if found is None:
+        matching = self._matching_silences.get(alert.labels)
+        if matching is None:
             labels = {**dict(alert.labels), "rule": alert.rule}
-            found = tuple(silence for silence in self.current() if self._tests[silence.id].matches(labels))
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[alert.labels] = found
-        return found
+            matching = tuple(silence for silence in self.current() if self._matchers[silence.id].matches(labels))
+            if len(self._matching_silences) >= MAX_CACHED_ALERTS:
+                self._matching_silences.clear()
+            self._matching_silences[alert.labels] = matching
+        return matching
 
-    def _test(self, matchers: Sequence[Matcher], creator: str) -> CompiledMatchers:
+    def _compile(self, matchers: Sequence[Matcher], creator: str) -> CompiledMatchers:
         """Return the test of a new silence. Raises ConfigError, EntryConflict."""
-        most = dict.fromkeys((creator, ""), 0)
+        used_bytes = dict.fromkeys((creator, ""), 0)
         for silence in self.current():
-            for name in {_creator(silence), ""} & most.keys():
-                most[name] += self._tests[silence.id].compiled_bytes
-        room = min(MAX_COMPILED_OF_CREATOR - most[creator], MAX_COMPILED_IN_TOTAL - most[""])
+            for name in {_creator_of(silence), ""} & used_bytes.keys():
+                used_bytes[name] += self._matchers[silence.id].compiled_bytes
+        available_bytes = min(MAX_COMPILED_OF_CREATOR - used_bytes[creator], MAX_COMPILED_IN_TOTAL - used_bytes[""])
         size = _compiled_bytes(matchers)
-        if size > room:
+        if size > available_bytes:
             raise EntryConflict(
-                f"the silences' regular expressions exceed their memory limit by {size_text(size - room)}; shorten "
-                "repetitions, or delete a silence with a regular expression"
+                f"the silences' regular expressions exceed their memory limit by {size_text(size - available_bytes)}; "
+                "shorten repetitions, or delete a silence with a regular expression"
             )
-        return _test(matchers, size)
+        return _compiled_matchers(matchers, size)
 
     async def _store_silence(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
-        removed = set(self._surplus_ids(_creator(silence)))
+        removed = set(self._surplus_ids(_creator_of(silence)))
         await self._table.put(silence.id, silence, by, removed=sorted(removed))
         if test is not None:
-            self._tests[silence.id] = test
+            self._matchers[silence.id] = test
         self._set_silences(
             {id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence}
         )
@@ -213,32 +215,33 @@ class Silences(SilenceService):
         ended = sorted(
             (each for each in self._silences.values() if each.state(now) == "ended"), key=attrgetter("ends_at")
         )
-        own = [each for each in ended if _creator(each) == creator]
-        yield from (each.id for each in ended if each.ends_at < now - KEEP_ENDED_SECONDS)
-        yield from (each.id for each in own[: max(0, len(own) - KEEP_ENDED + 1)])
+        own = [each for each in ended if _creator_of(each) == creator]
+        yield from (each.id for each in ended if each.ends_at < now - ENDED_SECONDS)
+        yield from (each.id for each in own[: max(0, len(own) - MAX_ENDED + 1)])
 
     def _set_silences(self, silences: dict[str, Silence]) -> None:
-        self._silences, self._known = silences, {}
+        self._silences, self._matching_silences = silences, {}
         current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
-        self._tests = {id: test for id, test in self._tests.items() if id in current}
+        self._matchers = {id: test for id, test in self._matchers.items() if id in current}
 
 
 def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
     """Return the memory of the compiled regular expressions. Raises ConfigError."""
-    sizes = 0
+    total = 0
     for number, matcher in enumerate(matchers):
         if "~" in matcher.operator:
             with _naming_matcher(number, matcher):
-                sizes += compiled_bytes(matcher.value)
-    return sizes
+                total += compiled_bytes(matcher.value)
+    return total
 
 
-def _test(matchers: Sequence[Matcher], compiled_bytes: int) -> CompiledMatchers:
+def _compiled_matchers(matchers: Sequence[Matcher], compiled_bytes: int) -> CompiledMatchers:
     """Return the test of the labels of an alert. Raises ConfigError."""
     tests = [_matcher_test(number, matcher) for number, matcher in enumerate(matchers)]
-    if sum(len(each.value) for each in matchers if "~" in each.operator) > MAX_EXPRESSIONS:
+    if sum(len(each.value) for each in matchers if "~" in each.operator) > MAX_TOTAL_EXPRESSION_CHARACTERS:
         raise ConfigError(
-            f"matchers: the regular expressions exceed {MAX_EXPRESSIONS} characters; use several silences"
+            f"matchers: the regular expressions exceed {MAX_TOTAL_EXPRESSION_CHARACTERS} characters; use several "
+            "silences"
         )
     if all(test({}) for test in tests):
         raise ConfigError("matchers: at least one matcher must not match the empty string, for example rule=leak")
@@ -267,12 +270,12 @@ def _naming_matcher(number: int, matcher: Matcher) -> Iterator[None]:
         raise ConfigError(f"matchers.{number}: {matcher!s:.200}: {error}") from None
 
 
-MAX_EXPRESSION = 128
+MAX_EXPRESSION_CHARACTERS = 128
 """Characters of a regular expression."""
 MAX_COMPILED_BYTES = 1 << 20
 """Memory of one compiled expression, as `compiled_bytes` estimates it."""
 
-_CHARACTER, _CLASS, _DIGITS, _LETTERS = 2 << 10, 8 << 10, 20 << 10, 128 << 10
+_CHARACTER_BYTES, _CLASS_BYTES, _DIGITS_BYTES, _LETTERS_BYTES = 2 << 10, 8 << 10, 20 << 10, 128 << 10
 r"""Bytes of the compiled form of a character, a class such as [a-z], \d, and \w, which has 140,000 characters"""
 _ESCAPE = r"\\(?:[xuUpP]\{[^}]*\}|[pP].|.)"
 _INNER = rf"\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]"
@@ -290,7 +293,7 @@ def compile_pattern(text: str) -> Callable[[str], bool]:
     try:
         adapter = TypeAdapter(Annotated[str, StringConstraints(pattern=rf"\A(?s:{text})\z")])
     except SchemaError as error:
-        raise _invalid(re.sub(r"(?s).*error: ", "", str(error))[:200]) from None
+        raise _invalid_expression(re.sub(r"(?s).*error: ", "", str(error))[:200]) from None
 
     def matches(text: str) -> bool:
         try:
@@ -308,33 +311,35 @@ def compiled_bytes(text: str) -> int:
     Raises ConfigError if it is too long or too expensive, or isn't a complete expression: "a)|(b" would be valid within
     a group only.
     """
-    if len(text) > MAX_EXPRESSION:
-        raise ConfigError(f"the regular expression exceeds {MAX_EXPRESSION} characters; use several silences")
+    if len(text) > MAX_EXPRESSION_CHARACTERS:
+        raise ConfigError(
+            f"the regular expression exceeds {MAX_EXPRESSION_CHARACTERS} characters; use several silences"
+        )
     groups: list[int] = []
     total = last = end = 0
     while end < len(text):
         token = _TOKEN.match(text, end)
         if token is None:
             what = "an unclosed or nested class, a look-around, or a flag other than i, m, s and u"
-            raise _invalid(f"{text[end : end + 8]!r} is {what}")
+            raise _invalid_expression(f"{text[end : end + 8]!r} is {what}")
         end = token.end()
         if token["open"]:
             groups.append(total)
             total = last = 0
         elif token["close"]:
             if not groups:
-                raise _invalid("unopened group")
-            last = total + _CHARACTER
+                raise _invalid_expression("unopened group")
+            last = total + _CHARACTER_BYTES
             total = groups.pop() + last
         elif token["least"]:
             times = max(1, int(token["most"] or token["least"]) + (token["range"] == ","))
             total += last * (times - 1)
             last *= times
         elif token["class"] or token["character"]:
-            last = _bytes_of(token[0], _CLASS if token["class"] else _CHARACTER)
+            last = _token_bytes(token[0], _CLASS_BYTES if token["class"] else _CHARACTER_BYTES)
             total += last
     if groups:
-        raise _invalid("unclosed group")
+        raise _invalid_expression("unclosed group")
     if total > MAX_COMPILED_BYTES:
         raise ConfigError(
             f"the regular expression needs {size_text(total)} of memory, more than {size_text(MAX_COMPILED_BYTES)}; "
@@ -343,12 +348,14 @@ def compiled_bytes(text: str) -> int:
     return total
 
 
-def _bytes_of(part: str, least: int) -> int:
+def _token_bytes(part: str, base_bytes: int) -> int:
     kinds = re.findall(r"\\(.)", part, re.DOTALL)
-    return least + sum(_LETTERS if kind in "wWpP" else _DIGITS if kind in "dDsS" else 0 for kind in kinds)
+    return base_bytes + sum(
+        _LETTERS_BYTES if kind in "wWpP" else _DIGITS_BYTES if kind in "dDsS" else 0 for kind in kinds
+    )
 
 
-def _invalid(reason: str) -> ConfigError:
+def _invalid_expression(reason: str) -> ConfigError:
     return ConfigError(f"not a regular expression ({reason}); expected one such as train.*")
 
 

@@ -17,5 +17,5 @@ RECEIVER_TYPES: Mapping[str, type[ReceiverType]] = {
     each.model_fields["type"].default: each for each in get_args(ReceiverConfig)
 }
 
-LOG_ALONE = (Log(name="log"),)
+LOG_ONLY = (Log(name="log"),)
 """The default: alerts are in the daemon's log."""

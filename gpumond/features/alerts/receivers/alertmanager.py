@@ -47,10 +47,10 @@ def _entry(alert: Alert, instance: str, ends_at: float) -> dict[str, object]:
     return {
         "labels": {"instance": instance, "machine": instance, "rule": alert.rule, **dict(alert.labels)},
         "annotations": dict(alert.annotations),
-        "startsAt": _time(starts_at),
-        "endsAt": _time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
+        "startsAt": _iso_time(starts_at),
+        "endsAt": _iso_time(max(starts_at, ends_at)),  # for any clock: Alertmanager rejects an end before the start
     }
 
 
-def _time(seconds: float) -> str:
+def _iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()

@@ -82,7 +82,7 @@ class ReceiverType(StrictModel):
 
 TIMEOUT_SECONDS = 5.0
 MAX_RETRY_AFTER_SECONDS = 3600.0
-LINKABLE = re.compile(r"[!-~]+")
+PRINTABLE_ASCII = re.compile(r"[!-~]+")
 REASONS: Mapping[HttpFailure, str] = {"timeout": "timeout", "dns": "dns", "tls": "tls", "certificate": "tls"}
 """Words of the metrics for the failures of an exchange; the others are ``connection``."""
 RUNBOOK_URL = "runbook_url"
@@ -147,7 +147,7 @@ def is_web_address(url: str) -> bool:
 
 def is_linkable(url: str) -> bool:
     """Return True for a web address of printable ASCII, to which messages may link."""
-    return is_web_address(url) and LINKABLE.fullmatch(url) is not None
+    return is_web_address(url) and PRINTABLE_ASCII.fullmatch(url) is not None
 
 
 async def post(
@@ -192,13 +192,13 @@ def _check_status(status: int, retry_after: str | None) -> None:
         return
     text = f"{status} {HTTPStatus(status).phrase}" if status in set(HTTPStatus) else str(status)
     if status == 429:
-        raise TemporaryFailure("rate_limited", text, _seconds(retry_after), status)
+        raise TemporaryFailure("rate_limited", text, _retry_after_seconds(retry_after), status)
     if status == 408 or status >= 500:
-        raise TemporaryFailure("server_error", text, _seconds(retry_after), status)
+        raise TemporaryFailure("server_error", text, _retry_after_seconds(retry_after), status)
     raise Rejected("auth" if status in (401, 403) else "redirect" if status < 400 else "rejected", text, status)
 
 
-def _seconds(retry_after: str | None) -> float:
+def _retry_after_seconds(retry_after: str | None) -> float:
     """Parse Retry-After, in seconds or as a date; 0 if it cannot be parsed."""
     try:
         seconds = float(retry_after or 0)

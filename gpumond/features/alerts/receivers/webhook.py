@@ -23,13 +23,13 @@ from gpumond.features.alerts.receivers.base import RUNBOOK_URL, HttpReceiver, is
 
 Template = Literal["slack", "teams", "discord", "json"]
 
-BATCH_LIMIT = 5
+TEMPLATE_BATCH_LIMIT = 5
 """Alerts of one message."""
-MAX_LINK = 320
+MAX_LINK_CHARACTERS = 320
 """Characters of the address of a runbook; a longer one is text."""
 MAX_FIELDS = 6
 """Labels of an alert that a message shows; the generic document has all of them."""
-CUT = "…"
+ELLIPSIS = "…"
 COLORS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
 RESOLVED_COLOR = 0x2E7D32
 LABEL_ORDER = ("severity", "workload", "gpu", "pid", "user", "engine", "uuid")
@@ -62,35 +62,37 @@ class Message:
     instance: str
 
 
-def body(template: Template, raised: Sequence[Alert], resolved: Sequence[Alert], instance: str, link: str) -> Any:
+def message_body(
+    template: Template, raised: Sequence[Alert], resolved: Sequence[Alert], instance: str, link: str
+) -> Any:
     """Return the JSON document of a message."""
     sections = (*(_section("firing", each) for each in raised), *(_section("resolved", each) for each in resolved))
-    return _WRITERS[template](Message(_title(sections, instance), sections, link, plain(instance)))
+    return _WRITERS[template](Message(_title(sections, instance), sections, link, sanitize(instance)))
 
 
-def plain(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return the text without line ends, controls, marks that change the direction, and halves of surrogate pairs."""
-    return "".join("\ufffd" if unicodedata.category(each) in _REPLACED else each for each in text)
+    return "".join("\ufffd" if unicodedata.category(each) in _REPLACED_CATEGORIES else each for each in text)
 
 
-_REPLACED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_REPLACED_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
     labels, annotations = dict(alert.labels), dict(alert.annotations)
-    shown = [name for name in LABEL_ORDER if name in labels]
-    shown += [name for name in labels if name not in (*LABEL_ORDER, "alertname")]
+    label_names = [name for name in LABEL_ORDER if name in labels]
+    label_names += [name for name in labels if name not in (*LABEL_ORDER, "alertname")]
     runbook = annotations.get(RUNBOOK_URL, "")
-    if len(runbook) <= MAX_LINK and is_linkable(runbook):
+    if len(runbook) <= MAX_LINK_CHARACTERS and is_linkable(runbook):
         del annotations[RUNBOOK_URL]
     else:
         runbook = ""
     texts = [annotations.pop("summary", ""), *annotations.values()]
     return Section(
-        rule=plain(alert.rule),
-        title=f"{plain(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
-        text="\n".join(plain(text) for text in texts if text) or plain(alert.rule),
-        fields=tuple((plain(name), plain(labels[name])) for name in shown if labels[name]),
+        rule=sanitize(alert.rule),
+        title=f"{sanitize(alert.rule)} {'fires' if status == 'firing' else 'resolved'}",
+        text="\n".join(sanitize(text) for text in texts if text) or sanitize(alert.rule),
+        fields=tuple((sanitize(name), sanitize(labels[name])) for name in label_names if labels[name]),
         color=RESOLVED_COLOR if status == "resolved" else COLORS.get(labels.get("severity", ""), COLORS["warning"]),
         status=status,
         runbook=runbook,
@@ -99,23 +101,23 @@ def _section(status: Literal["firing", "resolved"], alert: Alert) -> Section:
 
 def _title(sections: Sequence[Section], instance: str) -> str:
     if len(sections) == 1:
-        return f"{sections[0].title} on {plain(instance)}"
+        return f"{sections[0].title} on {sanitize(instance)}"
     firing = sum(section.status == "firing" for section in sections)
     counts = ((firing, "firing"), (len(sections) - firing, "resolved"))
-    return f"Alerts on {plain(instance)}: " + ", ".join(f"{count} {state}" for count, state in counts if count)
+    return f"Alerts on {sanitize(instance)}: " + ", ".join(f"{count} {state}" for count, state in counts if count)
 
 
-def cut(text: str, most: int, escape: Callable[[str], str] = str) -> str:
-    """Return the escaped text in at most ``most`` UTF-16 units. An escape is never divided."""
+def truncate(text: str, max_units: int, escape: Callable[[str], str] = str) -> str:
+    """Return the escaped text in at most ``max_units`` UTF-16 units. An escape is never divided."""
     parts: list[str] = []
     used = 0
     for each in text:
         part = escape(each)
         size = len(part.encode("utf-16-le")) // 2
-        if used + size > most - len(CUT):
+        if used + size > max_units - len(ELLIPSIS):
             rest = "".join(map(escape, text[len(parts) :]))
-            whole = used + len(rest.encode("utf-16-le")) // 2 <= most
-            return "".join(parts) + (rest if whole else CUT)
+            fits = used + len(rest.encode("utf-16-le")) // 2 <= max_units
+            return "".join(parts) + (rest if fits else ELLIPSIS)
         parts.append(part)
         used += size
     return "".join(parts)
@@ -127,18 +129,18 @@ def _slack(message: Message) -> Any:
     blocks: list[Any] = []
     for section in message.sections:
         names = [f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS]]
-        facts = cut("   ".join(names), min(1000, each // 3))
-        blocks.append({"type": "header", "text": _slack_text(cut(section.title, 150))})
-        blocks.append({"type": "section", "text": _slack_text(cut(section.text, min(2900, each // 2)))})
-        elements = [_slack_text(facts)] if facts else []
+        labels = truncate("   ".join(names), min(1000, each // 3))
+        blocks.append({"type": "header", "text": _slack_text(truncate(section.title, 150))})
+        blocks.append({"type": "section", "text": _slack_text(truncate(section.text, min(2900, each // 2)))})
+        elements = [_slack_text(labels)] if labels else []
         if section.runbook:
             elements.append(_slack_link(section.runbook, "Runbook"))
         if elements:
             blocks.append({"type": "context", "elements": elements})
     if message.link:
-        link = _slack_link(message.link, f"gpumond on {cut(message.instance, 100)}")
+        link = _slack_link(message.link, f"gpumond on {truncate(message.instance, 100)}")
         blocks.append({"type": "section", "text": link})
-    return {"text": cut(message.title, 300, _slack_escape), "mrkdwn": False, "blocks": blocks}
+    return {"text": truncate(message.title, 300, _slack_escape), "mrkdwn": False, "blocks": blocks}
 
 
 def _slack_text(text: str) -> dict[str, Any]:
@@ -156,15 +158,15 @@ def _slack_escape(text: str) -> str:
 def _teams(message: Message) -> Any:
     """Return an Adaptive Card for a workflow. Its text runs have no markup, and it has no entities for mentions."""
     each = 3400 // len(message.sections)  # of 28 KB: in JSON a UTF-16 unit takes at most 6 bytes
-    blocks: list[Any] = [_teams_text(cut(message.title, 150), size="Large", weight="Bolder")]
+    blocks: list[Any] = [_teams_text(truncate(message.title, 150), size="Large", weight="Bolder")]
     for section in message.sections:
-        facts = "   ".join(f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS])
+        labels = "   ".join(f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS])
         color = "Good" if section.status == "resolved" else "Attention"
         if len(message.sections) > 1:
-            blocks.append(_teams_text(cut(section.title, 80), weight="Bolder", color=color))
-        blocks += [_teams_text(line) for line in cut(section.text, each // 2).split("\n")]
-        if facts:
-            blocks.append(_teams_text(cut(facts, each // 3), isSubtle=True))
+            blocks.append(_teams_text(truncate(section.title, 80), weight="Bolder", color=color))
+        blocks += [_teams_text(line) for line in truncate(section.text, each // 2).split("\n")]
+        if labels:
+            blocks.append(_teams_text(truncate(labels, each // 3), isSubtle=True))
     card: dict[str, Any] = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -172,7 +174,7 @@ def _teams(message: Message) -> Any:
         "body": blocks,
         "msteams": {"width": "Full"},
     }
-    links = {each.runbook: f"Runbook: {cut(each.rule, 64)}" for each in message.sections if each.runbook}
+    links = {each.runbook: f"Runbook: {truncate(each.rule, 64)}" for each in message.sections if each.runbook}
     if message.link:
         links = {message.link: "Open gpumond", **links}
     if links:
@@ -191,24 +193,24 @@ def _teams_text(text: str, **style: Any) -> dict[str, Any]:
 
 def _discord(message: Message) -> Any:
     """Return embeds. No mention notifies anyone, and Markdown is escaped."""
-    each = 5800 // len(message.sections)
+    units = 5800 // len(message.sections)
     embeds = []
     for section in message.sections:
         runbook = f" [Runbook](<{section.runbook}>)" if section.runbook else ""
-        left = each - 140 - len(runbook)
+        remaining = units - 140 - len(runbook)
         embed: dict[str, Any] = {
-            "title": cut(f"{section.title} on {message.instance}", 140, _discord_escape),
-            "description": cut(section.text, min(3000, left // 2), _discord_escape) + runbook,
+            "title": truncate(f"{section.title} on {message.instance}", 140, _discord_escape),
+            "description": truncate(section.text, min(3000, remaining // 2), _discord_escape) + runbook,
             "color": section.color,
         }
         if message.link:
             embed["url"] = message.link
         fields = section.fields[:MAX_FIELDS]
-        share = left // 2 // max(1, len(fields)) - 1
+        share = remaining // 2 // max(1, len(fields)) - 1
         embed["fields"] = [
             {
-                "name": cut(name, min(60, share // 3), _discord_escape),
-                "value": cut(value, min(1000, share - share // 3), _discord_escape),
+                "name": truncate(name, min(60, share // 3), _discord_escape),
+                "value": truncate(value, min(1000, share - share // 3), _discord_escape),
                 "inline": True,
             }
             for name, value in fields
@@ -227,7 +229,7 @@ def _generic(message: Message) -> Any:
             "status": each.status,
             "title": each.title,
             "text": each.text,
-            "fields": _named(each.fields),
+            "fields": _field_objects(each.fields),
             "runbook": each.runbook or None,
         }
         for each in message.sections
@@ -241,7 +243,7 @@ def _generic(message: Message) -> Any:
     }
 
 
-def _named(fields: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+def _field_objects(fields: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in fields]
 
 
@@ -267,7 +269,7 @@ class Webhook(HttpReceiver):
 
     @property
     def batch_limit(self) -> int:
-        return super().batch_limit if self.template is None else BATCH_LIMIT
+        return super().batch_limit if self.template is None else TEMPLATE_BATCH_LIMIT
 
     @property
     def runbooks_address(self) -> str:
@@ -286,7 +288,7 @@ class Webhook(HttpReceiver):
         document = (
             self._document(raised, resolved)
             if self.template is None
-            else body(self.template, raised, resolved, self.instance, self.page_url or "")
+            else message_body(self.template, raised, resolved, self.instance, self.page_url or "")
         )
         content = json.dumps(document, separators=(",", ":")).encode()
         headers = {}
@@ -305,8 +307,8 @@ class Webhook(HttpReceiver):
             "instance": self.instance,
             "sent_at": time.time(),
             "alerts": [
-                *(entry("firing", alert) for alert in raised),
-                *(entry("resolved", alert) for alert in resolved),
+                *(alert_body("firing", alert) for alert in raised),
+                *(alert_body("resolved", alert) for alert in resolved),
             ],
         }
 
@@ -316,7 +318,7 @@ def signature(key: str, timestamp: str, body: bytes) -> str:
     return hmac.new(key.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
-def entry(status: str, alert: Alert) -> dict[str, Any]:
+def alert_body(status: str, alert: Alert) -> dict[str, Any]:
     """Return the JSON of one alert; ``fingerprint`` is the same for all its notifications."""
     identity = json.dumps(sorted(alert.labels)).encode()
     return {
