@@ -242,16 +242,9 @@ def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Diffe
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
     for each in differences:
         if each.before or each.after:
-            values = (each.before, each.after, each.difference)
-            value_texts = [_value_text(each, value) for value in values]
-            yield [
-                each.workload,
-                each.name,
-                *value_texts,
-                _change_text(each),
-                _value_text(each, each.low),
-                _value_text(each, each.high),
-            ]
+            values = (each.before, each.after, each.difference, each.low, each.high)
+            before, after, difference, low, high = (_value_text(each, value) for value in values)
+            yield [each.workload, each.name, before, after, difference, _change_text(each), low, high]
 
 
 def _value_text(difference: Difference, value: float | None) -> str:

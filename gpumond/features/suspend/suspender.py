@@ -23,7 +23,7 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
-from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt, largest_programs
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt, largest_programs
 from gpumond.facts.units import size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
@@ -437,22 +437,17 @@ class Suspender:
         The devices follow each other in the order of their names: two programs cannot wait for each other.
         """
         snapshot = self._snapshot()
-        is_snapshot_current = snapshot is not None and any(
-            each.key == program.key for each in snapshot.suspended_programs
-        )
+        # An older snapshot counts the memory that the suspension has freed as allocated by this program.
+        if snapshot is not None and all(each.key != program.key for each in snapshot.suspended_programs):
+            snapshot = None
         request_ids: list[str] = []
         missing: Admission | None = None
         for index, memory in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
             request_id = program.grants[index] if index < len(program.grants) else ""
-            # An older snapshot counts the memory that the suspension has freed as allocated by this program.
-            answer = (
-                self._request(program, memory.device_uuid, memory.used_bytes, request_id, snapshot)
-                if is_snapshot_current
-                else None
-            )
+            answer = self._request(program, memory, request_id, snapshot) if snapshot else None
             request_ids += [answer.id] if answer else [request_id] if request_id else []
             if answer is None or answer.state != "granted":
-                missing = answer or _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
+                missing = answer or _missing_grant(memory)
                 break
         if tuple(request_ids) != program.grants:
             program = replace(program, grants=tuple(request_ids))
@@ -460,25 +455,24 @@ class Suspender:
         held_before = self._extend_grants(program)
         is_stored = await self._grants.save() and held_before and self._extend_grants(program)
         if missing is None and not is_stored:
-            memory = program.memory[0]
-            missing = _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
+            missing = _missing_grant(program.memory[0])
         return program, missing
 
     def _request(
-        self, program: SuspendedProgram, uuid: str, need_bytes: int, request_id: str, snapshot: Snapshot | None
+        self, program: SuspendedProgram, memory: SuspendedMemory, request_id: str, snapshot: Snapshot
     ) -> Admission | None:
         """Renew a request for memory, or make it; None if the device is not known, or not now."""
         if request_id:
             with suppress(NoSuchEntry):
                 return self._grants.renew(snapshot, request_id, program.requested_by)
-        device = snapshot.device(uuid) if snapshot else None
-        if snapshot is None or device is None:
+        device = snapshot.device(memory.device_uuid)
+        if device is None:
             return None
         try:
             return self._grants.request(
                 snapshot,
                 device,
-                need_bytes,
+                memory.used_bytes,
                 program.requested_by,
                 uid=program.uid,
                 pid=program.pid,
@@ -497,7 +491,7 @@ class Suspender:
             device = devices.get(memory.device_uuid)
             free_bytes = device.current_free_bytes if device else None
             if free_bytes is None or free_bytes < memory.used_bytes:
-                return _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes, free_bytes)
+                return _missing_grant(memory, free_bytes)
         return None
 
     async def _end_resumption(
@@ -737,13 +731,13 @@ def _resume_refusal(
     return None
 
 
-def _missing_grant(uuid: str, index: int, need_bytes: int, available_bytes: int | None = None) -> Admission:
+def _missing_grant(memory: SuspendedMemory, available_bytes: int | None = None) -> Admission:
     return Admission(
         id="",
         state="waiting",
-        device_uuid=uuid,
-        device_index=index,
-        need_bytes=need_bytes,
+        device_uuid=memory.device_uuid,
+        device_index=memory.device_index,
+        need_bytes=memory.used_bytes,
         available_bytes=available_bytes,
     )
 
