@@ -22,7 +22,7 @@ from gpumond.features import routers
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.host.tasks import background_task
 from gpumond.serve.authentication import Tokens
-from gpumond.serve.deferred_app import Api
+from gpumond.serve.deferred_app import DeferredApp
 
 CHANGING = 0.1
 """Share of the processes whose memory changes in a second."""
@@ -73,7 +73,7 @@ def main() -> None:
             yield
 
     reduce_garbage_collection()  # as a daemon does
-    app: Any = Api(cast("Core", view), Tokens("secret"), lifespan, routers)
+    app: Any = DeferredApp(cast("Core", view), Tokens("secret"), lifespan, routers)
     # A stream that a reader keeps open would delay the end for ever.
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
 

@@ -151,15 +151,15 @@ async def flush_each(
     requests: Iterable[tuple[FlushRequest, Receipt]],
     requested_by: str,
 ) -> list[Sequence[Receipt]]:
-    """Carry out requests, a few at a time. An error of one becomes its receipt, so the others are carried out."""
-    places = asyncio.Semaphore(FLUSHES_AT_ONCE)
+    """Carry out requests, each with the receipt of its refusal, a few at a time. An error of one refuses it alone."""
+    slots = asyncio.Semaphore(FLUSHES_AT_ONCE)
 
-    async def carry_out(request: FlushRequest, refused: Receipt) -> Sequence[Receipt]:
-        async with places:
+    async def carry_out(request: FlushRequest, refusal: Receipt) -> Sequence[Receipt]:
+        async with slots:
             try:
                 return (await flush(request, requested_by)).receipts
             except (FlushError, StoreUnavailable) as error:
-                return (replace(refused, reason=str(error)),)
+                return (replace(refusal, reason=str(error)),)
 
     return await asyncio.gather(*(carry_out(*each) for each in requests))
 
@@ -252,14 +252,15 @@ class Core:
         self.settings, self.dependencies = settings, dependencies
         self.clock, self.devices, self.programs = dependencies.clock, dependencies.devices, dependencies.agents
         self.store, self.telemetry, self.faults = dependencies.store, dependencies.telemetry, dependencies.faults
-        self.started_at, self.began = dependencies.clock.wall(), dependencies.clock.monotonic()
+        self.started_at, self.started_monotonic = dependencies.clock.wall(), dependencies.clock.monotonic()
         self.store_file = dependencies.store.path.absolute()
         self.runtime_dir = nonstandard_directory(settings.runtime_directory())
         self.agent_socket = settings.agent_socket().absolute()
-        self.url: str | None = None  # while no port accepts requests
+        self.url: str | None = None
+        """None while no port accepts requests."""
         self.diagnosis = Diagnosis(pace)
         self.events = EventLog(self.started_at)
-        self.requests = AuditedRequests(self.programs, self.store.audit, self.note)
+        self.requests = AuditedRequests(self.programs, self.store.audit, self.audit_change)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
         self.answers: dict[str, bytes] = {}
@@ -267,7 +268,6 @@ class Core:
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._frame_changed = Signal()
-        self._config_hashes: tuple[Settings, tuple[Rule, ...], ConfigHashes] | None = None
         self._services: dict[type, object] = dict(dependencies.services)
 
     def provide(self, kind: type[Any], service: object) -> None:
@@ -300,26 +300,22 @@ class Core:
         return await self._frame_changed.wait(seconds)
 
     async def metrics(self, accept: str, compat: Compat | None = None, groups: frozenset[Group] = ALL_GROUPS) -> Scrape:
-        """Return the page of the current frame. The first scrapes after the start wait for the first frame."""
+        """Return the metrics of the current frame. The first scrapes after the start wait for the first frame."""
         if self.frame is None:
             await self.await_frame(self.first_frame_seconds)
         return self.exposition.scrape(self.frame, ScrapeFormat.of(accept, compat, groups))
 
     def config_hashes(self) -> ConfigHashes:
         """Return the hashes by which this daemon is compared with those of other machines."""
-        registry = self.find(RuleService)
-        settings, rules = self.settings, registry.rules if registry else ()
-        known = self._config_hashes
-        if known is None or known[0] is not settings or known[1] is not rules:
-            known = settings, rules, ConfigHashes(hash_of_settings(settings), hash_of_rules(rules))
-            self._config_hashes = known
-        return known[2]
+        rule_service = self.find(RuleService)
+        rules = rule_service.rules if rule_service else ()
+        return ConfigHashes(hash_of_settings(self.settings), hash_of_rules(rules))
 
     def machine_names(self) -> frozenset[str]:
         """Return the names of this machine that alerts may have as `instance`, in lower case."""
-        name, settings = socket.gethostname(), self.settings
-        listened = () if settings.is_loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
-        return frozenset(each.lower() for each in (name, name.partition(".")[0], *settings.hosts, *listened))
+        hostname, settings = socket.gethostname(), self.settings
+        address = () if settings.is_loopback or settings.host in ("0.0.0.0", "::") else (settings.host,)
+        return frozenset(name.lower() for name in (hostname, hostname.partition(".")[0], *settings.hosts, *address))
 
     def gpu_processes(self) -> Mapping[ProcessKey, float | None] | None:
         """Return the processes that the driver lists in the current frame; None before the first one.
@@ -331,23 +327,20 @@ class Core:
         idle_seconds: dict[ProcessKey, float | None] = {}
         for device in self.frame.snapshot.devices:
             for key, process in device.processes_by_key.items():
-                idle, other = process.idle_seconds, idle_seconds.get(key, inf)
-                idle_seconds[key] = None if idle is None or other is None else min(idle, other)
+                here, elsewhere = process.idle_seconds, idle_seconds.get(key, inf)
+                idle_seconds[key] = None if here is None or elsewhere is None else min(here, elsewhere)
         return idle_seconds
 
     def add_receipt(self, receipt: Receipt) -> None:
         """Note a receipt in counters, events and all parts."""
-        named = (
-            None if self.frame is None or self.frame.owners is None else {each.workload for each in self.frame.owners}
-        )
-        self.telemetry.add_receipt(
-            receipt if named is None or receipt.workload in named else replace(receipt, workload="")
-        )
+        owners = None if self.frame is None else self.frame.owners
+        has_series = owners is None or receipt.workload in {owner.workload for owner in owners}
+        self.telemetry.add_receipt(receipt if has_series else replace(receipt, workload=""))
         self.events.add_receipt(receipt)
         for part in self.parts:
             part.add_receipt(receipt)
 
-    async def note(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
+    async def audit_change(self, actor: str, action: str, detail: Any, receipts: Sequence[Receipt] = ()) -> None:
         """Audit a completed change. A store that cannot be written logs its error and does not fail the request."""
         try:
             await self.store.audit(actor, action, detail)

@@ -98,9 +98,10 @@ def _is_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler of the program raised it: handlers run in this thread, at any moment."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code not in handlers:
+    while frame is not None and frame.tb_frame.f_code not in codes:
         frame = frame.tb_next
     return frame is not None
 

@@ -92,8 +92,8 @@ class StrandedEstimate:
         """
         if not bytes_left_by_flush and not self._remainders:
             return pools
-        known = bytes_left_by_flush or {}
-        return [self._adjust_pool(pool, known.get(pool.device_uuid, self._estimate(pool))) for pool in pools]
+        left_by_uuid = bytes_left_by_flush or {}
+        return [self._adjust_pool(pool, left_by_uuid.get(pool.device_uuid, self._estimate(pool))) for pool in pools]
 
     def _estimate(self, pool: PoolUsage) -> int | None:
         remainder = self._remainders.get((pool.allocator, pool.device_uuid))

@@ -14,19 +14,20 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorTracking
+from gpumond.agent.allocators.adapters import FlushRefused, HistoryRecording, TensorsBusy, TensorTracking
 from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 from gpumond.agent.measure import snapshots
-from gpumond.agent.measure.oom_record import live_classes
 from gpumond.agent.retainers import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import AgentSettings
 from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, encode, printable_text
-from gpumond.facts.program import AllocationSite, Dump, LiveClasses, Retainer
+from gpumond.facts.program import MAX_OOM_POOLS, AllocationSite, Dump, LiveClasses, Retainer
 
 STEP_TIMEOUT_SECONDS = 10.0
 """Longest wait for `step`, by which a program with flush_policy ``step`` permits an interruption."""
 HEAP_SEARCH_SECONDS = 0.2
 """Time limit for a search of all objects, for which the program may pause up to a quarter of a second."""
+BUSY_INTERVAL_SECONDS = 1.0
+"""Time until a search continues that could not read the program's tensors."""
 CLASSES_INTERVAL_SECONDS = 1.0
 """Shortest time between two readings of the classes of live bytes. A request in between gets the last result."""
 MAX_RECORD_SECONDS = 600.0
@@ -107,6 +108,8 @@ class RequestHandler:
             return AgentResponse(request.id, "no allocator of this program has objects that can be searched")
         try:
             search = RetentionSearch(lambda: [tensor for adapter in adapters for tensor in adapter.tracked_tensors()])
+        except TensorsBusy as busy:
+            return AgentResponse(request.id, printable_text(busy))
         except Exception as error:  # a version of the library that is not understood
             return AgentResponse(request.id, printable_text(f"{type(error).__name__}: {error}"))
         self._search = search, time.monotonic() + INTERVAL_SECONDS
@@ -119,6 +122,9 @@ class RequestHandler:
         search, self._search = self._search[0], None
         try:
             retainers = search.advance()
+        except TensorsBusy:
+            self._search = search, now + BUSY_INTERVAL_SECONDS
+            return
         except Exception:  # a version of the library that is not understood
             return
         if retainers is None:
@@ -162,12 +168,11 @@ class RequestHandler:
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
         folded = save(".folded", write_file=partial(_write_folded, sites, unrecorded))
-        wants_classes = recording.request.kind == "classes"
-        classes, paused = _read_classes() if wants_classes else ((), 0.0)
+        classes, paused, unknown = _read_classes() if recording.request.kind == "classes" else ((), 0.0, "")
         return _shorten(
             AgentResponse(
                 recording.request.id,
-                dump.reason or (_why_classes_unknown(classes) if wants_classes and (classes or not sites) else ""),
+                dump.reason or (unknown if classes or not sites else ""),
                 dump=dump,
                 classes=classes,
                 paused_seconds=paused,
@@ -191,8 +196,8 @@ class RequestHandler:
         now = time.monotonic()
         if self._newest_classes is not None and now - self._newest_classes[1] < CLASSES_INTERVAL_SECONDS:
             return replace(self._newest_classes[0], id=request.id, age_seconds=now - self._newest_classes[1])
-        classes, paused = _read_classes()
-        answer = AgentResponse(request.id, _why_classes_unknown(classes), classes=classes, paused_seconds=paused)
+        classes, paused, unknown = _read_classes()
+        answer = AgentResponse(request.id, unknown, classes=classes, paused_seconds=paused)
         self._newest_classes = answer, time.monotonic()
         return answer
 
@@ -214,10 +219,20 @@ class RequestHandler:
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
 
-def _read_classes() -> tuple[tuple[LiveClasses, ...], float]:
-    """Return the classes of live bytes, and the seconds for which this thread may have paused the others."""
-    began = time.thread_time()
-    return live_classes(HEAP_SEARCH_SECONDS), time.thread_time() - began
+def _read_classes() -> tuple[tuple[LiveClasses, ...], float, str]:
+    """Return the classes of live bytes, the seconds for which this thread may have paused the others, and the reason
+    why a class is unknown.
+    """
+    began, classes = time.thread_time(), list[LiveClasses]()
+    for adapter in ALLOCATORS.adapters():
+        if isinstance(adapter, TensorTracking):
+            try:
+                classes += adapter.live_classes(HEAP_SEARCH_SECONDS)
+            except TensorsBusy as busy:
+                return (), time.thread_time() - began, printable_text(busy)
+            except Exception:  # a version of the library that is not understood
+                continue
+    return tuple(classes[:MAX_OOM_POOLS]), time.thread_time() - began, _why_classes_unknown(classes)
 
 
 def _why_classes_unknown(classes: Sequence[LiveClasses]) -> str:

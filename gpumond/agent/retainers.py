@@ -80,16 +80,17 @@ class RetentionSearch:
         self._new_tensors: list[weakref.ref[Any]] | None = None
 
     def advance(self) -> tuple[Retainer, ...] | None:
-        """Continue after an interval. Return the result the second time, largest first."""
+        """Continue after an interval. Return the result the second time, largest first. Raises TensorsBusy."""
         if self._new_tensors is None:
             old = {id(tensor) for reference in self._old_tensors if (tensor := reference()) is not None}
             self._new_tensors = [reference for reference in self._references() if id(reference()) not in old]
             self._old_tensors = []
             return None
+        tensors = self._read()[:MAX_TENSORS]
         new = {id(tensor) for reference in self._new_tensors if (tensor := reference()) is not None}
         self._new_tensors = []
         retained, graphs = [], []
-        for tracked in self._read()[:MAX_TENSORS]:
+        for tracked in tensors:
             if id(tracked.tensor) in new:
                 retained.append(tracked)
             elif tracked.has_graph:
@@ -250,9 +251,11 @@ def _closure_location(cell: CellType, search_budget: SearchBudget) -> Location |
     for closure in search_budget.referrers(cell):
         for function in search_budget.referrers(closure) if type(closure) is tuple else ():
             if type(function) is FunctionType and function.__closure__ is closure:
-                names = function.__code__.co_freevars
-                name = next((n for n, each in zip(names, function.__closure__ or (), strict=False) if each is cell), "")
-                return _variable_location(function.__code__, function.__code__.co_firstlineno, name)
+                code = function.__code__
+                names = {
+                    id(each): name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=False)
+                }
+                return _variable_location(code, code.co_firstlineno, names.get(id(cell), ""))
     return None
 
 
@@ -298,13 +301,13 @@ def attribute_location(cls: type, name: str) -> Location | None:
         for function in list(vars(base).values())
         if type(code := getattr(getattr(function, "__func__", function), "__code__", None)) is CodeType
     ]
-    pattern, shown = rf"\w+\.{re.escape(name)}", f"{cls.__name__}.{name}"
+    pattern, qualified_name = rf"\w+\.{re.escape(name)}", f"{cls.__name__}.{name}"
     for suffix in (GROWTH_PATTERN, ASSIGNMENT_PATTERN):
         for code in codes:
             line = _first_match(code.co_filename, pattern + suffix, code.co_firstlineno, _last_line(code))
             if line is not None:
-                return Location(code.co_filename, line, getattr(code, "co_qualname", code.co_name), shown)
-    return Location(codes[0].co_filename, codes[0].co_firstlineno, cls.__name__, shown) if codes else None
+                return Location(code.co_filename, line, getattr(code, "co_qualname", code.co_name), qualified_name)
+    return Location(codes[0].co_filename, codes[0].co_firstlineno, cls.__name__, qualified_name) if codes else None
 
 
 def _name_of(holder: dict[Any, Any], target: Any) -> str | None:
@@ -350,7 +353,7 @@ def _line_of_growth(file: str, pattern: str, first: int, last: int | None) -> in
 def _first_match(file: str, pattern: str, first: int, last: int | None) -> int | None:
     searched = re.compile(rf"(?<![\w.]){pattern}")
     part = enumerate(_lines(file)[first - 1 : last], first)
-    return next((number for number, line in part if searched.search(line)), None)
+    return next((line_number for line_number, text in part if searched.search(text)), None)
 
 
 def _lines(file: str) -> list[str]:

@@ -23,7 +23,7 @@ class AgentSettings:
         self.hooks, self.end_functions = hooks, end_functions
         self.workload = _clean_workload(os.environ.get("GPUMOND_WORKLOAD", ""))
         policy = os.environ.get("GPUMOND_FLUSH_POLICY", "")
-        self.flush_policy: FlushPolicy = next((known for known in FLUSH_POLICIES if known == policy), "allow")
+        self.flush_policy: FlushPolicy = next((name for name in FLUSH_POLICIES if name == policy), "allow")
         self.socket: str | None = None
         self.main_thread = os.environ.get("GPUMOND_MAIN_THREAD") == "1"
         self.allow_limit = os.environ.get("GPUMOND_ALLOW_LIMIT") == "1"

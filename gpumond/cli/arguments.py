@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, GpumondError
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 DONE, FAILED, WRONG_USE, NOTHING_TO_DO = 0, 1, 2, 3
 
 
 def print_error(message: str) -> None:
     """Print a message to standard error. It may contain text of a daemon: no character of it changes the terminal."""
-    print("\n".join(map(safe, message.split("\n"))), file=sys.stderr, flush=True)
+    print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def confirm(question: str, refusal: str) -> None:
@@ -69,13 +69,13 @@ def with_typed_option(error: Exception, arguments: argparse.Namespace) -> str:
     """Return an error with the option that was typed instead of the key of the request."""
     match = REQUEST_KEY.match(str(error))
     option = f"--{match[1].replace('_', '-')}" if match else ""
-    typed = option in [word.partition("=")[0] for word in arguments.words]
-    if not (match and typed):
+    is_typed = option in [word.partition("=")[0] for word in arguments.words]
+    if not (match and is_typed):
         return str(error)
-    rest = str(error)[len(match[0]) :]
+    problem = str(error)[len(match[0]) :]
     if match[2] == "_seconds":
-        rest = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration_text(float(bound[0])), rest)
-    return f"{option}: {rest}"
+        problem = re.sub(r"[\d.]+(?:e\+\d+)?$", lambda bound: units.duration_text(float(bound[0])), problem)
+    return f"{option}: {problem}"
 
 
 T = TypeVar("T")

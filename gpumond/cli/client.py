@@ -63,7 +63,7 @@ from gpumond.host.http import (
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
 from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decode_response, frame_of
-from gpumond.view.text import output_width, wrapped_text
+from gpumond.view.text import output_width, wrap_text
 
 DEFAULT_URL = "http://127.0.0.1:9917"
 READ_SECONDS, CHANGE_SECONDS = 10.0, 30.0
@@ -170,7 +170,7 @@ def _url_variable(url: str, default: str) -> str:
 
 def paragraph(text: str, url: str) -> str:
     """Return a daemon's text for standard output: its commands reach the daemon, and its lines fit a terminal."""
-    return wrapped_text(with_commands(text, url), output_width())
+    return wrap_text(with_commands(text, url), output_width())
 
 
 def program_command() -> str:

@@ -126,9 +126,10 @@ def known_values(kind: str, url: str) -> list[str]:
     if kind == "matchers":
         matchers = (f"{label}={value}" for label, kind in LABEL_KINDS.items() for value in known_values(kind, url))
         return sorted({*matchers, *known_values("labels", url)})
-    path, read = READERS[kind]
+    path, values_of = READERS[kind]
     try:
-        return sorted({str(value) for value in read(client.get(url, path, timeout_seconds=TIMEOUT_SECONDS)) if value})
+        response = client.get(url, path, timeout_seconds=TIMEOUT_SECONDS)
+        return sorted({str(value) for value in values_of(response) if value})
     except GpumondError:
         return []
 
@@ -158,13 +159,17 @@ READERS: Mapping[str, tuple[str, Callable[[Any], Iterable[Any]]]] = {
 
 def bash(words: Mapping[str, Sequence[str]]) -> str:
     cases = (
-        f"      \"{command} \"*) words='{' '.join(own)}' kind={_kind(command)} ;;" for command, own in words.items()
+        f"      \"{command} \"*) words='{' '.join(command_words)}' kind={_kind(command)} ;;"
+        for command, command_words in words.items()
     )
     return _fill_template(BASH_TEMPLATE, cases, words)
 
 
 def zsh(words: Mapping[str, Sequence[str]]) -> str:
-    cases = (f'      "{command} "*) own=({" ".join(own)}) kind={_kind(command)} ;;' for command, own in words.items())
+    cases = (
+        f'      "{command} "*) own=({" ".join(command_words)}) kind={_kind(command)} ;;'
+        for command, command_words in words.items()
+    )
     return _fill_template(ZSH_TEMPLATE, cases, words)
 
 
@@ -183,13 +188,13 @@ def fish(words: Mapping[str, Sequence[str]]) -> str:
         f"complete -c gpumond -n __fish_use_subcommand -f -a {command.name} -d '{command.help.replace(chr(39), '')}'"
         for command in commands().values()
     ]
-    for path, own in words.items():
+    for path, command_words in words.items():
         command, _, nested = path.partition(" ")
         inner = [each.partition(" ")[2] for each in words if each.startswith(f"{command} ")]
         own_part = f"; and __fish_seen_subcommand_from {nested}" if nested else ""
-        rest = f"; and not __fish_seen_subcommand_from {' '.join(inner)}" if inner and not nested else ""
-        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}{own_part}{rest}'"
-        lines += [f"{condition} {_fish_word(word)}" for word in own]
+        exclusion = f"; and not __fish_seen_subcommand_from {' '.join(inner)}" if inner and not nested else ""
+        condition = f"complete -c gpumond -n '__fish_seen_subcommand_from {command}{own_part}{exclusion}'"
+        lines += [f"{condition} {_fish_word(word)}" for word in command_words]
         if path in ARGUMENT_KINDS:
             lines.append(f"{condition} -f -a '(gpumond completion --values {ARGUMENT_KINDS[path]} 2>/dev/null)'")
     return "\n".join(lines)

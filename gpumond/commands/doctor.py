@@ -35,7 +35,7 @@ from gpumond.host.machine import in_private_pid_namespace
 from gpumond.host.peer import peer_uid
 from gpumond.tick.reading_conditions import device_conditions
 from gpumond.view.notices import USUALLY_INTENDED, stuck_processes
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 MARKS = {"good": "ok  ", "note": "note", "bad": "FAIL"}
 
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in examine(partial(client.get, arguments.url)):
         findings.append(finding)
         if not arguments.json:
-            print(f"{MARKS[finding.state]}  {finding.subject}: {safe(finding.detail)}", flush=True)
+            print(f"{MARKS[finding.state]}  {finding.subject}: {printable(finding.detail)}", flush=True)
             if finding.remedy:
-                print(f"      -> {safe(finding.remedy)}", flush=True)
+                print(f"      -> {printable(finding.remedy)}", flush=True)
     if arguments.json:
         print(to_json(findings).decode())
     return FAILED if any(finding.state == "bad" for finding in findings) else DONE
@@ -132,9 +132,9 @@ def _source_findings(name: str, state_without_driver: State, simulated: bool = F
     yield Finding("driver", "good" if reading.devices else "bad", detail)
     for device in reading.devices:
         size = "size unknown" if device.size_bytes is None else size_text(device.size_bytes)
-        listed = "no process list" if device.processes is None else plural(len(device.processes), "process")
+        process_count = "no process list" if device.processes is None else plural(len(device.processes), "process")
         device_state: State = "note" if device.processes is None or device.used_bytes is None else "good"
-        yield Finding(f"GPU {device.index}", device_state, f"{device.name}, {size}, {listed}, {device.uuid}")
+        yield Finding(f"GPU {device.index}", device_state, f"{device.name}, {size}, {process_count}, {device.uuid}")
         for kind in device_conditions(device):
             yield Finding(f"GPU {device.index}", "note", kind, remedy(kind))
     for fault in reading.faults:
@@ -251,19 +251,19 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
     yield from check_other_socket(status.get("agent_socket"))
     for fault in status["faults"]:
         if (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
-            where = fault["device_uuid"] or fault["source"]
-            yield Finding("fault", "bad", f"{where}: {fault['kind']}: {fault['detail']}", fault["remedy"])
+            subject = fault["device_uuid"] or fault["source"]
+            yield Finding("fault", "bad", f"{subject}: {fault['kind']}: {fault['detail']}", fault["remedy"])
     for condition in status["conditions"]:
-        where = condition["device_uuid"] or "this machine"
+        subject = condition["device_uuid"] or "this machine"
         detail = f": {condition['detail']}" if condition.get("detail") else ""
-        yield Finding("condition", "note", f"{where}: {condition['kind']}{detail}", condition["remedy"])
+        yield Finding("condition", "note", f"{subject}: {condition['kind']}{detail}", condition["remedy"])
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
     how = "" if agents else "start a program with the agent: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
     yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
     for engine in engines:
         yield _engine_finding(engine)
     for entry in stuck_processes(processes):
-        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.what, entry.remedy)
+        yield Finding("process", "note" if entry.kind in USUALLY_INTENDED else "bad", entry.sentence, entry.remedy)
 
 
 def check_other_socket(path: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:

@@ -12,8 +12,8 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, add_option, parse_count, print_csv
 from gpumond.events import REPEAT_SECONDS
 from gpumond.facts.errors import ConfigError
-from gpumond.view.events import entry, folded, repeat_key
-from gpumond.view.text import output_width, wrapped_text
+from gpumond.view.events import group_events, group_text, repeat_key
+from gpumond.view.text import output_width, wrap_text
 
 POLL_SECONDS = 1.0
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_csv(events[-arguments.limit :])
         return DONE
     follower = Follower()
-    _print_events(events, folded(events), arguments.json, arguments.limit)
+    _print_events(events, group_events(events), arguments.json, arguments.limit)
     while arguments.follow:
         time.sleep(POLL_SECONDS)
         new = client.events(arguments.url, events[-1]["id"] if events else 0)
@@ -62,7 +62,7 @@ class Follower:
     def due(self, events: Iterable[Mapping[str, Any]], now: float) -> list[list[Mapping[str, Any]]]:
         """Return the groups to print: of each cause at most one in the seconds of ``REPEAT_SECONDS``."""
         groups, waiting = [], []
-        for group in folded([*self._waiting, *events]):
+        for group in group_events([*self._waiting, *events]):
             key = repeat_key(group[0])
             if now < self._due.get(key, now):
                 waiting += group
@@ -78,6 +78,6 @@ def _print_events(
     events: Sequence[dict[str, Any]], groups: Sequence[Sequence[Mapping[str, Any]]], as_json: bool, limit: int = 0
 ) -> None:
     """Print the events as JSON, else each group. ``limit``: the number of events or groups; 0 is no limit."""
-    lines = [json.dumps(event) for event in events] if as_json else [*map(entry, groups)]
+    lines = [json.dumps(event) for event in events] if as_json else [*map(group_text, groups)]
     for line in lines[-limit:]:
-        print(line if as_json else wrapped_text(line, output_width()), flush=True)
+        print(line if as_json else wrap_text(line, output_width()), flush=True)

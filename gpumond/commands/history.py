@@ -26,16 +26,16 @@ from gpumond.facts import units
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, DaemonError, GpumondError, did_you_mean
 from gpumond.facts.shares import SHARES
 from gpumond.view.moments import (
-    AMOUNTS,
+    VALUES,
     Entry,
     history_table,
     holdings_at,
     known_shares,
+    rounded_bytes,
     share_columns,
     table_at,
-    whole,
 )
-from gpumond.view.text import exact_moment, moment, output_width, size
+from gpumond.view.text import exact_time_text, output_width, size_or_dash, time_text
 
 ROUTE = "/api/v1/history"
 DEFAULT_LAST_SECONDS = 900.0
@@ -114,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
     moments = [holdings_at(get, at, uuid, arguments.names) for at in sorted(arguments.at)]
     entries = [entry for entries in moments for entry in entries]
     print_result(
-        arguments, entries, lambda: table_at([*map(exact_moment, sorted(arguments.at))], moments, gpus, output_width())
+        arguments,
+        entries,
+        lambda: table_at([*map(exact_time_text, sorted(arguments.at))], moments, gpus, output_width()),
     )
     return DONE
 
@@ -157,20 +159,20 @@ def _subjects(
         return
     running = client.frame(arguments.url)["processes"]
     ended = [each for each in client.events(arguments.url) if each["kind"] == END_EVENT and each["at"] >= since]
-    known = dict.fromkeys(
+    candidates = dict.fromkeys(
         Subject(each["device_uuid"], each["pid"], each["start_ticks"], each["workload"] or each.get("comm") or "")
         for each in (*ended, *running)
         if uuid in (None, each["device_uuid"])
     )
     for name in arguments.names:
-        matching = [each for each in known if name in (str(each.pid), each.name)]
+        matching = [each for each in candidates if name in (str(each.pid), each.name)]
         yield from matching
         if name.isdecimal() and not matching:
             yield from (Subject(each, int(name)) for each in gpus if uuid in (None, each))
         elif not matching:
-            hint = did_you_mean(name, (each.name for each in known))
+            hint = did_you_mean(name, (each.name for each in candidates))
             started = client.get(arguments.url, "/api/v1/status")["started_at"]
-            known_since = "the daemon's start" if started >= since else moment(since)
+            known_since = "the daemon's start" if started >= since else time_text(since)
             remedy = hint or (LIST_PROGRAMS_HINT if started >= since else "; choose a longer --last")
             raise NothingToShow(f"no program named {name} has used GPU memory since {known_since}{remedy}")
 
@@ -185,11 +187,11 @@ def _share_entries(url: str, subject: Subject, since: float, until: float | None
         if error.status != client.NOT_FOUND:
             raise
         return []
-    names = {"high": "peak", **{name: name for name in AMOUNTS}}
+    names = {"high": "peak", **{name: name for name in VALUES}}
     return [
         _with_overcount(
             {"at": at, **subject._asdict()}
-            | {f"{names[name]}_bytes": whole(columns[name][index]) for name in ("used", "high", *SHARES)}
+            | {f"{names[name]}_bytes": rounded_bytes(columns[name][index]) for name in ("used", "high", *SHARES)}
         )
         for index, at in enumerate(columns["at"])
     ]
@@ -219,12 +221,12 @@ def _period_table(entries: Sequence[Entry], gpus: Mapping[str, str]) -> str:
     header = (">TIME", "GPU", *((">PID", "PROGRAM") if programs else ()), ">USED", ">PEAK", *share_columns(entries))
     rows = [
         [
-            moment(entry["at"]),
+            time_text(entry["at"]),
             gpus.get(entry["device_uuid"], "-") if entry["device_uuid"] else "all",
             *((str(entry["pid"]), entry["name"] or "-") if programs else ()),
-            size(entry["used_bytes"]),
-            size(entry["peak_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in known_shares(entries)),
+            size_or_dash(entry["used_bytes"]),
+            size_or_dash(entry["peak_bytes"]),
+            *(size_or_dash(entry[f"{share}_bytes"]) for share in known_shares(entries)),
         ]
         for entry in entries
     ]

@@ -67,7 +67,7 @@ def unknown_word_message(kind: str, word: str, known: Iterable[str], before: str
 def parser_of_subcommand(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the subcommand that the first word names, else the parser."""
     choices = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    return next((own[words[0]] for own in choices if words and words[0] in own), parser)
+    return next((subparsers[words[0]] for subparsers in choices if words and words[0] in subparsers), parser)
 
 
 def first_unknown_option(parser: argparse.ArgumentParser, words: Iterable[str]) -> str | None:
@@ -81,9 +81,9 @@ def describe_subcommands(parser: argparse.ArgumentParser, lines: Sequence[str]) 
     """Describe each subcommand in its own help as in the help of the parser. ``lines``: examples of the command."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for listed in action._choices_actions:
-                command = action.choices[listed.dest]
-                text = listed.help or ""
+            for choice in action._choices_actions:
+                command = action.choices[choice.dest]
+                text = choice.help or ""
                 command.description = command.description or f"{text[:1].upper()}{text[1:]}."
                 own_examples = [line for line in lines if line.startswith(f"{command.prog} ")]
                 command.epilog = examples_text(own_examples) if own_examples else None
@@ -244,12 +244,12 @@ COMMANDS_WITH_A_COMMAND = ("run",)
 @cache
 def commands() -> Mapping[str, Command]:
     """Return all commands by name, in the order of their groups."""
-    known = [
+    all_commands = [
         replace(command, module=f"{feature.package}.{command.module}")
         for feature in (Feature("gpumond.commands", commands=COMMANDS), *features())
         for command in feature.commands
     ]
-    return {command.name: command for command in sorted(known, key=lambda command: GROUPS.index(command.group))}
+    return {command.name: command for command in sorted(all_commands, key=lambda command: GROUPS.index(command.group))}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -352,9 +352,9 @@ def _run(argv: Sequence[str]) -> int:
         hint = "" if message.endswith("?") else "; to list the commands: gpumond --help"
         print_error(f"gpumond: {message}{hint}")
         return WRONG_USE
-    chosen = argv[0] if argv[0] in commands() else None
+    command_name = argv[0] if argv[0] in commands() else None
     try:
-        parser, parsers = make_parser([chosen] if chosen else [])
+        parser, parsers = make_parser([command_name] if command_name else [])
     except ImportError as error:
         return _report_missing_library(error)
     command_parser = parsers.get(argv[0])
@@ -363,10 +363,10 @@ def _run(argv: Sequence[str]) -> int:
         if (word := first_unknown_option(used_parser, argv)) is not None:
             used_parser.error(unknown_word_message("option", word, option_words(used_parser)))
         argv = [argv[0], *with_options_last(command_parser, argv[1:])]
-    arguments, rest = parser.parse_known_args(argv)
+    arguments, unknown_words = parser.parse_known_args(argv)
     arguments.words = argv
-    if rest:
-        used_parser, word = command_parser or parser, rest[0]
+    if unknown_words:
+        used_parser, word = command_parser or parser, unknown_words[0]
         kind = "option" if word.startswith("--") else "argument"
         used_parser.error(unknown_word_message(kind, word, option_words(used_parser)))
     try:

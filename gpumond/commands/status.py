@@ -12,10 +12,17 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, print_csv, print_error
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, did_you_mean
 from gpumond.facts.shares import SHARE_MEANINGS, SHARES
-from gpumond.view.frame import view, view_of_device, view_of_programs
+from gpumond.view.frame import frame_view, view_of_device, view_of_programs
 from gpumond.view.rows import ProcessRow
-from gpumond.view.tables import device_table, engine_table, notes, overhead_text, process_table, suspended_programs
-from gpumond.view.text import output_width, wrapped_text
+from gpumond.view.tables import (
+    device_table,
+    engine_table,
+    note_paragraphs,
+    overhead_text,
+    process_table,
+    suspended_programs,
+)
+from gpumond.view.text import output_width, wrap_text
 
 VERDICT_MEANING = (
     "The process's most urgent alert or problem or, without one, a healthy verdict such as steady; +N: N more."
@@ -62,10 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         answers = {name: client.get(arguments.url, f"/api/v1/{name}") for name in ("status", "quotas")}
         print(json.dumps(_combined_document(frame, answers), indent=2))
         return DONE
-    shown, width = view_of_device(view(frame), device), output_width()
-    known = {each for row in shown.processes for each in (row.program, str(row.pid))}
-    if missing := [name for name in arguments.names if name not in known]:
-        hint = did_you_mean(missing[0], known) or LIST_PROGRAMS_HINT
+    shown, width = view_of_device(frame_view(frame), device), output_width()
+    selectable_names = {each for row in shown.processes for each in (row.program, str(row.pid))}
+    if missing := [name for name in arguments.names if name not in selectable_names]:
+        hint = did_you_mean(missing[0], selectable_names) or LIST_PROGRAMS_HINT
         names = " or ".join(f"with pid {each}" if each.isdecimal() else f"named {each}" for each in missing)
         print_error(f"gpumond: no process {names} uses a GPU{hint}")
         if len(missing) == len(arguments.names):
@@ -82,9 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
         device_table(shown, arguments.verbose, limit, bars=width is not None),
         process_table(shown, limit, waste=arguments.sort == "waste"),
         "" if arguments.names else engine_table(frame["snapshot"], limit, device),
-        "" if arguments.names else wrapped_text(suspended_programs(frame, device), limit),
+        "" if arguments.names else wrap_text(suspended_programs(frame, device), limit),
     )
-    paragraphs = (wrapped_text(client.with_commands(note, arguments.url), limit) for note in notes(shown))
+    paragraphs = (wrap_text(client.with_commands(note, arguments.url), limit) for note in note_paragraphs(shown))
     sections = (*tables, overhead_text(shown) if arguments.verbose else "", *paragraphs)
     print("\n\n".join(section for section in sections if section))
     return DONE

@@ -14,9 +14,9 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, add_option, option_type, parse_address
 from gpumond.facts.errors import ConfigError
 from gpumond.top.connection import short_names
-from gpumond.view.frame import CheckedFrame, merged, view, view_of_device
-from gpumond.view.tables import page, suspended_programs
-from gpumond.view.text import output_width, wrapped_text
+from gpumond.view.frame import CheckedFrame, frame_view, merge_views, view_of_device
+from gpumond.view.tables import status_page, suspended_programs
+from gpumond.view.text import output_width, wrap_text
 
 
 class HttpDaemonClient:
@@ -73,11 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(frames[0] if len(frames) == 1 else frames, indent=2))
         else:
-            views = [view(frame) for frame in frames]
-            content = views[0] if len(views) == 1 else merged([*zip(short_names(urls), views, strict=True)])
+            views = [frame_view(frame) for frame in frames]
+            content = views[0] if len(views) == 1 else merge_views([*zip(short_names(urls), views, strict=True)])
             complete_command = partial(client.with_commands, url=urls[0]) if len(urls) == 1 else str
-            suspended = (wrapped_text(suspended_programs(frame, device), output_width()) for frame in frames)
-            tables = (page(view_of_device(content, device), completed=complete_command), *suspended)
+            suspended = (wrap_text(suspended_programs(frame, device), output_width()) for frame in frames)
+            tables = (status_page(view_of_device(content, device), completed=complete_command), *suspended)
             print("\n\n".join(filter(None, tables)))
         return DONE
     if arguments.json:
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("this terminal isn't supported (TERM=dumb); run gpumond top --once")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("standard input or output isn't a terminal; for scripts, run gpumond top --once")
-    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.app import TopApp  # not needed for --once
 
-    Top([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
+    TopApp([HttpDaemonClient(url) for url in urls], device, arguments.columns).run()
     return DONE

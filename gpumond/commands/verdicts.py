@@ -11,8 +11,8 @@ from gpumond.cli.arguments import DONE, add_option, print_result
 from gpumond.facts.alerts import ENDED_PREFIX
 from gpumond.facts.units import rough_duration_text
 from gpumond.facts.verdicts import AT_PEAK_CONDITION, PATTERN_NAMES, VERDICT_NAMES
-from gpumond.view.rows import by_urgency, plain, process_of
-from gpumond.view.text import moment, table
+from gpumond.view.rows import process_of, sort_by_urgency
+from gpumond.view.text import printable_excerpt, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def _alerts_text(frame: Mapping[str, Any]) -> str:
     """Return the programs' alerts that aren't verdicts, the most urgent first; empty without one."""
     programs = {process_of(each): each["workload"] or each["comm"] or "?" for each in frame["processes"]}
     shown = [
-        f"{alert['rule']} ({plain(programs[process_of(alert)], 64)}, pid {alert['pid']})"
-        for alert, _ in by_urgency(frame["alerts"], ())
+        f"{alert['rule']} ({printable_excerpt(programs[process_of(alert)], 64)}, pid {alert['pid']})"
+        for alert, _ in sort_by_urgency(frame["alerts"], ())
         if alert["phase"] == "firing" and alert["rule"] not in VERDICT_NAMES and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(ENDED_PREFIX)
     ]
@@ -57,7 +57,7 @@ def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterat
             gpus.get(verdict["device_uuid"], "-"),
             "-" if pid is None else str(pid),
             verdict["kind"],
-            moment(verdict["since"]),
+            time_text(verdict["since"]),
             "-"
             if seconds_to_full is None
             else rough_duration_text(seconds_to_full)

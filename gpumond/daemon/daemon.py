@@ -19,7 +19,7 @@ from gpumond.diagnosis.sentences import with_retainers
 from gpumond.facts.errors import ConfigError, StoreUnavailable
 from gpumond.facts.frame import Frame
 from gpumond.facts.snapshot import Fault, Reading, Snapshot
-from gpumond.facts.units import plural
+from gpumond.facts.units import list_text, plural
 from gpumond.features import features
 from gpumond.host.machine import in_private_pid_namespace, reserved_descriptors
 from gpumond.host.peer import person_uid
@@ -36,6 +36,15 @@ from gpumond.tick.observe import observe
 
 log = logging.getLogger(__name__)
 
+READ_FRACTION = 0.8
+"""The share of an interval that a tick waits for a reading."""
+STORE_CLOSE_SECONDS = 2.0
+"""The time that the end of a daemon waits for a disk that hangs."""
+DETACH_SECONDS = 120.0
+"""The time for which a signal detaches the daemon from the driver."""
+
+LoadSettings = Callable[[], Settings]
+
 
 @contextmanager
 def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencies]:
@@ -49,12 +58,12 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
     faults: dict[str, Fault] = {}
 
     def restore_agent_socket() -> socket.socket | None:
-        changed, problem = agent_socket.restore_if_removed(), agent_socket.problem
+        is_restored, problem = agent_socket.restore_if_removed(), agent_socket.problem
         if problem:
             faults["agents"] = Fault("agents", "socket_lost", None, problem)
-        elif faults.pop("agents", None) or changed:
+        elif faults.pop("agents", None) or is_restored:
             log.warning("%s was removed and created again; agents reconnect to it", path)
-        return agent_socket.listener if changed else None
+        return agent_socket.listener if is_restored else None
 
     devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=wake.set)
     telemetry.add_processes(lambda: devices.pid)
@@ -76,16 +85,6 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
         )
     finally:
         agent_socket.close()
-
-
-READ_FRACTION = 0.8
-"""The share of an interval that a tick waits for a reading."""
-STORE_SECONDS = 2.0
-"""The time that the end of a daemon waits for a disk that hangs."""
-DETACH_SECONDS = 120.0
-"""The duration of a release that a signal requests."""
-
-LoadSettings = Callable[[], Settings]
 
 
 class Daemon(Operations):
@@ -115,7 +114,7 @@ class Daemon(Operations):
         core.parts = tuple(feature.resolve(name)(core) for feature in features() for name in feature.parts)
         self._history = HistoryPersistence(core.store)
         self._window = RuleWindow()
-        self._store_seconds = STORE_SECONDS
+        self._store_seconds = STORE_CLOSE_SECONDS
         self._requests_of_signals = Tasks()
 
     @asynccontextmanager
@@ -163,8 +162,7 @@ class Daemon(Operations):
             await serve_pending_requests()
             verdicts = with_retainers(core.diagnosis.verdicts, snapshot)
             self._window = next_window(self._window, snapshot)
-            before = core.frame.owners if core.frame else None
-            owners = owners_with_series(before or {}, snapshot)
+            owners = owners_with_series((core.frame and core.frame.owners) or {}, snapshot)
             frame = Frame(snapshot, make_ledger(snapshot, core.frame), tuple(verdicts), owners=owners)
             tick = Tick(frame=frame, window=self._window, exited_reports=exited_reports)
             await serve_pending_requests()
@@ -187,7 +185,7 @@ class Daemon(Operations):
             reading,
             core.programs.reports(),
             taken_at=core.clock.wall(),
-            elapsed_seconds=core.clock.monotonic() - core.began,
+            elapsed_seconds=core.clock.monotonic() - core.started_monotonic,
             store_writable=core.store.writable,
             faults=(*core.store.faults(), *core.faults.values()),
             private_pid_namespace=dependencies.private_pid_namespace,
@@ -205,7 +203,7 @@ class Daemon(Operations):
         core = self.core
         now, owners = tick.frame.snapshot.elapsed_seconds, tick.frame.owners or {}
         core.telemetry.workloads.set_connected(
-            owner.workload for owner, seen in owners.items() if seen == now and owner.workload
+            owner.workload for owner, last_seen in owners.items() if last_seen == now and owner.workload
         )
         events = core.events.publish(tick.frame, tick.raised, tick.resolved, tick.exited_reports)
         core.telemetry.count_events(events)
@@ -260,20 +258,22 @@ class Daemon(Operations):
             core.faults["configuration"] = Fault("configuration", "not_loaded", None, error.place)
             core.telemetry.set_configuration_failed()
             raise
-        later = core.settings.changes_requiring_restart(settings)
+        needs_restart = core.settings.changes_requiring_restart(settings)
         core.settings = replace(core.settings, **{name: getattr(settings, name) for name in RELOADABLE})
         core.exposition.additional = settings.compat
         core.store.limits = StoreLimits(settings.retention)
         for part in core.parts:
             await part.configure(settings)
-        effect = f"reloaded; {plural(len(core.settings.active_rules()), 'rule')}" + (
-            f"; requires a restart: {', '.join(later)}" if later else ""
-        )
+        effect = f"reloaded; {plural(len(core.settings.active_rules()), 'rule')}"
+        if needs_restart:
+            effect += f"; restart the daemon to apply {list_text(needs_restart)}"
         core.faults.pop("configuration", None)
         core.telemetry.set_configuration_loaded()
-        log.info("configuration %s, by %s", effect, requested_by)
+        log.info("configuration %s (requested by %s)", effect, requested_by)
         try:
-            await core.store.audit(requested_by, "reload", {"rules": len(settings.rules), "needs_restart": later})
+            await core.store.audit(
+                requested_by, "reload", {"rules": len(settings.rules), "needs_restart": needs_restart}
+            )
         except StoreUnavailable as error:
             log.error("a reload couldn't be recorded in the audit log: %s", error)
         return effect
@@ -296,7 +296,7 @@ class Daemon(Operations):
             await self.reload("SIGHUP")
 
     async def _detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:
-        log.info("detached from the driver for %g s, by %s", seconds, requested_by)
+        log.info("detaching from the driver for %g s (requested by %s)", seconds, requested_by)
         until = self.core.clock.wall() + seconds
         return until, await self.core.devices.detach_for(seconds)
 

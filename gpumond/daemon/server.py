@@ -32,7 +32,7 @@ from gpumond.host.machine import (
 from gpumond.host.runtime_directory import API_SOCKET, TOKEN_FILE, bind_api_socket, write_token
 from gpumond.host.tasks import background_task
 from gpumond.serve.authentication import Tokens, make_token_reviews
-from gpumond.serve.deferred_app import Api
+from gpumond.serve.deferred_app import DeferredApp
 from gpumond.serve.guard import Guard, Policy
 from gpumond.serve.http import HttpProtocol
 from gpumond.serve.identity import IdentityHeaders
@@ -40,11 +40,9 @@ from gpumond.serve.listener import HttpListener, HttpPeer
 
 log = logging.getLogger(__name__)
 
-DATE_SECONDS = 1.0
+DATE_INTERVAL_SECONDS = 1.0
 """Interval at which the Date header is renewed."""
-
-
-PORT_SECONDS = 5.0
+PORT_RETRY_SECONDS = 5.0
 """Interval at which a port that another program uses is tried again."""
 
 
@@ -58,39 +56,39 @@ async def serve(
     load: LoadSettings | None = None,
     pace: float = 1.0,
     log_limit: RateLimitFilter | None = None,
-    bound: Callable[[str], None] = lambda address: None,
+    on_listening: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
-    without_port: bool = False,
+    wait_for_port: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
-    ``without_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
-    ``log_limit`` counts the log lines that it drops, for a metric. ``bound`` is called with the web UI's address when
-    the port accepts connections; they are answered a moment later. ``last_valid``: the content in effect instead of an
-    invalid configuration file. However this ends, sockets are removed and tasks have ended.
+    ``wait_for_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
+    ``log_limit`` counts the log lines that it drops, for a metric. ``on_listening`` is called with the web UI's address
+    when the port accepts connections; they are answered a moment later. ``last_valid``: the content in effect instead
+    of an invalid configuration file. However this ends, sockets are removed and tasks have ended.
     """
     raise_descriptor_limit()
     web, reviews = _web_settings(settings), make_token_reviews(settings)
-    others, identities = _other_tokens(settings, web), _identities(settings)
+    file_tokens, identities = _file_tokens(settings, web), _identities(settings)
     async with AsyncExitStack() as stack:
         try:
-            listener, problem = stack.enter_context(_listen(settings)), ""
+            listener, problem = stack.enter_context(_bind_port(settings)), ""
         except PortInUse as error:
-            if not without_port:
+            if not wait_for_port:
                 raise
             listener, problem = None, str(error)
         dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, pace, last_valid)
         if log_limit is not None:
             log_limit.dropped = daemon.core.telemetry.count_dropped_log_line
-        own = settings.runtime_directory()
-        api = stack.enter_context(bind_api_socket(own, settings.agent_socket_mode()))
-        stack.callback((own / API_SOCKET).unlink, missing_ok=True)
-        tokens = Tokens(write_token(own), others=others, reviews=reviews)
-        stack.callback((own / TOKEN_FILE).unlink, missing_ok=True)
+        directory = settings.runtime_directory()
+        api = stack.enter_context(bind_api_socket(directory, settings.agent_socket_mode()))
+        stack.callback((directory / API_SOCKET).unlink, missing_ok=True)
+        tokens = Tokens(write_token(directory), file_tokens=file_tokens, reviews=reviews)
+        stack.callback((directory / TOKEN_FILE).unlink, missing_ok=True)
         config = uvicorn.Config(
             Guard(
-                Api(daemon.core, tokens, daemon.running, routers),
+                DeferredApp(daemon.core, tokens, daemon.running, routers),
                 tokens,
                 _policy(settings, web, identities, daemon.core.telemetry.count_http_rejection),
             ),
@@ -105,12 +103,17 @@ async def serve(
         port = listener.getsockname()[1] if listener else settings.port  # any free port was asked for with 0
         url = f"{scheme}://{settings.listen.rpartition(':')[0]}:{port}"
         if listener is None:
-            log.error("%s; retrying every %g s, and %s responds meanwhile", problem, PORT_SECONDS, own / API_SOCKET)
+            log.error(
+                "%s; retrying every %g s, and %s responds meanwhile",
+                problem,
+                PORT_RETRY_SECONDS,
+                directory / API_SOCKET,
+            )
             daemon.core.faults["http"] = Fault("http", "port_in_use", None, problem)
         else:
             listener.listen()
             daemon.core.url = url
-            bound(f"{url}/")
+            on_listening(f"{url}/")
             log.info("serving %s/, agents at %s, source %s", url, settings.agent_socket(), source)
         server = _Server(config, web, daemon.core.telemetry.count_http_rejection)
         _handle_signals(stack, server, daemon)
@@ -124,11 +127,11 @@ async def serve(
 async def _await_port(settings: Settings, url: str, server: _Server, daemon: Daemon) -> None:
     """Serve on the port as soon as no other program uses it."""
     while True:
-        await asyncio.sleep(PORT_SECONDS)
+        await asyncio.sleep(PORT_RETRY_SECONDS)
         if not server.started:
             continue
         with suppress(PortInUse):
-            server.http.add(_listen(settings))
+            server.http.add(_bind_port(settings))
             del daemon.core.faults["http"]
             daemon.core.url = url
             log.info("listening on %s, which is free now", settings.listen)
@@ -144,18 +147,20 @@ def _handle_signals(stack: AsyncExitStack, server: _Server, daemon: Daemon) -> N
         signal.SIGUSR2: lambda: log.info("SIGUSR2 ignored: gpumond reloads on SIGHUP"),
     }
     loop = asyncio.get_running_loop()
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
-        stack.callback(loop.remove_signal_handler, number)
+    for each, handler in handlers.items():
+        loop.add_signal_handler(each, handler)
+        stack.callback(loop.remove_signal_handler, each)
 
 
 class _Server(uvicorn.Server):
     """uvicorn with our listener, without its signal handling: it raises a signal again after it has served, so an
     orderly end would look like a failure."""
 
-    def __init__(self, config: uvicorn.Config, web: Callable[[], WebSettings], rejected: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, web: Callable[[], WebSettings], count_rejection: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self._web, self._rejected = web, rejected
+        self._web, self._count_rejection = web, count_rejection
         self._stopping = asyncio.Event()
 
     @contextmanager
@@ -180,7 +185,7 @@ class _Server(uvicorn.Server):
         try:
             while not await self.on_tick(0):  # renews the Date header
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), DATE_SECONDS)
+                    await asyncio.wait_for(self._stopping.wait(), DATE_INTERVAL_SECONDS)
         except BaseException:
             await self.shutdown()
             raise
@@ -193,19 +198,19 @@ class _Server(uvicorn.Server):
             connections=connections,
             per_user=max_http_connections_per_user(connections),
             tls=self._tls,
-            rejected=self._rejected,
+            count_rejection=self._count_rejection,
         )
         listener.open()
         self.servers = [listener]  # type: ignore[list-item]  # closed as asyncio's own
 
-    def _protocol(self, peer: HttpPeer, gone: Callable[[HttpPeer], None]) -> asyncio.Protocol:
-        of_uvicorn = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-        return HttpProtocol(peer, gone, self._rejected, self._admits, **of_uvicorn)
+    def _protocol(self, peer: HttpPeer, on_close: Callable[[HttpPeer], None]) -> asyncio.Protocol:
+        uvicorn_arguments = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return HttpProtocol(peer, on_close, self._count_rejection, self._accepts_certificate, **uvicorn_arguments)
 
     def _tls(self) -> ssl.SSLContext | None:
         return self._web().tls
 
-    def _admits(self, transport: asyncio.BaseTransport) -> bool:
+    def _accepts_certificate(self, transport: asyncio.BaseTransport) -> bool:
         allowed = self._web().allowed_sans
         encrypted = transport.get_extra_info("ssl_object") is not None
         return not (allowed and encrypted) or bool(allowed & alternative_names(transport.get_extra_info("peercert")))
@@ -223,7 +228,7 @@ def _web_settings(settings: Settings) -> Callable[[], WebSettings]:
     return lambda: reloading.value
 
 
-def _other_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
+def _file_tokens(settings: Settings, web: Callable[[], WebSettings]) -> Callable[[], tuple[Token, ...]]:
     """Return a function that reads the tokens when their file changes. Raises ConfigError if it is invalid at the
     start."""
     if settings.tokens_file is None:
@@ -249,15 +254,15 @@ def _policy(
     settings: Settings,
     web: Callable[[], WebSettings],
     identities: IdentityHeaders | None,
-    rejected: Callable[[str], None],
+    count_rejection: Callable[[str], None],
 ) -> Policy:
     names = {*LOOPBACK_HOSTS, *(host.lower() for host in settings.hosts)}
     if not settings.is_loopback:
         names |= {settings.host.lower(), socket.gethostname().lower()}
-    return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, rejected)
+    return Policy(frozenset(names), settings.is_loopback or settings.insecure, web, identities, count_rejection)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _bind_port(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

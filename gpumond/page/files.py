@@ -28,15 +28,15 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*? |class |const )([\w$]
 COMMENT = re.compile(r"^ *(?://[^\n]*|/\*\*(?:(?!\*/).)*\*/)\n", re.MULTILINE | re.DOTALL)
 
 
-AT_END = re.compile(r" +// [^\"`\n]*$", re.MULTILINE)
+END_COMMENT = re.compile(r" +// [^\"`\n]*$", re.MULTILINE)
 """A comment at the end of a line. What follows has no mark that ends a text, so it isn't in one."""
 
 
-IN_STYLE = re.compile(r" */\*.*?\*/|(?<=[{};,])\s+|(?<=[a-z]:) (?!\")| (?=\{)|;(?=\n *\})")
+STYLE_WHITESPACE = re.compile(r" */\*.*?\*/|(?<=[{};,])\s+|(?<=[a-z]:) (?!\")| (?=\{)|;(?=\n *\})")
 """A comment in the style, space after a mark outside a text, the space before a block, or its last semicolon."""
 
 
-LEFT = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+REMAINING = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
 
 
 def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, ...]:
@@ -46,8 +46,10 @@ def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, .
 
     Raises ValueError if modules import one another in a circle, or contain another import or export.
     """
-    first = _joined(modules, entry)
-    rest = ["".join(text for name, text in _joined(modules, each).items() if name not in first) for each in later]
+    first = _joined_modules(modules, entry)
+    rest = [
+        "".join(text for name, text in _joined_modules(modules, each).items() if name not in first) for each in later
+    ]
     shared = [[f"${name}" for name in first if f" = ${name};\n" in text] for text in rest]
     exported = ", ".join(f"${name}" for name in first if any(f"${name}" in names for names in shared))
     return f"{''.join(first.values())}export {{ {exported} }};\n", *(
@@ -56,32 +58,32 @@ def bundles(modules: Mapping[str, str], entry: str, *later: str) -> tuple[str, .
     )
 
 
-def _joined(modules: Mapping[str, str], entry: str) -> dict[str, str]:
+def _joined_modules(modules: Mapping[str, str], entry: str) -> dict[str, str]:
     joined: dict[str, str] = {}
-    _add(entry, modules, joined, ())
+    _add_module(entry, modules, joined, ())
     return joined
 
 
-def _add(name: str, modules: Mapping[str, str], joined: dict[str, str], importers: tuple[str, ...]) -> None:
+def _add_module(name: str, modules: Mapping[str, str], joined: dict[str, str], importers: tuple[str, ...]) -> None:
     if name in importers:
         raise ValueError(f"modules import one another: {' -> '.join((*importers, name))}")
     if name in joined:
         return
     for found in IMPORT.finditer(modules[name]):
-        _add(found[3], modules, joined, (*importers, name))
-    joined[name] = _function(name, modules[name])
+        _add_module(found[3], modules, joined, (*importers, name))
+    joined[name] = _as_function(name, modules[name])
 
 
-def _function(name: str, text: str) -> str:
+def _as_function(name: str, text: str) -> str:
     exports = ", ".join(EXPORT.findall(text))
-    body = _uncommented(EXPORT.sub("", IMPORT.sub(_constant, text)))
-    if left := LEFT.search(body):
+    body = _without_comments(EXPORT.sub("", IMPORT.sub(_constant, text)))
+    if left := REMAINING.search(body):
         raise ValueError(f"{name}.js: can't be joined: {left[0]}")
     return f"const ${name} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
 
 
-def _uncommented(text: str) -> str:
-    return AT_END.sub("", COMMENT.sub("", text))
+def _without_comments(text: str) -> str:
+    return END_COMMENT.sub("", COMMENT.sub("", text))
 
 
 def _constant(found: re.Match[str]) -> str:
@@ -120,14 +122,14 @@ class File:
 
 
 def file(body: bytes, media_type: str, cache: str = "no-cache") -> File:
-    return File(body, gzip.compress(body, mtime=0), f"{media_type}; charset=utf-8", _tag(body), cache)
+    return File(body, gzip.compress(body, mtime=0), f"{media_type}; charset=utf-8", _content_hash(body), cache)
 
 
-def _tag(body: bytes) -> str:
+def _content_hash(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-def words() -> str:
+def words_module() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
     known: dict[str, object] = {
         "SHARES": list(SHARES),
@@ -151,7 +153,7 @@ def words() -> str:
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
 
-def booleans() -> str:
+def booleans_module() -> str:
     """Return the rule values that are 0 or 1, and the scopes and values of ratios that can exceed 1, as a module."""
     all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.values]
     booleans = sorted({value.name for _, value in all_values if value.is_boolean})
@@ -159,21 +161,21 @@ def booleans() -> str:
     return f"export const BOOLEANS = {json.dumps(booleans)};\nexport const EXCEEDING = {json.dumps(exceeding)};\n"
 
 
-def flush_meaning() -> str:
+def flush_meaning_module() -> str:
     """Return what a flush is, which only the help says, as a module."""
     return f"export const FLUSH = {json.dumps(FLUSH_MEANING)};\n"
 
 
 DIRECTORY = Path(__file__).parent
 MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {
-    "words": words(),
-    "booleans": booleans(),
-    "flushmeaning": flush_meaning(),
+    "words": words_module(),
+    "booleans": booleans_module(),
+    "flushmeaning": flush_meaning_module(),
 }
 """Texts of the modules by name."""
 
 
-def _lean(text: str) -> str:
+def _without_indentation(text: str) -> str:
     """Return the text without the indentation of its lines: no text that users see has any."""
     return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
 
@@ -184,21 +186,21 @@ def page_files() -> dict[str, File]:
     ``lazyviews.js`` and ``forms.js`` are requested when one of their views or dialogs is opened.
     """
     found = {}
-    page = _lean((DIRECTORY / "index.html").read_text("utf-8"))
+    page = _without_indentation((DIRECTORY / "index.html").read_text("utf-8"))
     script, lazyviews, forms = bundles(MODULES, "page", "lazyviews", "forms")
     names: dict[str, str] = {}
     for name, source, media_type in (
         ("page.js", script, "text/javascript"),
         ("lazyviews.js", lazyviews, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
-        ("earlystream.js", _uncommented(MODULES["earlystream"]), "text/javascript"),
-        ("page.css", IN_STYLE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
+        ("earlystream.js", _without_comments(MODULES["earlystream"]), "text/javascript"),
+        ("page.css", STYLE_WHITESPACE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
-        text = _lean(source)
+        text = _without_indentation(source)
         for known, hashed in names.items():
             text = text.replace(f'"./{known}"', f'"./{hashed}"')
         stem, suffix = name.split(".")
-        names[name] = f"{stem}-{_tag(text.encode())}.{suffix}"
+        names[name] = f"{stem}-{_content_hash(text.encode())}.{suffix}"
         found[f"/{names[name]}"] = file(text.encode(), media_type, IMMUTABLE)
         page = page.replace(f'"{name}"', f'"{names[name]}"')
     return {"/": file(page.encode(), "text/html"), **found}

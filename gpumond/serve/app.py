@@ -1,4 +1,4 @@
-"""The ASGI application over one kernel. It accesses neither the driver, /proc nor the disk."""
+"""The ASGI application over one core. It accesses neither the driver, /proc nor the disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpumond import __version__
 from gpumond.core import Core
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
-from gpumond.serve.limits import MAX_PREVIEWS, UserAmounts
+from gpumond.serve.limits import MAX_PREVIEWS, UserLimits
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, FrameStream
-from gpumond.serve.routes import KIND, problem_responses
+from gpumond.serve.routes import BODY_TYPE, problem_responses
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times are Unix seconds, "
@@ -25,18 +25,18 @@ DESCRIPTION = (
 
 
 def create_app(state: State, routers: Iterable[APIRouter] = ()) -> FastAPI:
-    """Return the application. ``state``: that of ``state_of``."""
-    served = (*CORE, *routers)
+    """Return the application. ``state``: that of ``app_state``."""
+    all_routers = (*CORE_ROUTERS, *routers)
     app = FastAPI(docs_url=None, redoc_url=None)
     app.state = state
     routes.install_error_handlers(app)
-    app.openapi = cache(partial(openapi, served))  # type: ignore[method-assign]
-    for router in served:
+    app.openapi = cache(partial(openapi_document, all_routers))  # type: ignore[method-assign]
+    for router in all_routers:
         app.include_router(router)
     return app
 
 
-CORE = (
+CORE_ROUTERS = (
     resources.router,
     live.router,
     operations.router,
@@ -51,25 +51,25 @@ UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 """Schemas that FastAPI documents for 422 and that are not used in responses."""
 
 
-def openapi(routers: Iterable[APIRouter]) -> dict[str, Any]:
+def openapi_document(routers: Iterable[APIRouter]) -> dict[str, Any]:
     """Return the OpenAPI document, with the problems that apply to all routes with a body, a token or parameters."""
     documented = FastAPI(title="gpumond", version=__version__, description=DESCRIPTION)
     for router in routers:
         for route in router.routes:
             for response in route.responses.values() if isinstance(route, APIRoute) else ():
-                if KIND in response:
-                    response["model"] = response.pop(KIND)
+                if BODY_TYPE in response:
+                    response["model"] = response.pop(BODY_TYPE)
         documented.include_router(router)
     document = documented.openapi()
     for methods in document["paths"].values():
         for operation in methods.values():
-            _complete(operation)
+            _add_common_problems(operation)
     for name in UNUSED_SCHEMAS:
         document["components"]["schemas"].pop(name, None)
     return document
 
 
-def _complete(operation: dict[str, Any]) -> None:
+def _add_common_problems(operation: dict[str, Any]) -> None:
     body, token = "requestBody" in operation, "security" in operation
     refusals = (*(BODY_PROBLEMS if body else ()), *(TOKEN_PROBLEMS if token else ()))
     if body or "parameters" in operation:
@@ -78,14 +78,14 @@ def _complete(operation: dict[str, Any]) -> None:
         operation["responses"][str(status)] = response
 
 
-def state_of(core: Core, tokens: Tokens) -> State:
+def app_state(core: Core, tokens: Tokens) -> State:
     return State(
         {
             "core": core,
             "tokens": tokens,
             "live": FrameStream(core),
-            "event_streams": UserAmounts(MAX_STREAMS),
-            "previews": UserAmounts(MAX_PREVIEWS, 1),
+            "event_streams": UserLimits(MAX_STREAMS),
+            "previews": UserLimits(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,
         }
     )

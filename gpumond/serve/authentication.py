@@ -42,8 +42,8 @@ from gpumond.serve.limits import (
 
 UNKNOWN_USER_HASH = b"$2b$10$xLSGjgzBOIiTV1zpTNensurpReGXXQg6by1XpoS.X4ArnUoHNy6PG"
 """Hash that is checked for unknown users, so the duration does not reveal which users exist."""
-MAX_REMEMBERED = 100
-MAX_WAITING = 16
+MAX_ACCEPTED_PASSWORDS = 100
+MAX_PENDING_PASSWORDS = 16
 
 
 class Passwords:
@@ -58,29 +58,29 @@ class Passwords:
     async def verify(self, users: dict[str, bytes], credentials: str, client: str) -> bool:
         """Return True if the password is correct. Raises 429 after too many failures, 503 if too many checks are
         pending."""
-        user, password = _decode(credentials)
-        hashed = users.get(user, UNKNOWN_USER_HASH)
-        key = _digest(user.encode(), hashed, password)
+        user, password = _decode_credentials(credentials)
+        password_hash = users.get(user, UNKNOWN_USER_HASH)
+        key = _combined_digest(user.encode(), password_hash, password)
         if key in self._accepted:
             return True
-        admit(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
-        if self._waiting >= MAX_WAITING:
+        check_rate(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
+        if self._waiting >= MAX_PENDING_PASSWORDS:
             raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
         self._waiting += 1
         try:
             async with self._lock:
-                matches = await asyncio.to_thread(_matches, password, hashed)
+                matches = await asyncio.to_thread(_password_matches, password, password_hash)
         finally:
             self._waiting -= 1
         if not matches or user not in users:
             return False
-        if len(self._accepted) >= MAX_REMEMBERED:
+        if len(self._accepted) >= MAX_ACCEPTED_PASSWORDS:
             self._accepted.pop(next(iter(self._accepted)))
         self._accepted[key] = None
         return True
 
 
-def _decode(credentials: str) -> tuple[str, bytes]:
+def _decode_credentials(credentials: str) -> tuple[str, bytes]:
     try:
         user, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
     except (binascii.Error, ValueError):
@@ -88,16 +88,18 @@ def _decode(credentials: str) -> tuple[str, bytes]:
     return user.decode("utf-8", "replace"), password
 
 
-def _digest(*parts: bytes) -> bytes:
+def _combined_digest(*parts: bytes) -> bytes:
     """Return a hash of the parts. Each part is hashed separately, so different parts never collide."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
-def _matches(password: bytes, hashed: bytes) -> bool:
+def _password_matches(password: bytes, password_hash: bytes) -> bool:
     import bcrypt
 
     try:
-        return bcrypt.checkpw(password[:72], hashed)  # like bcrypt in Go and in htpasswd, ignores bytes beyond 72
+        return bcrypt.checkpw(
+            password[:72], password_hash
+        )  # like bcrypt in Go and in htpasswd, ignores bytes beyond 72
     except ValueError:
         return False
 
@@ -114,13 +116,13 @@ class Caller:
     """Authenticated client. ``name`` is for receipts and the audit log, such as ``uid:1000`` over the Unix socket,
     ``token:ci@10.0.0.7``, and ``uid:1000/session:3f2a91c0@10.0.0.7``; ``uid`` limits flushes to that user.
 
-    ``sessions``: a browser may have the same rights, since a session ends with the caller's own token.
+    ``allows_sessions``: a browser may have the same rights, since a session ends with the caller's own token.
     """
 
     name: str
     scopes: frozenset[str]
     uid: int | None = None
-    sessions: bool = True
+    allows_sessions: bool = True
 
     def may(self, scope: str) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -130,52 +132,55 @@ CODE_SECONDS, MAX_CODE_SECONDS = 60.0, 600.0
 SESSION_SECONDS = 12 * 3600.0
 SESSION_DIGITS = 8
 """Digits of the hash of a session's token that tell it from other sessions of its caller."""
-PER_CALLER, IN_TOTAL = 8, 256
+MAX_SIGN_INS_PER_CALLER, MAX_SIGN_INS = 8, 256
 """Limits of codes and of sessions. Above one, the oldest ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """``origin``: the hash of the caller's token; None if the kernel identified the caller."""
+    """A code or a session. ``caller_digest``: the hash of the caller's token; None if the kernel identified it."""
 
     caller: Caller
-    origin: bytes | None
+    caller_digest: bytes | None
     ends_at: float
 
 
 class SignIns:
+    """Codes that sign a browser in once, and the sessions of browsers that have signed in."""
+
     def __init__(self) -> None:
         self._codes: dict[bytes, SignIn] = {}
         self._sessions: dict[bytes, SignIn] = {}
 
-    def code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
+    def create_code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
         """Return a new code for the caller, which ends after ``seconds``."""
-        origin = None if token is None else token_digest(token)
-        return _add(self._codes, SignIn(caller, origin, now + seconds), now)
+        caller_digest = None if token is None else token_digest(token)
+        return _add_sign_in(self._codes, SignIn(caller, caller_digest, now + seconds), now)
 
     def exchange(self, code: str, now: float) -> str | None:
         """Return the token of a new session. None if the code does not exist, has ended, or was used before."""
-        found = self._codes.pop(token_digest(code), None)
-        if found is None or found.ends_at < now:
+        sign_in = self._codes.pop(token_digest(code), None)
+        if sign_in is None or sign_in.ends_at < now:
             return None
-        return _add(self._sessions, SignIn(found.caller, found.origin, now + SESSION_SECONDS), now)
+        return _add_sign_in(self._sessions, replace(sign_in, ends_at=now + SESSION_SECONDS), now)
 
     def session(self, token_digest: bytes, now: float) -> SignIn | None:
-        found = self._sessions.get(token_digest)
-        return found if found is not None and found.ends_at >= now else None
+        session = self._sessions.get(token_digest)
+        return session if session is not None and session.ends_at >= now else None
 
-    def end(self, token: str) -> bool:
+    def end_session(self, token: str) -> bool:
         """End a session. Returns False if it does not exist."""
         return self._sessions.pop(token_digest(token), None) is not None
 
 
-def _add(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
+def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
+    """Add a code or a session, and return its secret. Removes those that have ended."""
     for key in [key for key, entry in entries.items() if entry.ends_at < now]:
         del entries[key]
     own = [key for key, entry in entries.items() if counted_name(entry.caller.name) == counted_name(added.caller.name)]
-    if len(own) >= PER_CALLER:
+    if len(own) >= MAX_SIGN_INS_PER_CALLER:
         del entries[own[0]]
-    elif len(entries) >= IN_TOTAL:
+    elif len(entries) >= MAX_SIGN_INS:
         del entries[next(iter(entries))]
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     entries[token_digest(secret)] = added
@@ -183,7 +188,7 @@ def _add(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str:
 
 
 class Tokens:
-    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``others`` returns the current entries of the file.
+    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``file_tokens`` returns the current entries of the file.
 
     ``reviews`` verifies the tokens of service accounts; without it, they are wrong tokens.
     """
@@ -191,12 +196,12 @@ class Tokens:
     def __init__(
         self,
         *own: str,
-        others: Callable[[], Sequence[Token]] = tuple,
+        file_tokens: Callable[[], Sequence[Token]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         reviews: KubernetesTokenReviews | None = None,
     ) -> None:
         self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
-        self._others, self.clock, self.reviews = others, clock, reviews
+        self._file_tokens, self.clock, self.reviews = file_tokens, clock, reviews
         self.sign_ins = SignIns()
         self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
@@ -209,28 +214,30 @@ class Tokens:
 
     def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so the duration reveals nothing.
-        found = [entry for entry in (*self._own, *self._others()) if hmac.compare_digest(presented, entry.digest)]
-        if not found:
+        entries = [
+            entry for entry in (*self._own, *self._file_tokens()) if hmac.compare_digest(presented, entry.digest)
+        ]
+        if not entries:
             session = self.sign_ins.session(presented, self.clock())
             if session is None:
                 return None
-            caller = session.caller if session.origin is None else self._caller(session.origin)
+            caller = session.caller if session.caller_digest is None else self._caller(session.caller_digest)
             return caller and replace(caller, name=f"{caller.name}/session:{presented.hex()[:SESSION_DIGITS]}")
-        entry = found[0]
+        entry = entries[0]
         name = "token" if entry in self._own else f"token:{entry.name}"
         return Caller(name, entry.scopes | {"read"})
 
-    def caller_of(self, subjects: Collection[str]) -> Caller | None:
+    def caller_with_subjects(self, subjects: Collection[str]) -> Caller | None:
         """Return the caller with these subjects, such as ``certificate:NAME``; None if the file contains none of them.
 
         The caller has the scopes of all entries with one of the subjects.
         """
-        found = [entry for entry in self._others() if entry.subject in subjects] if subjects else []
-        if not found:
+        entries = [entry for entry in self._file_tokens() if entry.subject in subjects] if subjects else []
+        if not entries:
             return None
-        kind = found[0].subject.partition(":")[0]
-        scopes = frozenset({"read"}).union(*(entry.scopes for entry in found))
-        return Caller(f"{kind}:{found[0].name}", scopes, sessions=False)
+        kind = entries[0].subject.partition(":")[0]
+        scopes = frozenset({"read"}).union(*(entry.scopes for entry in entries))
+        return Caller(f"{kind}:{entries[0].name}", scopes, allows_sessions=False)
 
 
 async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | None:
@@ -245,9 +252,9 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     if token is None:
         if uid is not None:
             return caller_of_uid(uid)
-        found = tokens.caller_of(state.get("subjects", ()))
+        caller = tokens.caller_with_subjects(state.get("subjects", ()))
         identity = state.get("identity")
-        return found if found is None or identity is None else replace(found, name=f"proxy:{identity.name}")
+        return caller if caller is None or identity is None else replace(caller, name=f"proxy:{identity.name}")
     if caller := tokens.caller(token):
         source = counted_user(scope)  # several people may have the token
         return caller if caller.name.startswith(f"{source}/") else replace(caller, name=f"{caller.name}@{source}")
@@ -259,21 +266,21 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     return caller
 
 
-async def _caller_of_account(tokens: Tokens, reviews: KubernetesTokenReviews, token: str, who: str) -> Caller | None:
+async def _caller_of_account(tokens: Tokens, reviews: KubernetesTokenReviews, token: str, user: str) -> Caller | None:
     """Return the caller with the token of a service account, None if it is not valid.
 
     An account that the file does not contain is a 403, and a failure of the verification a 503.
     """
-    account = reviews.known(token)
+    account = reviews.cached_account(token)
     if account is None:
-        admit(tokens.failures, who, tokens.clock(), "too many wrong tokens or passwords")
+        check_rate(tokens.failures, user, tokens.clock(), "too many wrong tokens or passwords")
         try:
-            account = await reviews.account(token)
+            account = await reviews.review(token)
         except GpumondError as error:
             raise HTTPException(503, f"the token can't be verified: {error}", {"Retry-After": "5"}) from None
     if account is None:
         return None
-    caller = tokens.caller_of({f"service-account:{account}"})
+    caller = tokens.caller_with_subjects({f"service-account:{account}"})
     if caller is None:
         raise HTTPException(403, f"the service account {account} has no scope; add a line for it to tokens_file")
     return caller
@@ -300,23 +307,24 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
 def counted_user(scope: Mapping[str, Any]) -> str:
     """Return the user that a request is counted for (``gpumond.serve.limits``). Not for authorization."""
     state, client = scope.get("state") or {}, scope.get("client")
-    found: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
-    return found
+    user: str = state.get("user") or user_of(state.get("uid"), str(client[0]) if client else "")
+    return user
 
 
 def count_failure(tokens: Tokens, key: str) -> None:
     """Count a failed authentication. Raises 429 after too many failures."""
-    count_request(tokens, tokens.failures, key, "too many wrong tokens or passwords")
+    count_at_rate(tokens, tokens.failures, key, "too many wrong tokens or passwords")
 
 
-def count_request(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> None:
+def count_at_rate(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> None:
     """Count a request at this rate. Raises 429 after too many."""
     now = tokens.clock()
-    admit(rate, key, now, refusal)
+    check_rate(rate, key, now, refusal)
     rate.count(key, now)
 
 
-def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
+def check_rate(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
+    """Raise 429 if the next request of ``key`` is above the rate."""
     if (wait := rate.wait(key, now)) > 0:
         seconds = math.ceil(wait)
         raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})
@@ -325,9 +333,9 @@ def admit(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
 REVIEW_ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCOUNT_PREFIX = "system:serviceaccount:"
 REVIEW_SECONDS = 5.0
-KNOWN_SECONDS = 60.0
+ACCOUNT_CACHE_SECONDS = 60.0
 """Time for which a verified token is accepted without another review."""
-MAX_KNOWN_ACCOUNTS = 1024
+MAX_CACHED_ACCOUNTS = 1024
 MAX_PENDING_REVIEWS = 16
 MAX_RESPONSE_BYTES = 1 << 20
 
@@ -342,57 +350,58 @@ class KubernetesTokenReviews:
         self._accounts: dict[bytes, tuple[str, float]] = {}
         self._pending = 0
 
-    def known(self, token: str) -> str | None:
+    def cached_account(self, token: str) -> str | None:
         """Return the account of a token that was verified less than ``KNOWN_SECONDS`` ago."""
         account, until = self._accounts.get(token_digest(token), ("", 0.0))
         return account if account and self._clock() < until else None
 
-    async def account(self, token: str) -> str | None:
+    async def review(self, token: str) -> str | None:
         """Return ``NAMESPACE/NAME`` of the token's account, None if the token is not valid. Raises TokenReviewError."""
         if self._pending >= MAX_PENDING_REVIEWS:
             raise TokenReviewError("too many reviews are pending")
         self._pending += 1
         try:
-            account = account_of(await self._review(token), self._audience)
+            account = account_of(await self._request_review(token), self._audience)
         finally:
             self._pending -= 1
         if account is not None:
-            if len(self._accounts) >= MAX_KNOWN_ACCOUNTS:
+            if len(self._accounts) >= MAX_CACHED_ACCOUNTS:
                 del self._accounts[next(iter(self._accounts))]
-            self._accounts[token_digest(token)] = account, self._clock() + KNOWN_SECONDS
+            self._accounts[token_digest(token)] = account, self._clock() + ACCOUNT_CACHE_SECONDS
         return account
 
-    async def _review(self, token: str) -> Any:
+    async def _request_review(self, token: str) -> Any:
         spec = {"token": token, "audiences": [self._audience]}
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         try:
-            token_of_pod, authorities = read_secret(self._directory / "token"), tls_context(self._directory / "ca.crt")
-            fields = {"Authorization": f"Bearer {token_of_pod}", "Content-Type": "application/json"}
+            pod_token, tls = read_secret(self._directory / "token"), tls_context(self._directory / "ca.crt")
+            fields = {"Authorization": f"Bearer {pod_token}", "Content-Type": "application/json"}
             request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
-            connection = Connection(self._host, self._port, tls=authorities)
-            answer = await exchange_async(connection, request, REVIEW_SECONDS, MAX_RESPONSE_BYTES)
+            connection = Connection(self._host, self._port, tls=tls)
+            response = await exchange_async(connection, request, REVIEW_SECONDS, MAX_RESPONSE_BYTES)
         except (ConfigError, HttpError) as error:
             raise TokenReviewError(f"no response from the API server: {error}") from None
-        return content_of(answer)
+        return review_of(response)
 
 
-def content_of(answer: HttpResponse) -> Any:
-    """Return the JSON of a successful answer. Raises TokenReviewError."""
-    if answer.status in (401, 403):
+def review_of(response: HttpResponse) -> Any:
+    """Return the JSON of a successful response. Raises TokenReviewError."""
+    if response.status in (401, 403):
         raise TokenReviewError(
-            f"the API server responded with {answer.status}; allow the daemon's service account to create tokenreviews"
+            f"the API server responded with {response.status}; allow the daemon's service account to create "
+            "tokenreviews"
         )
-    if answer.status not in (200, 201):
-        raise TokenReviewError(f"the API server responded with {answer.status}")
+    if response.status not in (200, 201):
+        raise TokenReviewError(f"the API server responded with {response.status}")
     try:
-        return json.loads(answer.body)
+        return json.loads(response.body)
     except (ValueError, RecursionError):
         raise TokenReviewError("the API server's response isn't JSON") from None
 
 
 def account_of(review: Any, audience: str) -> str | None:
     """Return ``NAMESPACE/NAME`` of a completed TokenReview, None if the token is not one of a service account for this
-    audience. Raises TokenReviewError if the answer is not a review.
+    audience. Raises TokenReviewError if it is not a review.
     """
     status = review.get("status") if isinstance(review, Mapping) else None
     if not isinstance(status, Mapping) or not isinstance(status.get("user", {}), Mapping):

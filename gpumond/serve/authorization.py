@@ -20,24 +20,24 @@ from gpumond.serve.authentication import (
     counted_user,
     header,
 )
-from gpumond.serve.identity import FRAME_VIEWS, Identity
+from gpumond.serve.identity import FRAME_ROUTE_NAMES, Identity
 from gpumond.serve.responses import LIVENESS, READINESS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-ALWAYS_OPEN = (*LIVENESS, *READINESS)
+ALWAYS_OPEN_PATHS = (*LIVENESS, *READINESS)
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
-RESERVED = ("/metrics", *ALWAYS_OPEN)
+RESERVED_PATHS = ("/metrics", *ALWAYS_OPEN_PATHS)
 """Paths that are served regardless of load, so monitoring continues."""
 
-FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in FRAME_VIEWS)
+FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in FRAME_ROUTE_NAMES)
 TOKEN_REQUIRED = (
     "a change needs the `Authorization: Bearer TOKEN` header; the daemon's user finds a token in the `token` file of "
     "the runtime directory, and `tokens_file` defines others"
 )
 
 
-class Readers:
+class ReadAccess:
     """Who may read. ``open_reads``: reading requires no token, unless the web configuration defines users."""
 
     def __init__(self, tokens: Tokens, open_reads: bool) -> None:
@@ -50,23 +50,23 @@ class Readers:
             return
         if _is_open(scope["path"], web) or "identity" in (scope.get("state") or {}):
             return  # the proxy has authenticated an identity
-        basic = header(scope["headers"], b"authorization")
-        if basic[:6].lower() == "basic " and web.users:
-            if await self._passwords.verify(web.users, basic[6:], counted_user(scope)):
+        scheme, _, credentials = header(scope["headers"], b"authorization").partition(" ")
+        if scheme.lower() == "basic" and web.users:
+            if await self._passwords.verify(web.users, credentials, counted_user(scope)):
                 return
             count_failure(self._tokens, counted_user(scope))
         elif await authenticate(self._tokens, scope) is not None:
             return
         challenge = 'Basic realm="gpumond", charset="UTF-8"' if web.users else "Bearer"
-        how = "a user name and password, or a token" if web.users else "a token"
-        raise HTTPException(401, f"authentication is required: send {how}", {"WWW-Authenticate": challenge})
+        accepted = "a user name and password, or a token" if web.users else "a token"
+        raise HTTPException(401, f"authentication is required: send {accepted}", {"WWW-Authenticate": challenge})
 
 
 def _is_open(path: str, web: WebSettings) -> bool:
     """Return True if a path requires no credentials: those of probes, and those to sign in, unless users have
     passwords."""
-    if web.users or path in RESERVED:
-        return path in ALWAYS_OPEN
+    if web.users or path in RESERVED_PATHS:
+        return path in ALWAYS_OPEN_PATHS
     from gpumond.page.files import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
 
     return path in PAGE or path == SESSIONS
@@ -126,6 +126,6 @@ async def require_own(request: Request) -> Caller:
     return caller if caller.uid is not None else await caller_with("admin")(request)
 
 
-require_token = name_with("admin")
+require_admin = name_with("admin")
 require_rules = name_with("rules")
 require_flush = caller_with("flush")

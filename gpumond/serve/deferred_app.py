@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
 
-class Api:
+class DeferredApp:
     """``lifespan`` starts and stops the daemon. ``routers`` imports those of the features."""
 
     def __init__(
@@ -39,14 +39,14 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        elif self._app is None and (answer := await self._answer(scope)) is not None:
+            await self._run_lifespan(receive, send)
+        elif self._app is None and (answer := await self._early_response(scope)) is not None:
             await answer(scope, receive, send)
         else:
             app = await self._application()
             await app(scope, receive, send)
 
-    async def _answer(self, scope: Scope) -> Response | None:
+    async def _early_response(self, scope: Scope) -> Response | None:
         """Answer a probe or a scrape without parameters. Returns None for any other request."""
         path = scope["path"]
         if scope["method"] != "GET" or scope["query_string"]:
@@ -63,14 +63,14 @@ class Api:
     async def _application(self) -> ASGIApp:
         """Return the application of FastAPI. Its first import blocks the event loop for about half a second."""
         if self._app is None:
-            from gpumond.serve.app import create_app, state_of
+            from gpumond.serve.app import app_state, create_app
 
-            state = state_of(self._core, self._tokens)
+            state = app_state(self._core, self._tokens)
             self._app = create_app(state, self._routers())
             await self._tasks.enter_async_context(background_task(state.live.run()))
         return self._app
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         """Run the daemon from the message of the start to that of the shutdown."""
         phase = "startup"
         await receive()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from operator import attrgetter
 from typing import Any
 
 from gpumond import __version__, revision
@@ -23,7 +22,6 @@ PROCESS_FIELDS = sorted(
     {field.name for field in fields(ProcessHolding)} & {field.name for field in fields(ProcessUsage)}
 )
 """The fields that are the driver's values."""
-PROCESS_VALUES: Callable[[ProcessUsage], tuple[Any, ...]] = attrgetter(*PROCESS_FIELDS)
 
 
 def full_frame(frame: Frame) -> FullFrame:
@@ -45,7 +43,10 @@ def full_frame(frame: Frame) -> FullFrame:
 
 
 def faults_with_remedies(snapshot: Snapshot) -> tuple[FaultWithRemedy, ...]:
-    return tuple(FaultWithRemedy(f.source, f.kind, f.device_uuid, f.detail, remedy(f.kind)) for f in snapshot.faults)
+    return tuple(
+        FaultWithRemedy(fault.source, fault.kind, fault.device_uuid, fault.detail, remedy(fault.kind))
+        for fault in snapshot.faults
+    )
 
 
 def stated_conditions(snapshot: Snapshot) -> tuple[ConditionWithRemedy, ...]:
@@ -64,17 +65,17 @@ def holdings(frame: Frame) -> Iterator[ProcessHolding]:
         shares[line.share] = shares.get(line.share, 0) + line.used_bytes
     for device in snapshot.devices:
         for key, process in device.processes_by_key.items():
-            own = sums.pop((device.uuid, key), {})
-            yield _holding(device.uuid, key, process, idle_seconds(device, process), reports.get(key), own, snapshot)
+            shares = sums.pop((device.uuid, key), {})
+            yield _holding(device.uuid, key, process, idle_seconds(device, process), reports.get(key), shares, snapshot)
     for each in snapshot.suspensions:
         if each.confirmed:
             usage = replace(each.usage, used_bytes=0, state="suspended", utilization_ratio=None, idle_seconds=None)
-            own = sums.pop((each.device_uuid, each.process), {})
-            yield _holding(each.device_uuid, usage.key, usage, None, reports.get(each.process), own, snapshot)
-    for (uuid, (pid, start_ticks)), own in sums.items():
+            shares = sums.pop((each.device_uuid, each.process), {})
+            yield _holding(each.device_uuid, usage.key, usage, None, reports.get(each.process), shares, snapshot)
+    for (uuid, (pid, start_ticks)), shares in sums.items():
         if pid is not None:
             process = ProcessUsage(pid=pid, start_ticks=start_ticks, used_bytes=None)
-            yield _holding(uuid, process.key, process, None, reports.get(process.key), own, snapshot)
+            yield _holding(uuid, process.key, process, None, reports.get(process.key), shares, snapshot)
 
 
 def _holding(
@@ -86,12 +87,11 @@ def _holding(
     shares: Mapping[str, int],
     snapshot: Snapshot,
 ) -> ProcessHolding:
-    stated: dict[str, Any] = dict(zip(PROCESS_FIELDS, PROCESS_VALUES(process), strict=True))
-    stated["idle_seconds"] = idle
+    values: dict[str, Any] = {name: getattr(process, name) for name in PROCESS_FIELDS} | {"idle_seconds": idle}
     return ProcessHolding(
         device_uuid=device_uuid,
         started_at=started_at(key),
-        **stated,
+        **values,
         workload=report.workload if report else "",
         live_bytes=shares.get("live"),
         cached_bytes=shares.get("cached"),

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.authentication import Tokens, authenticate, counted_user, header
-from gpumond.serve.authorization import ALWAYS_OPEN, RESERVED, SAFE_METHODS, Readers, check_tenant
+from gpumond.serve.authorization import ALWAYS_OPEN_PATHS, RESERVED_PATHS, SAFE_METHODS, ReadAccess, check_tenant
 from gpumond.serve.http import SendBuffers, in_pieces, without_body
 from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.limits import (
@@ -29,9 +29,9 @@ from gpumond.serve.limits import (
     MAX_BODY_BYTES,
     RequestSlots,
     TokenBucket,
+    body_too_large,
     limited_body,
-    plain_address,
-    too_large,
+    parse_address,
 )
 from gpumond.serve.responses import problem
 from gpumond.store.audit import CURRENT_OPERATION_ID
@@ -62,7 +62,7 @@ class Policy:
     open_reads: bool = True
     web: Callable[[], WebSettings] = WebSettings
     identities: IdentityHeaders | None = None
-    rejected: Callable[[str], None] = field(default=lambda reason: None)
+    count_rejection: Callable[[str], None] = field(default=lambda reason: None)
 
 
 class Guard:
@@ -70,8 +70,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy
-        self._hosts = frozenset(map(_normal, policy.hosts))
-        self._readers = Readers(tokens, policy.open_reads)
+        self._hosts = frozenset(map(_normalize_host, policy.hosts))
+        self._readers = ReadAccess(tokens, policy.open_reads)
         self._slots, self._unsent = RequestSlots(), SendBuffers()
         self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
@@ -93,10 +93,10 @@ class Guard:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             scope = await self._identify(scope)
-            await self._check(scope)
-            release_slot = await self._slot(scope)
+            await self._check_request(scope)
+            release_slot = await self._take_slot(scope)
         except HTTPException as error:
-            self._policy.rejected(REASONS.get(error.status_code, "other"))
+            self._policy.count_rejection(REJECTION_REASONS.get(error.status_code, "other"))
             await problem(error.status_code, str(error.detail), error.headers)(scope, receive, send)
             return
 
@@ -117,7 +117,7 @@ class Guard:
         for what is not for tenants.
         """
         identities = self._policy.identities
-        if identities is None or scope["path"] in ALWAYS_OPEN:
+        if identities is None or scope["path"] in ALWAYS_OPEN_PATHS:
             return scope
         identity = identities.identity(scope)
         if identity is None:
@@ -134,27 +134,27 @@ class Guard:
             state["tenant"] = identities.tenant(identity)
         return scope
 
-    async def _slot(self, scope: Scope) -> Callable[[], None]:
+    async def _take_slot(self, scope: Scope) -> Callable[[], None]:
         """Take one of the user's slots for concurrent reads. Other requests may take minutes: they use no slot, and
         begin at a limited rate."""
-        if scope["path"] in ALWAYS_OPEN:
-            return _nothing
+        if scope["path"] in ALWAYS_OPEN_PATHS:
+            return _do_nothing
         if scope["method"] in SAFE_METHODS:
-            return await self._slots.take((counted_user(scope), scope["path"] in RESERVED))
-        who, now = counted_user(scope), asyncio.get_running_loop().time()
-        wait = self._changes.wait(who, now)
-        self._changes.count(who, now)
+            return await self._slots.take((counted_user(scope), scope["path"] in RESERVED_PATHS))
+        user, now = counted_user(scope), asyncio.get_running_loop().time()
+        wait = self._changes.wait(user, now)
+        self._changes.count(user, now)
         if wait:
             await asyncio.sleep(wait)
-        return _nothing
+        return _do_nothing
 
-    async def _check(self, scope: Scope) -> None:
+    async def _check_request(self, scope: Scope) -> None:
         web = self._policy.web()
-        if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED:
+        if (scope.get("state") or {}).get("reserved") and scope["path"] not in RESERVED_PATHS:
             detail = "too many connections; the remaining ones are reserved for /metrics and /-/healthy"
             raise HTTPException(503, detail, {"Retry-After": "1", "Connection": "close"})
         host = _host(scope)
-        if host not in self._hosts and host != _local(scope):
+        if host not in self._hosts and host != _connection_address(scope):
             raise HTTPException(421, f"{host} isn't a name of this daemon; add it to `hosts` in the configuration")
         if (operation := header(scope["headers"], OPERATION_HEADER)) and not re.match(OPERATION_ID, operation):
             raise HTTPException(400, "Gpumond-Operation: expected 1 to 64 characters from A-Z, a-z, 0-9, ., _ and -")
@@ -163,27 +163,31 @@ class Guard:
             _check_body(scope)
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
-            raise too_large()
+            raise body_too_large()
         await self._readers.check(scope, web)
 
     def _with_headers(self, send: Send) -> Send:
-        ours = {**HEADERS, "content-security-policy": STRICT_POLICY}
+        defaults = {**HEADERS, "content-security-policy": STRICT_POLICY}
         configured = {name.lower(): value for name, value in self._policy.web().headers}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = [(name, value) for name, value in message.get("headers", ())]
-                named = {name.decode("latin-1").lower() for name, _ in given}
-                given = [(name, value) for name, value in given if name.decode("latin-1").lower() not in configured]
-                added = configured | {name: value for name, value in ours.items() if name not in {*named, *configured}}
-                given += [(name.encode(), value.encode()) for name, value in added.items()]
-                message = {**message, "headers": given}
+                headers = [(name.decode("latin-1").lower(), name, value) for name, value in message.get("headers", ())]
+                names = {name for name, _, _ in headers}
+                added = {name: value for name, value in defaults.items() if name not in names} | configured
+                message = {
+                    **message,
+                    "headers": [
+                        *((name, value) for lower, name, value in headers if lower not in configured),
+                        *((name.encode(), value.encode()) for name, value in added.items()),
+                    ],
+                }
             await send(message)
 
         return send_with_headers
 
 
-REASONS = {
+REJECTION_REASONS = {
     400: "host",
     401: "credentials",
     403: "origin",
@@ -195,7 +199,7 @@ REASONS = {
 }
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -205,17 +209,17 @@ def _host(scope: Mapping[str, Any]) -> str:
     match = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if match is None:
         raise HTTPException(400, "expected exactly one Host header with a name or an address", {"Connection": "close"})
-    return _normal(match[1].strip("[]"))
+    return _normalize_host(match[1].strip("[]"))
 
 
-def _local(scope: Mapping[str, Any]) -> str | None:
+def _connection_address(scope: Mapping[str, Any]) -> str | None:
     """Return the address that the connection was made to. A request that names it does not depend on DNS."""
     server = scope.get("server")
-    return _normal(str(server[0])) if server and server[1] is not None else None
+    return _normalize_host(str(server[0])) if server and server[1] is not None else None
 
 
-def _normal(host: str) -> str:
-    return str(plain_address(host) or host)
+def _normalize_host(host: str) -> str:
+    return str(parse_address(host) or host)
 
 
 def _check_origin(scope: Mapping[str, Any]) -> None:
@@ -233,10 +237,10 @@ def _check_body(scope: Mapping[str, Any]) -> None:
     has_body = header(scope["headers"], b"content-length") not in ("", "0") or any(
         name == b"transfer-encoding" for name, _ in scope["headers"]
     )
-    stated = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
-    media_type, _, parameters = (stated or [""])[0].lower().partition(";")
+    content_types = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+    media_type, _, parameters = (content_types or [""])[0].lower().partition(";")
     charset = CHARSET.search(parameters)
-    if (has_body or stated) and (len(stated) != 1 or media_type.strip() != "application/json"):
+    if (has_body or content_types) and (len(content_types) != 1 or media_type.strip() != "application/json"):
         raise HTTPException(415, "expected exactly one Content-Type header: application/json")
     if charset and charset[1] not in ("utf-8", "us-ascii"):
         raise HTTPException(415, f"expected JSON in UTF-8, not in {charset[1]}")

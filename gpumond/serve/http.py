@@ -16,39 +16,44 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.authentication import counted_user
-from gpumond.serve.limits import UserAmounts
+from gpumond.serve.limits import UserLimits
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
 
 RECEIVE_SECONDS = 10.0
-TAKE_SECONDS = 30.0
+DRAIN_SECONDS = 30.0
 MAX_HEAD_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 1 << 20
 """As sent: with chunks, their extensions and trailers. The application bounds the body itself."""
 MAX_PIPELINED = 8
 """Requests that wait for the answer to the previous one. Each is parsed, and so takes some KiB."""
-UNDERSTOOD = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
+UNSUPPORTED_REQUEST = "only HTTP/1.0 and 1.1 are supported, and targets that begin with /"
 
 TOO_LONG = (431, f"the headers are longer than {MAX_HEAD_BYTES} bytes")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. ``admit`` may refuse it by its TLS certificate; ``gone`` is called at its end."""
+    """One connection. ``accepts_certificate`` may refuse its TLS certificate; ``on_close`` is called at its end."""
 
     def __init__(
         self,
         peer: HttpPeer,
-        gone: Callable[[HttpPeer], None],
-        rejected: Callable[[str], None],
-        admit: Callable[[asyncio.BaseTransport], bool],
+        on_close: Callable[[HttpPeer], None],
+        count_rejection: Callable[[str], None],
+        accepts_certificate: Callable[[asyncio.BaseTransport], bool],
         receive_seconds: float = RECEIVE_SECONDS,
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
-        self._peer, self._gone, self._rejected, self._admit = peer, gone, rejected, admit
+        self._peer, self._on_close, self._count_rejection, self._accepts_certificate = (
+            peer,
+            on_close,
+            count_rejection,
+            accepts_certificate,
+        )
         self._receive_seconds = receive_seconds
-        self._receiving: asyncio.TimerHandle | None = None
-        self._taking: asyncio.TimerHandle | None = None
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
         self._request_bytes = 0
         self._head_bytes = 0
         self._head_complete = False
@@ -58,35 +63,35 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(1, 0)  # the application waits until its last piece is read
-        self._peer.close, self._peer.begun = self.transport.abort, self._has_begun
-        if not self._admit(transport):
+        self._peer.close, self._peer.has_response_started = self.transport.abort, self._has_response_started
+        if not self._accepts_certificate(transport):
             self._reject("certificate")
             return
         self._subjects = certificate_subjects(transport.get_extra_info("peercert"))
-        self._arm(self._receive_seconds - (time.monotonic() - self._peer.since))
+        self._start_receive_timer(self._receive_seconds - (time.monotonic() - self._peer.since))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._stop_receive_timer()
         self.resume_writing()
-        self._gone(self._peer)
+        self._on_close(self._peer)
         super().connection_lost(exc)
         # Break reference cycles: a flood of connections makes much garbage before the next collection.
         for cycle, _ in self.pipeline:
-            cycle.on_response = _nothing
+            cycle.on_response = _do_nothing
         self.pipeline.clear()
-        self._peer.close, self._peer.begun = _nothing, bool
+        self._peer.close, self._peer.has_response_started = _do_nothing, bool
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._receiving is None:
-            self._arm(self._receive_seconds)
+        if self._receive_timer is None:
+            self._start_receive_timer(self._receive_seconds)
         self._request_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing() or self._receiving is None:
+        if self.transport.is_closing() or self._receive_timer is None:
             return
         if not self._is_answering() or self.cycle.more_body:
-            self._wait()
+            self._enter_waiting()
         if not self._head_complete and self._request_bytes > MAX_HEAD_BYTES:
             self._refusal = TOO_LONG
             self.send_400_response("")
@@ -116,8 +121,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_complete = True
         if not self.url.startswith(b"/") or self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._refusal = (400, UNDERSTOOD)
-            raise HttpParserError(UNDERSTOOD)
+            self._refusal = (400, UNSUPPORTED_REQUEST)
+            raise HttpParserError(UNSUPPORTED_REQUEST)
         if len(self.pipeline) > MAX_PIPELINED:
             self._reject("pipelined")
             raise HttpParserError("too many requests at once")
@@ -127,12 +132,12 @@ class HttpProtocol(HttpToolsProtocol):
             user=peer.user,
             reserved=peer.reserved,
             subjects=self._subjects,
-            drop=partial(_drop, peer, self._rejected),
+            drop=partial(_drop, peer, self._count_rejection),
         )
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._disarm()
+        self._stop_receive_timer()
         self._head_complete, self._request_bytes = False, 0
         self._peer.enter("serving" if self._is_answering() else "idle", time.monotonic())
         super().on_message_complete()
@@ -140,24 +145,24 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.pipeline:  # without its body the request is still awaited, or its sender would miss the answer
-            self._peer.enter("idle" if self._receiving is None else "waiting", time.monotonic())
+            self._peer.enter("idle" if self._receive_timer is None else "waiting", time.monotonic())
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._taking is None:
-            self._taking = self.loop.call_later(TAKE_SECONDS, self._reject, "unread")
+        if self._drain_timer is None:
+            self._drain_timer = self.loop.call_later(DRAIN_SECONDS, self._reject, "unread")
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._taking is not None:
-            self._taking.cancel()
-            self._taking = None
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer with a problem document, and close the connection."""
         if self.transport.is_closing():
             return
-        self._rejected("malformed")
+        self._count_rejection("malformed")
         status, detail = self._refusal
         content = bytes(problem(status, detail).body)
         head = (
@@ -167,42 +172,42 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(head.encode() + content)
         self.transport.close()
 
-    def _arm(self, seconds: float) -> None:
-        self._receiving = self.loop.call_later(seconds, self._on_timeout)
+    def _start_receive_timer(self, seconds: float) -> None:
+        self._receive_timer = self.loop.call_later(seconds, self._on_timeout)
 
-    def _wait(self) -> None:
+    def _enter_waiting(self) -> None:
         if self._peer.stage != "waiting":  # a partial request does not move behind connections that sent nothing
             self._peer.enter("waiting", time.monotonic())
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _has_begun(self) -> bool:
+    def _has_response_started(self) -> bool:
         return self.cycle is not None and self.cycle.response_started
 
     def _on_timeout(self) -> None:
-        self._receiving = None
+        self._receive_timer = None
         if self._head_complete or not self._is_answering():
             self._reject("slow")
         else:
             self.cycle.keep_alive = False  # the previous answer is still sent
 
     def _reject(self, reason: str) -> None:
-        self._rejected(reason)
+        self._count_rejection(reason)
         self.transport.abort()
 
-    def _disarm(self) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
-            self._receiving = None
+    def _stop_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
 
 
-def _drop(peer: HttpPeer, rejected: Callable[[str], None]) -> None:
-    rejected("unread")
+def _drop(peer: HttpPeer, count_rejection: Callable[[str], None]) -> None:
+    count_rejection("unread")
     peer.close()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -211,7 +216,7 @@ MAX_UNSENT_BYTES_OF_USER = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sending:
+class UnsentResponse:
     """One answer to one reader. ``drop`` closes the connection."""
 
     user: str
@@ -228,35 +233,35 @@ class SendBuffers:
 
     def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
         self._total = total
-        self._amounts: UserAmounts[int] = UserAmounts(total, each)
-        self._readers: dict[tuple[str, int], dict[Sending, None]] = {}
+        self._amounts: UserLimits[int] = UserLimits(total, each)
+        self._readers: dict[tuple[str, int], dict[UnsentResponse, None]] = {}
         self._bodies: dict[int, int] = {}
-        self.bytes = self.answers = 0
+        self.bytes = self.responses = 0
 
-    def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> Sending:
+    def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> UnsentResponse:
         """Count a response until ``end``; drop others if they exceed a limit."""
-        sending = Sending(user, body, drop)
+        sending = UnsentResponse(user, body, drop)
         readers = self._readers.setdefault((user, id(body)), {})
         if not readers:
             self._amounts.add(user, id(body), len(body))
             self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
             self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
         readers[sending] = None
-        self.answers += 1
+        self.responses += 1
         self._make_room(user, id(body))
         return sending
 
-    def end(self, sending: Sending) -> None:
+    def end(self, sending: UnsentResponse) -> None:
         """Stop counting a response that has been sent or dropped."""
         key = sending.user, id(sending.body)
         readers = self._readers.get(key, {})
         if readers.pop(sending, sending) is None:
-            self.answers -= 1
+            self.responses -= 1
             if not readers:
-                self._forget(*key, len(sending.body))
+                self._remove_body(*key, len(sending.body))
 
     def _make_room(self, user: str, newest: int) -> None:
-        while self._amounts.of(user) > self._amounts.each and self._drop_oldest(user, newest):
+        while self._amounts.used_by(user) > self._amounts.per_user and self._drop_oldest(user, newest):
             pass
         while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._amounts.users()):
             pass
@@ -270,7 +275,7 @@ class SendBuffers:
             sending.drop()
         return True
 
-    def _forget(self, user: str, body: int, size: int) -> None:
+    def _remove_body(self, user: str, body: int, size: int) -> None:
         del self._readers[user, body]
         self._amounts.remove(user, body)
         self._bodies[body] -= 1
@@ -300,7 +305,7 @@ def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
         try:
             end = 0
             while end < len(body):
-                start, size = end, LARGE_PIECE_BYTES if unsent.answers <= FEW_RESPONSES else PIECE_BYTES
+                start, size = end, LARGE_PIECE_BYTES if unsent.responses <= FEW_RESPONSES else PIECE_BYTES
                 end += size
                 await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
         finally:

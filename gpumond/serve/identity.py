@@ -13,13 +13,13 @@ from gpumond.config.tokens import IdentityProxy, parse_network
 from gpumond.facts.frame import Alert, Frame, Ledger, LedgerLine
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
-from gpumond.serve.limits import plain_address
+from gpumond.serve.limits import parse_address
 
 USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
-MAX_TEXT, MAX_GROUPS = 256, 256
+MAX_HEADER_LENGTH, MAX_GROUPS = 256, 256
 OTHERS = "(others)"
 """Workload of the line that contains the memory of all programs which a user does not see."""
-FRAME_VIEWS = (
+FRAME_ROUTE_NAMES = (
     "frame",
     "snapshot",
     "devices",
@@ -61,8 +61,9 @@ class Tenant:
     namespaces: frozenset[str]
 
     def owns(self, user: str, namespace: str) -> bool:
-        own = bool(self.user) and user == self.user
-        return own or (bool(namespace) and any(fnmatchcase(namespace, each) for each in self.namespaces))
+        if self.user and user == self.user:
+            return True
+        return bool(namespace) and any(fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
 
 class IdentityHeaders:
@@ -76,7 +77,7 @@ class IdentityHeaders:
         state, client = scope.get("state") or {}, scope.get("client")
         if state.get("uid") is not None:
             return False  # a Unix socket, whose peer the kernel identifies
-        address = plain_address(str(client[0])) if client else None
+        address = parse_address(str(client[0])) if client else None
         if address is None or address.is_loopback:
             return self._uid is not None and state.get("user") == f"uid:{self._uid}"
         return any(address in network for network in self._networks)
@@ -99,26 +100,26 @@ class IdentityHeaders:
 
     def tenant(self, identity: Identity) -> Tenant:
         """Return what an identity without scopes sees."""
-        found = (pattern for group in identity.groups for pattern in self._namespaces.get(group, ()))
-        return Tenant(identity.user, frozenset(found))
+        patterns = (pattern for group in identity.groups for pattern in self._namespaces.get(group, ()))
+        return Tenant(identity.user, frozenset(patterns))
 
 
 def _single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     """Return the value of a header, empty without one. Raises 400."""
     values = [value.decode("latin-1").strip() for key, value in headers if key == name]
     text = values[0] if values else ""
-    longest = MAX_TEXT if name != GROUPS else MAX_TEXT * MAX_GROUPS
-    if len(values) > 1 or len(text) > longest or not (text.isascii() and text.isprintable()):
+    max_length = MAX_HEADER_LENGTH if name != GROUPS else MAX_HEADER_LENGTH * MAX_GROUPS
+    if len(values) > 1 or len(text) > max_length or not (text.isascii() and text.isprintable()):
         raise HTTPException(
-            400, f"send at most one {name.decode()} header, of at most {longest} printable ASCII characters"
+            400, f"send at most one {name.decode()} header, of at most {max_length} printable ASCII characters"
         )
     return text
 
 
-Each = TypeVar("Each")
+T = TypeVar("T")
 
 
-def own_part(frame: Frame, tenant: Tenant) -> Frame:
+def tenant_frame(frame: Frame, tenant: Tenant) -> Frame:
     """Return the frame with a tenant's programs only.
 
     Devices and totals are complete: on each device, the memory of all other programs is one line, ``OTHERS``. Alerts on
@@ -127,28 +128,28 @@ def own_part(frame: Frame, tenant: Tenant) -> Frame:
     snapshot = frame.snapshot
     own = {key for key, owner in snapshot.owners.items() if tenant.owns(owner.user, owner.pod_namespace)}
 
-    def mine(values: Iterable[Each], key: Callable[[Each], ProcessKey | None]) -> tuple[Each, ...]:
+    def own_values(values: Iterable[T], key: Callable[[T], ProcessKey | None]) -> tuple[T, ...]:
         return tuple(each for each in values if key(each) in own)
 
-    kept = replace(
+    tenant_snapshot = replace(
         snapshot,
         devices=tuple(_device(device, own) for device in snapshot.devices),
-        reports=mine(snapshot.reports, lambda each: each.key),
+        reports=own_values(snapshot.reports, lambda each: each.key),
         faults=tuple(replace(fault, detail="") for fault in snapshot.faults),
-        ends=mine(snapshot.ends, lambda each: each.key),
-        excesses=mine(snapshot.excesses, lambda each: each.key),
+        ends=own_values(snapshot.ends, lambda each: each.key),
+        excesses=own_values(snapshot.excesses, lambda each: each.key),
         engines=tuple(
             engine for engine in snapshot.engines if engine.processes and {each.key for each in engine.processes} <= own
         ),
-        quotas=mine(snapshot.quotas, lambda each: each.key),
-        suspensions=mine(snapshot.suspensions, lambda each: each.process),
-        overheads=mine(snapshot.overheads, lambda each: each.process),
-        suspended_programs=mine(snapshot.suspended_programs, lambda each: each.key),
+        quotas=own_values(snapshot.quotas, lambda each: each.key),
+        suspensions=own_values(snapshot.suspensions, lambda each: each.process),
+        overheads=own_values(snapshot.overheads, lambda each: each.process),
+        suspended_programs=own_values(snapshot.suspended_programs, lambda each: each.key),
     )
     return Frame(
-        snapshot=kept,
+        snapshot=tenant_snapshot,
         ledger=Ledger(tuple(_lines(frame.ledger, own, snapshot)), frame.ledger.overcounts),
-        verdicts=mine(frame.verdicts, lambda each: each.process),
+        verdicts=own_values(frame.verdicts, lambda each: each.process),
         alerts=tuple(_alerts(frame.alerts, own)),
     )
 

@@ -23,7 +23,7 @@ from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG_CONNECTIONS
 from gpumond.host.tasks import Tasks
-from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
+from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ CLOSABLE: tuple[ClientState, ...] = ("idle", "streaming")
 """States in which a connection may be closed for another one, after those that have sent no request."""
 
 HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
-LISTEN_SECONDS = 0.1
+PEEK_INTERVAL_SECONDS = 0.1
 MAX_ACCEPTS = 8
-PAUSE_SECONDS = 0.1
+ACCEPT_PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
 """For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
@@ -53,7 +53,7 @@ class HttpPeer:
     reserved: bool = False
     stage: Literal["waiting", "idle", "serving"] = "waiting"
     close: Callable[[], object] = field(default=lambda: None)
-    begun: Callable[[], bool] = field(default=lambda: False)
+    has_response_started: Callable[[], bool] = field(default=lambda: False)
     """Return True if the answer has begun."""
 
     def enter(self, stage: Literal["waiting", "idle", "serving"], now: float) -> None:
@@ -61,7 +61,7 @@ class HttpPeer:
 
     @property
     def state(self) -> ClientState:
-        return "streaming" if self.stage == "serving" and self.begun() else self.stage
+        return "streaming" if self.stage == "serving" and self.has_response_started() else self.stage
 
 
 def first_to_close(peers: Sequence[HttpPeer]) -> HttpPeer | None:
@@ -85,13 +85,13 @@ class HttpListener:
         per_user: int | None = None,
         reserved: int = RESERVED_CONNECTIONS,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
-        rejected: Callable[[str], None] = lambda reason: None,
-        owner: Callable[[socket.socket], int | None] = loopback_uid,
+        count_rejection: Callable[[str], None] = lambda reason: None,
+        uid_of_peer: Callable[[socket.socket], int | None] = loopback_uid,
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
-        self._rejected, self._owner = rejected, owner
-        self._connections: UserAmounts[HttpPeer] = UserAmounts(connections, per_user)
-        self._reserved: UserAmounts[HttpPeer] = UserAmounts(reserved)
+        self._count_rejection, self._uid_of_peer = count_rejection, uid_of_peer
+        self._connections: UserLimits[HttpPeer] = UserLimits(connections, per_user)
+        self._reserved: UserLimits[HttpPeer] = UserLimits(reserved)
         self._starting = Tasks()
         self._closed = False
 
@@ -121,9 +121,9 @@ class HttpListener:
         for peer in self._peers():
             if peer.stage == "waiting":
                 peer.close()
-        self._loop.call_later(GRACE_SECONDS, self._clear)
+        self._loop.call_later(GRACE_SECONDS, self._close_remaining)
 
-    def _clear(self) -> None:
+    def _close_remaining(self) -> None:
         for peer in self._peers():
             peer.close()
 
@@ -141,7 +141,7 @@ class HttpListener:
     def remove(self, peer: HttpPeer) -> None:
         self._amounts(peer).remove(peer.user, peer)
 
-    def _amounts(self, peer: HttpPeer) -> UserAmounts[HttpPeer]:
+    def _amounts(self, peer: HttpPeer) -> UserLimits[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -162,14 +162,14 @@ class HttpListener:
             if self._make_room(peer):
                 self._admit(connection, peer)
             else:
-                self._rejected("crowd")
+                self._count_rejection("crowd")
                 connection.close()
 
     def _make_room(self, peer: HttpPeer) -> bool:
         peers, reserved = self._connections, self._reserved
         if peers.admits(peer.user):
             return True
-        if peers.of(peer.user) >= peers.each:
+        if peers.used_by(peer.user) >= peers.per_user:
             if self._close_one(peers, [peer.user]):
                 return True
         elif self._close_one(peers, peers.users()):
@@ -177,12 +177,12 @@ class HttpListener:
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
-    def _close_one(self, amounts: UserAmounts[HttpPeer], users: Sequence[str]) -> bool:
+    def _close_one(self, amounts: UserLimits[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
         longest = next((found for user in users if (found := first_to_close(amounts.holders(user)))), None)
         if longest is None:
             return False
-        self._rejected("crowd")
+        self._count_rejection("crowd")
         self.remove(longest)
         longest.close()
         return True
@@ -204,7 +204,7 @@ class HttpListener:
 
     def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         if self._amounts(peer).has(peer.user, peer) and not self._is_settled(connection, peer, timer):
-            self._loop.call_later(LISTEN_SECONDS, self._check_again, connection, peer, timer)
+            self._loop.call_later(PEEK_INTERVAL_SECONDS, self._check_again, connection, peer, timer)
 
     def _is_settled(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
         """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
@@ -230,7 +230,7 @@ class HttpListener:
         return True
 
     def _on_timeout(self, peer: HttpPeer) -> None:
-        self._rejected("slow")
+        self._count_rejection("slow")
         peer.close()
 
     def _abandon(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
@@ -250,7 +250,7 @@ class HttpListener:
                 lambda: self._protocol(peer), connection, ssl=tls, ssl_handshake_timeout=seconds
             )
         except (OSError, ssl.SSLError):  # no TLS, a wrong certificate, too slow, or closed
-            self._rejected("handshake")
+            self._count_rejection("handshake")
             self.remove(peer)
             connection.close()
         except asyncio.CancelledError:
@@ -261,10 +261,10 @@ class HttpListener:
     def _pause_accepting(self, listener: socket.socket, error: OSError) -> None:
         """Free a descriptor, and accept again after a pause."""
         log.warning("can't accept connections at the moment: %s", error.strerror)
-        self._rejected("descriptors")
+        self._count_rejection("descriptors")
         self._close_one(self._connections, self._connections.users())
         self._loop.remove_reader(listener.fileno())
-        self._loop.call_later(PAUSE_SECONDS, self._accept_again, listener)
+        self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._closed:
@@ -272,4 +272,4 @@ class HttpListener:
 
     def _user(self, connection: socket.socket, address: str) -> str:
         user = user_of(None, address)
-        return user if user != LOOPBACK else user_of(self._owner(connection), address)
+        return user if user != LOOPBACK else user_of(self._uid_of_peer(connection), address)

@@ -27,10 +27,10 @@ from gpumond.host.tasks import Signal
 from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.identity import Tenant, own_part
-from gpumond.serve.limits import UserAmounts
+from gpumond.serve.identity import Tenant, tenant_frame
+from gpumond.serve.limits import UserLimits
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import KIND, core_of, existing_frame, json_response, problem_responses
+from gpumond.serve.routes import BODY_TYPE, core_of, json_response, problem_responses, require_frame
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
         self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        self._streams: UserAmounts[EventStream] = state.event_streams
+        self._streams: UserLimits[EventStream] = state.event_streams
         self._user, self._slow_seconds = counted_user(scope), state.slow_seconds
         self._ended = False
 
@@ -64,35 +64,35 @@ class EventStream(StreamingResponse):
         self._task.cancel()
 
     async def stream_response(self, send: Send) -> None:
-        async def in_time(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), self._slow_seconds)
 
         if not self._streams.admits(self._user):
             self._streams.holders(self._streams.users()[0])[0].end()
         self._streams.add(self._user, self)
-        self._task = asyncio.ensure_future(super().stream_response(in_time))
+        self._task = asyncio.ensure_future(super().stream_response(send_in_time))
         with suppress(asyncio.TimeoutError):  # the server closes the connection
             try:
                 await self._task
             except asyncio.CancelledError:
                 if not self._ended:
                     raise
-                await in_time({"type": "http.response.plain", "body": b"", "more_body": False})
+                await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
                 self._streams.remove(self._user, self)
 
 
 HEARTBEAT_SECONDS = 2.0
 """Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
-KEPT = 32
+KEPT_MESSAGES = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
 """Newest events that a complete frame contains."""
-GZIP_LEVEL, WHOLE_LEVEL = 6, 3
+GZIP_LEVEL, FRAME_GZIP_LEVEL = 6, 3
 """Compression of changes, which are many, and of a complete frame, whose reader waits for it."""
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
-WHOLE = TypeAdapter(FullFrame)
+FULL_FRAME = TypeAdapter(FullFrame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class FrameStream:
     def __init__(self, core: Core, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._core, self._heartbeat_seconds = core, heartbeat_seconds
         self._readers = 0
-        self._wanted, self._published = asyncio.Event(), Signal()
+        self._has_readers, self._published = asyncio.Event(), Signal()
         self._encoding = asyncio.Lock()
         self.number = 0
         """Number of the newest message."""
@@ -118,27 +118,27 @@ class FrameStream:
 
     def _forget(self) -> None:
         self._frame: Frame | None = None
-        self._whole: FullFrame | None = None
-        self._first: LiveMessage | None = None
+        self._full_frame: FullFrame | None = None
+        self._frame_message: LiveMessage | None = None
         """The complete frame, if a reader has needed it."""
-        self._later: deque[LiveMessage] = deque(maxlen=KEPT)
+        self._kept_messages: deque[LiveMessage] = deque(maxlen=KEPT_MESSAGES)
         self._last_event = 0
 
     async def run(self) -> None:
         """Write a message for each frame while there are readers. Does not return."""
         while True:
-            await self._wanted.wait()
+            await self._has_readers.wait()
             if self._core.frame is self._frame and not await self._core.await_frame(self._heartbeat_seconds):
-                self._publish(_packed(self.number + 1, b": alive\n\n"))
+                self._publish(_compressed_message(self.number + 1, b": alive\n\n"))
             else:
                 await self._advance()
 
     async def messages(self, compressed: bool) -> AsyncGenerator[bytes, None]:
         """Yield the parts of one stream."""
         self._readers += 1
-        self._wanted.set()
+        self._has_readers.set()
         try:
-            yield GZIP_HEADER + START.packed if compressed else START.plain
+            yield GZIP_HEADER + RETRY_MESSAGE.packed if compressed else RETRY_MESSAGE.plain
             number = -1
             while True:
                 for message in await self._messages_after(number):
@@ -149,70 +149,72 @@ class FrameStream:
         finally:
             self._readers -= 1
             if not self._readers:
-                self._wanted.clear()
+                self._has_readers.clear()
                 self._forget()
 
     async def _messages_after(self, number: int) -> Iterable[LiveMessage]:
         """Return the messages that follow ``number``; the complete frame if these are no longer kept."""
-        if self._later and self._later[0].number - 1 <= number:
-            return [message for message in self._later if message.number > number]
+        if self._kept_messages and self._kept_messages[0].number - 1 <= number:
+            return [message for message in self._kept_messages if message.number > number]
         async with self._encoding:
-            if self._whole is None:
+            if self._full_frame is None:
                 self._start_from(self._core.frame)
-            if self._first is None and self._whole is not None:
+            if self._frame_message is None and self._full_frame is not None:
                 newest = self._core.events.newest()[-EVENTS_SENT:]
                 events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
-                self._first = encode_message(self.number, "frame", WHOLE.dump_json(self._whole), events)
-            return [replace(self._first, number=self.number)] if self._first else []
+                self._frame_message = encode_message(
+                    self.number, "frame", FULL_FRAME.dump_json(self._full_frame), events
+                )
+            return [replace(self._frame_message, number=self.number)] if self._frame_message else []
 
     async def _advance(self) -> None:
         async with self._encoding:
-            before, last_event = self._whole, self._last_event
+            before, last_event = self._full_frame, self._last_event
             self._start_from(self._core.frame)
-            if before is None or self._whole is None:
+            if before is None or self._full_frame is None:
                 return
             events: list[Event] = [e for e in self._core.events.after(last_event) if e.id <= self._last_event]
-            found = changes(before, self._whole)
+            found = frame_changes(before, self._full_frame)
             body = to_json(found, inf_nan_mode="null")
-            work = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
-            self._publish(work)
+            message = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
+            self._publish(message)
 
     def _start_from(self, frame: Frame | None) -> None:
-        self._frame, self._first = frame, None
-        self._whole = live_frame(full_frame(frame)) if frame else None
+        self._frame, self._frame_message = frame, None
+        self._full_frame = live_frame(full_frame(frame)) if frame else None
         self._last_event = self._core.events.last_id
 
     def _publish(self, message: LiveMessage) -> None:
         self.number = message.number
-        self._later.append(message)
+        self._kept_messages.append(message)
         self._published.send()
 
 
 def encode_message(number: int, kind: str, body: bytes, events: bytes) -> LiveMessage:
     """Return a message: an object's JSON with ``events`` added."""
     plain = b"".join((f"event: {kind}\ndata: ".encode(), body[:-1], b',"events":', events, b"}\n\n"))
-    return _packed(number, plain, WHOLE_LEVEL if kind == "frame" else GZIP_LEVEL)
+    return _compressed_message(number, plain, FRAME_GZIP_LEVEL if kind == "frame" else GZIP_LEVEL)
 
 
-def _packed(number: int, plain: bytes, level: int = GZIP_LEVEL) -> LiveMessage:
+def _compressed_message(number: int, plain: bytes, level: int = GZIP_LEVEL) -> LiveMessage:
     packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     return LiveMessage(number, plain, packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH))
 
 
-START = _packed(0, RETRY)
+RETRY_MESSAGE = _compressed_message(0, RETRY)
 
 
-PROCESS = ("pid", "start_ticks")
-TABLES = {
+PROCESS_KEY = ("pid", "start_ticks")
+TABLE_KEYS = {
     "snapshot.devices": ("uuid",),
-    "snapshot.reports": PROCESS,
-    "ledger.lines": ("device_uuid", "share", "workload", *PROCESS),
-    "processes": ("device_uuid", *PROCESS),
-    "verdicts": ("device_uuid", "kind", *PROCESS),
-    "alerts": ("rule", "labels", *PROCESS),
+    "snapshot.reports": PROCESS_KEY,
+    "ledger.lines": ("device_uuid", "share", "workload", *PROCESS_KEY),
+    "processes": ("device_uuid", *PROCESS_KEY),
+    "verdicts": ("device_uuid", "kind", *PROCESS_KEY),
+    "alerts": ("rule", "labels", *PROCESS_KEY),
 }
 """The fields that identify a row of each table, by the path of the table in a frame."""
-WHOLE_SECONDS = "idle_seconds"
+ROUNDED_FIELD = "idle_seconds"
 """The field whose changes are sent in whole seconds, rounded down: it would otherwise change in each frame."""
 PARTS = ("snapshot", "ledger")
 """Parts of a frame whose fields are compared one by one."""
@@ -251,7 +253,7 @@ def live_frame(whole: FullFrame) -> FullFrame:
     return replace(whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=lines))
 
 
-def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
+def frame_changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
     for part in ("", *PARTS):
@@ -259,16 +261,16 @@ def changes(before: FullFrame, after: FullFrame) -> FrameChanges:
         for field in fields(new):
             path = f"{part}.{field.name}" if part else field.name
             value = getattr(new, field.name)
-            if path not in TABLES and path not in PARTS and value != getattr(old, field.name):
+            if path not in TABLE_KEYS and path not in PARTS and value != getattr(old, field.name):
                 values[path] = value
     tables: dict[str, TableChanges] = {}
-    for path, key in TABLES.items():
-        if found := _of_table(attrgetter(path)(before), attrgetter(path)(after), attrgetter(*key)):
+    for path, key in TABLE_KEYS.items():
+        if found := _table_changes(attrgetter(path)(before), attrgetter(path)(after), attrgetter(*key)):
             tables[path] = found
     return FrameChanges(values, tables)
 
 
-def _of_table(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
+def _table_changes(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
     found = TableChanges()
     olds, news = [*map(key, before)], [*map(key, after)]
     same: Iterable[tuple[int, Any, Any]] = zip(count(), before, after, strict=False)
@@ -307,7 +309,7 @@ def _differences(before: Any, after: Any, prefix: str = "") -> Iterator[tuple[st
     """Yield path and value of each field of a dataclass that differs, and of those of its objects."""
     names, values = _fields(after)
     for name, old, new in zip(names, values(before), values(after), strict=True):
-        if name == WHOLE_SECONDS and old is not None and new is not None:
+        if name == ROUNDED_FIELD and old is not None and new is not None:
             old, new = int(old), int(new)
         if old == new:
             continue
@@ -324,7 +326,7 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
         "description": "Messages `frame` and `changes`",
         "content": {
             "text/event-stream": {
-                "example": f"event: frame\ndata: {WHOLE.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
+                "example": f"event: frame\ndata: {FULL_FRAME.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
                 f'"events":{EVENTS.dump_json([examples.EVENT]).decode()}}}\n\n'
             }
         },
@@ -350,27 +352,27 @@ async def live(request: Request) -> Response:
     If you read too slowly, you get a `frame` again.
     """
     state, tenant = request.app.state, tenant_of(request)
-    existing_frame(state.core.frame)
+    require_frame(state.core.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    whole = None if tenant is None else own_frames(state.core, tenant, compressed)
+    whole = None if tenant is None else tenant_messages(state.core, tenant, compressed)
     return EventStream(request.scope, state, whole or state.live.messages(compressed), headers)
 
 
-async def own_frames(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
+async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
-    yield GZIP_HEADER + START.packed if compressed else START.plain
+    yield GZIP_HEADER + RETRY_MESSAGE.packed if compressed else RETRY_MESSAGE.plain
     shown, name = None, f"live {tenant} {compressed}"
     while True:
         if core.frame is not None and core.frame is not shown:
             shown = core.frame
             if name not in core.answers:
-                whole = live_frame(full_frame(own_part(shown, tenant)))
-                message = encode_message(0, "frame", WHOLE.dump_json(whole), b"[]")
+                whole = live_frame(full_frame(tenant_frame(shown, tenant)))
+                message = encode_message(0, "frame", FULL_FRAME.dump_json(whole), b"[]")
                 core.answers[name] = message.packed if compressed else message.plain
             yield core.answers[name]
         elif not await core.await_frame(HEARTBEAT_SECONDS):
-            alive = _packed(0, b": alive\n\n")
+            alive = _compressed_message(0, b": alive\n\n")
             yield alive.packed if compressed else alive.plain
 
 
@@ -380,7 +382,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        KIND: list[Event],
+        BODY_TYPE: list[Event],
         "content": {
             "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {

@@ -13,9 +13,9 @@ from gpumond.core import Operations
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import responses
-from gpumond.serve.authorization import require_token
+from gpumond.serve.authorization import require_admin
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import KIND, bearer, core_of, json_response, problem_responses
+from gpumond.serve.routes import BODY_TYPE, bearer, core_of, json_response, problem_responses
 
 router = APIRouter(tags=["operation"])
 
@@ -58,7 +58,7 @@ async def ready(request: Request) -> Response:
     dependencies=[Depends(bearer)],
     summary="Reload the configuration",
 )
-async def reload(request: Request, by: str = Depends(require_token)) -> Response:
+async def reload(request: Request, by: str = Depends(require_admin)) -> Response:
     """422: the configuration is invalid (see `detail`); the previous one stays in effect."""
     return PlainTextResponse(await core_of(request).get(Operations).reload(by) + "\n")
 
@@ -81,14 +81,14 @@ class ReleaseAnswer(BaseModel):
     dependencies=[Depends(bearer)],
     responses={
         200: {
-            KIND: ReleaseAnswer,
+            BODY_TYPE: ReleaseAnswer,
             "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
         },
         **problem_responses(401, 403, 422, 503, 504, 507),
     },
     response_model=None,
 )
-async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_token)) -> Response:
+async def release(request: Request, body: ReleaseBody, requested_by: str = Depends(require_admin)) -> Response:
     """Responds when the daemon has detached. The daemon reattaches automatically.
 
     504: a driver call doesn't return, so the driver is still open.

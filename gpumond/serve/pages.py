@@ -53,7 +53,7 @@ def _head(title: str, root: str = "") -> str:
     return HEAD.format(title=escape(title), root=root, style=STYLE[1:])
 
 
-def reference(openapi: Schema) -> str:
+def reference_page(openapi: Schema) -> str:
     """Return the page. Each operation is a collapsed section; browsers expand it for search and print."""
     info = openapi["info"]
     return "\n".join(
@@ -85,7 +85,7 @@ def _operation(method: str, path: str, operation: Schema) -> str:
         *_paragraphs(operation.get("description", "")),
         *_table("Parameter", map(_parameter, operation.get("parameters", ()))),
         *_body(operation.get("requestBody")),
-        *_answers(operation["responses"]),
+        *_responses(operation["responses"]),
     ]
     return _details(f"{method}-{path}", head, parts)
 
@@ -93,16 +93,16 @@ def _operation(method: str, path: str, operation: Schema) -> str:
 def _parameter(parameter: Schema) -> tuple[str, str, str]:
     name = parameter["name"] + ("" if parameter.get("required") else "?")
     meaning = f"In the {parameter['in']}. {parameter.get('description', '')}"
-    return name, type_of(parameter.get("schema", {})), meaning
+    return name, type_html(parameter.get("schema", {})), meaning
 
 
 def _body(body: Schema | None) -> Iterator[str]:
     for media_type, content in (body or {}).get("content", {}).items():
-        yield f"<h3>Body</h3><p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+        yield f"<h3>Body</h3><p>{escape(media_type)}: {type_html(content.get('schema', {}))}</p>"
         yield from _example(content)
 
 
-def _answers(answers: Schema) -> Iterator[str]:
+def _responses(answers: Schema) -> Iterator[str]:
     """Yield the responses; those that are problem documents are listed together on one line."""
     problems = []
     for status, answer in answers.items():
@@ -112,7 +112,7 @@ def _answers(answers: Schema) -> Iterator[str]:
             continue
         yield f"<h3>{escape(status)}</h3><p>{inline_html(answer['description'])}</p>"
         for media_type, content in contents.items():
-            yield f"<p>{escape(media_type)}: {type_of(content.get('schema', {}))}</p>"
+            yield f"<p>{escape(media_type)}: {type_html(content.get('schema', {}))}</p>"
             yield from _example(content)
     if problems:
         yield f"<h3>Problem documents</h3><p>{'; '.join(sorted(problems))}</p>"
@@ -128,28 +128,28 @@ def _example(content: Schema) -> Iterator[str]:
 def _type(name: str, schema: Schema) -> str:
     required = schema.get("required", ())
     fields = (
-        (field if field in required else f"{field}?", type_of(inner), inner.get("description", ""))
+        (field if field in required else f"{field}?", type_html(inner), inner.get("description", ""))
         for field, inner in schema.get("properties", {}).items()
     )
     parts = [*_paragraphs(schema.get("description", "")), *_table("Field", fields)]
     return _details(f"type-{name}", f"<code>{escape(name)}</code>", parts)
 
 
-def type_of(schema: Schema) -> str:
+def type_html(schema: Schema) -> str:
     """Return the type as HTML text, with links to types described on the page."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'
     if "anyOf" in schema:
-        return " or ".join(type_of(inner) for inner in schema["anyOf"])
+        return " or ".join(type_html(inner) for inner in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return ", ".join(f"<code>{escape(str(value))}</code>" for value in schema.get("enum", [schema.get("const")]))
     if "prefixItems" in schema:
-        return f"({', '.join(type_of(inner) for inner in schema['prefixItems'])})"
+        return f"({', '.join(type_html(inner) for inner in schema['prefixItems'])})"
     if schema.get("type") == "array":
-        return f"list of {type_of(schema.get('items', {}))}"
+        return f"list of {type_html(schema.get('items', {}))}"
     if isinstance(schema.get("additionalProperties"), Mapping):
-        return f"object of {type_of(schema['additionalProperties'])}"
+        return f"object of {type_html(schema['additionalProperties'])}"
     return escape(schema.get("type", "anything"))
 
 
@@ -255,5 +255,5 @@ for path in FILES:
 async def docs(request: Request) -> Response:
     state = request.app.state
     if not hasattr(state, "reference"):  # the routes do not change while the daemon runs
-        state.reference = file(reference(request.app.openapi()).encode(), "text/html")
+        state.reference = file(reference_page(request.app.openapi()).encode(), "text/html")
     return file_response(request.scope, state.reference)

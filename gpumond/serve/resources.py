@@ -34,9 +34,9 @@ from gpumond.facts.units import accepts
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.serve import examples
 from gpumond.serve.full_frame import REVISION, faults_with_remedies, full_frame, holdings, stated_conditions
-from gpumond.serve.identity import Tenant, own_part
+from gpumond.serve.identity import Tenant, tenant_frame
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, core_of, existing_frame, json_response
+from gpumond.serve.routes import Router, core_of, json_response, require_frame
 from gpumond.store.table import type_adapter
 from gpumond.tick.history import MAX_SAMPLES, SIGNALS, TIERS, History, HistorySignal, SharesPoint
 
@@ -163,8 +163,8 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
 
 def current_frame(request: Request) -> Frame:
     """Return the current frame, of a tenant its own part. Raises 503 before the first one."""
-    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
-    return frame if tenant is None else own_part(frame, tenant)
+    frame, tenant = require_frame(core_of(request).frame), tenant_of(request)
+    return frame if tenant is None else tenant_frame(frame, tenant)
 
 
 def tenant_of(request: Request) -> Tenant | None:
@@ -176,7 +176,7 @@ def tenant_of(request: Request) -> Tenant | None:
 @router.read("/frame", "The complete result of the last tick", FullFrame, EXAMPLE_FRAME, (503,))
 async def frame(request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Returns all values of one moment. With `If-None-Match`, you get 304 until the next frame."""
-    frame, tenant = existing_frame(core_of(request).frame), tenant_of(request)
+    frame, tenant = require_frame(core_of(request).frame), tenant_of(request)
     part = "" if tenant is None else "-" + sha256(repr((tenant.user, sorted(tenant.namespaces))).encode()).hexdigest()
     etag = f'"{core_of(request).started_at:.3f}-{frame.snapshot.seq}{part}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
@@ -361,7 +361,7 @@ class PastHoldings:
     holdings: tuple[PastHolding, ...]
 
 
-SLACK = 1.02
+RANGE_SLACK = 1.02
 """Factor by which the range of a resolution may fall short of ``since``."""
 
 EXAMPLE_HISTORY = SeriesHistory(
@@ -377,7 +377,7 @@ EXAMPLE_HISTORY = SeriesHistory(
 )
 
 
-SHARES_EXAMPLE = ShareHistory(
+EXAMPLE_SHARES = ShareHistory(
     device_uuid=examples.UUID,
     pid=None,
     resolution_seconds=60,
@@ -394,7 +394,7 @@ SHARES_EXAMPLE = ShareHistory(
     unattributed=(0.0,),
 )
 
-MOMENT_EXAMPLE = PastHoldings(
+EXAMPLE_MOMENT = PastHoldings(
     at=examples.TAKEN_AT - 60,
     resolution_seconds=None,
     block_seconds=None,
@@ -417,7 +417,7 @@ MOMENT_EXAMPLE = PastHoldings(
 )
 
 Pid = Annotated[int | None, Query(ge=1, description="A process on the device; without it, the whole device.")]
-Start = Annotated[
+StartTicks = Annotated[
     int | None, Query(ge=0, description="The start of the process; without it, the latest process with this pid.")
 ]
 Since = Annotated[float | None, Query(ge=0, description="Start of the range, as Unix time.")]
@@ -430,7 +430,7 @@ async def history(
     request: Request,
     uuid: Annotated[str, Query(description="The device: an index, a UUID or a prefix of one, or a PCI address.")],
     pid: Pid = None,
-    start_ticks: Start = None,
+    start_ticks: StartTicks = None,
     signal: Annotated[
         HistorySignal,
         Query(
@@ -449,11 +449,11 @@ async def history(
     known = core_of(request).history
     uuid = find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
     key = (uuid, _process(known, uuid, pid, start_ticks))
-    fitting = _fitting(known, [known.age(key)], since, resolution)
-    points = sampled(known.series(key, signal, since or 0.0, fitting, _end(until)))
+    chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
+    points = downsample(known.series(key, signal, since or 0.0, chosen_resolution, _end(until)))
     if not points and not any(known.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history for {uuid if pid is None else f'pid {pid} on {uuid}'}")
-    seconds, length = _lengths(known, fitting)
+    seconds, length = _block_lengths(known, chosen_resolution)
     values = tuple(PastValue(*point) for point in points)
     return compressed_json(
         request,
@@ -468,7 +468,7 @@ async def history(
     "/history/shares",
     "History of all shares of a device, a process or the machine",
     ShareHistory,
-    SHARES_EXAMPLE,
+    EXAMPLE_SHARES,
     (404, 422),
 )
 async def share_history(
@@ -477,7 +477,7 @@ async def share_history(
         str | None, Query(description="The device, as for `/api/v1/history`; without it, the sum of all devices.")
     ] = None,
     pid: Pid = None,
-    start_ticks: Start = None,
+    start_ticks: StartTicks = None,
     since: Since = None,
     until: Until = None,
     resolution: Resolution = None,
@@ -491,18 +491,20 @@ async def share_history(
         devices = frame.snapshot.devices if frame else ()
         own = {device.uuid for device in devices}
         roots = [device.uuid for device in devices if device.parent_uuid not in own]
-        fitting = _fitting(known, [known.age((each, None)) for each in roots], since, resolution)
-        points = known.machine(roots, since or 0.0, _end(until), fitting)
+        chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in roots], since, resolution)
+        points = known.machine(roots, since or 0.0, _end(until), chosen_resolution)
     else:
         uuid = find_device_uuid_in_frame(uuid, frame, others=known.devices)
         key = (uuid, _process(known, uuid, pid, start_ticks))
-        fitting = _fitting(known, [known.age(key)], since, resolution)
-        points = known.shares(key, since or 0.0, _end(until), fitting)
-    return compressed_json(request, ShareHistory, _columns(uuid, pid, sampled(points), *_lengths(known, fitting)))
+        chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
+        points = known.shares(key, since or 0.0, _end(until), chosen_resolution)
+    return compressed_json(
+        request, ShareHistory, _columns(uuid, pid, downsample(points), *_block_lengths(known, chosen_resolution))
+    )
 
 
 @router.read(
-    "/history/moment", "Memory of each device and process at one time", PastHoldings, MOMENT_EXAMPLE, (404, 422)
+    "/history/moment", "Memory of each device and process at one time", PastHoldings, EXAMPLE_MOMENT, (404, 422)
 )
 async def past_moment(
     request: Request,
@@ -515,7 +517,7 @@ async def past_moment(
     """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
     known = core_of(request).history
     own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
-    fitting = _fitting(known, [known.age((each, None)) for each in known.devices], at, resolution)
+    chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in known.devices], at, resolution)
     found = tuple(
         PastHolding(
             device_uuid=device,
@@ -525,12 +527,12 @@ async def past_moment(
             ended_at=known.to_unix(series.ended) if isfinite(series.ended) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
-        for (device, process), series, point in known.moment(at, fitting)
+        for (device, process), series, point in known.moment(at, chosen_resolution)
         if own in (None, device)
     )
     if not found:
         raise HTTPException(404, "no history for that time")
-    seconds, length = _lengths(known, fitting)
+    seconds, length = _block_lengths(known, chosen_resolution)
     return compressed_json(
         request,
         PastHoldings,
@@ -541,7 +543,7 @@ async def past_moment(
 Each = TypeVar("Each")
 
 
-def sampled(points: Sequence[Each]) -> Sequence[Each]:
+def downsample(points: Sequence[Each]) -> Sequence[Each]:
     """Return every n-th point, at most 901 of them: accelerated time has more samples in 15 minutes."""
     return points[:: max(1, ceil((len(points) - 1) / MAX_SAMPLES))]
 
@@ -557,20 +559,24 @@ def _end(until: float | None) -> float:
     return inf if until is None else until
 
 
-def _fitting(known: History, ages: Sequence[float], since: float | None, resolution: float | None) -> float | None:
+def _resolution_for(
+    known: History, ages: Sequence[float], since: float | None, resolution: float | None
+) -> float | None:
     """Return the resolution that is asked for, else the shortest one whose range includes ``since``."""
     if resolution is not None or since is None:
         return resolution
     seconds = min((known.taken_at - since) * known.pace, max(ages, default=0.0))
-    if seconds <= MAX_SAMPLES * known.pace * SLACK:
+    if seconds <= MAX_SAMPLES * known.pace * RANGE_SLACK:
         return None
-    return next((tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * SLACK), TIERS[-1].seconds)
+    return next(
+        (tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * RANGE_SLACK), TIERS[-1].seconds
+    )
 
 
-def _lengths(known: History, resolution: float | None) -> tuple[int | None, float | None]:
+def _block_lengths(known: History, resolution: float | None) -> tuple[int | None, float | None]:
     """Return the length of a block on the clock of the history, and in seconds; None for samples."""
-    fitting = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
-    seconds = max(fitting, default=None)
+    chosen_resolution = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
+    seconds = max(chosen_resolution, default=None)
     return seconds, None if seconds is None else seconds / known.pace
 
 

@@ -23,6 +23,7 @@ from gpumond.config.loading import keys_in, model_at
 from gpumond.config.models import expectation
 from gpumond.core import Core
 from gpumond.facts.errors import (
+    UNKNOWN_PATH,
     AmbiguousDevice,
     ConfigError,
     CooldownActive,
@@ -37,6 +38,7 @@ from gpumond.facts.errors import (
     did_you_mean,
 )
 from gpumond.facts.frame import Frame
+from gpumond.facts.units import list_text
 from gpumond.serve.responses import INTERNAL_ERROR, problem
 from gpumond.store.table import type_adapter
 
@@ -47,14 +49,14 @@ def core_of(request: Request) -> Core:
     return core
 
 
-def existing_frame(frame: Frame | None) -> Frame:
+def require_frame(frame: Frame | None) -> Frame:
     """Return the frame. Raises 503 before the first one."""
     if frame is None:
-        raise starting()
+        raise not_ready()
     return frame
 
 
-def starting() -> HTTPException:
+def not_ready() -> HTTPException:
     """Return the error of a request before the first reading."""
     return HTTPException(503, "the first reading is in progress; retry in a second", {"Retry-After": "1"})
 
@@ -65,7 +67,7 @@ bearer = HTTPBearer(
     "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
 )
 F = TypeVar("F", bound=Callable[..., Any])
-KIND = "kind"
+BODY_TYPE = "kind"
 """Key of a response for the type of its body. FastAPI would make its schema from ``model`` at each start."""
 
 
@@ -77,14 +79,14 @@ class Router(APIRouter):
 
     def read(self, path: str, summary: str, kind: Any, example: Any, problems: Iterable[int] = ()) -> Callable[[F], F]:
         """Return the decorator of a route for GET."""
-        return self.get(path, summary=summary, **described(kind, example, *problems))
+        return self.get(path, summary=summary, **route_arguments(kind, example, *problems))
 
     def change(
         self, request: str, summary: str, kind: Any, example: Any, problems: Iterable[int] = (), status: int = 200
     ) -> Callable[[F], F]:
         """Return the decorator of a route that modifies state and so requires a token. ``request``: method and path."""
         method, _, path = request.partition(" ")
-        answer = described(kind, example, 401, 403, *problems, status=status)
+        answer = route_arguments(kind, example, 401, 403, *problems, status=status)
         return self.api_route(path, methods=[method], summary=summary, dependencies=[Depends(bearer)], **answer)
 
     def deletion(self, path: str, summary: str, problems: Iterable[int]) -> Callable[[F], F]:
@@ -99,13 +101,13 @@ class Router(APIRouter):
         )
 
 
-def described(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
+def route_arguments(kind: Any, example: Any, *problems: int, status: int = 200) -> dict[str, Any]:
     """Return the keyword arguments of a route: type and example of its answer, and its problems."""
     content = {"application/json": {"example": to_jsonable_python(example)}}
     return {
         "response_model": None,
         "status_code": status,
-        "responses": {status: {KIND: kind, "content": content}, **problem_responses(*problems)},
+        "responses": {status: {BODY_TYPE: kind, "content": content}, **problem_responses(*problems)},
     }
 
 
@@ -117,7 +119,7 @@ def etag_of(if_match: str | None) -> str | None:
     return None if if_match in (None, "*") else if_match.strip().removeprefix("W/").strip('"')
 
 
-STATUS: dict[type[Exception], int] = {
+STATUS_OF_ERROR: dict[type[Exception], int] = {
     NoSuchTarget: 404,
     NoSuchDevice: 404,
     NoSuchEntry: 404,
@@ -141,6 +143,8 @@ class Problem(BaseModel):
 
 
 PROBLEM = Problem.model_json_schema()
+MAX_PATH = 200
+"""Characters of a requested path that the detail of a problem repeats."""
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -154,7 +158,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def allowed(request: Request) -> set[str]:
+def allowed_methods(request: Request) -> set[str]:
     """Return the methods that a path allows. The router reports only those of the first matching route."""
     documented = request.app.openapi()["paths"].items()
     matching = [
@@ -166,35 +170,48 @@ def allowed(request: Request) -> set[str]:
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 
-def _known_keys(request: Request, error: Mapping[str, Any]) -> str:
-    """Return the key that an unknown one of a body may mean, else all that are possible there; empty otherwise."""
+def _location_text(error: Mapping[str, Any]) -> str:
+    """Return where a request is wrong, such as ``body.target.pid`` and ``query parameter uuid``."""
+    kind, *path = (str(part) for part in error["loc"])
+    if kind == "body":
+        return kind if error["type"] == "json_invalid" else ".".join((kind, *path))
+    return f"{kind} parameter {'.'.join(path)}"
+
+
+def _expectation_text(request: Request, error: Mapping[str, Any]) -> str:
+    """Return what is expected there. For an unknown key of a body: the one that it may mean, or else all of them."""
+    if error["type"] == "missing":
+        return "required, but not given"
     field = getattr(request.scope.get("route"), "body_field", None)
     root = getattr(getattr(field, "field_info", None), "annotation", None)
     if error["type"] != "extra_forbidden" or not (isinstance(root, type) and issubclass(root, BaseModel)):
-        return ""
+        return expectation(error)
     known = keys_in(model_at(root, error["loc"][1:]))
-    return did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
+    hint = did_you_mean(str(error["loc"][-1]), known) or f"; expected one of {', '.join(known)}"
+    return f"{expectation(error)}{hint}"
 
 
 def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})
-        if error.status_code == 405 and (methods := allowed(request)):
+        headers, detail, path = dict(error.headers or {}), str(error.detail), request.url.path[:MAX_PATH]
+        if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own answer
+            detail = f"{UNKNOWN_PATH} {path}; /docs lists what it serves"
+        if error.status_code == 405 and (methods := allowed_methods(request)):
             headers["Allow"] = ", ".join(sorted(methods))
-        return problem(error.status_code, str(error.detail), headers)
+            detail = f"{path} doesn't accept {request.method}; it accepts {list_text(sorted(methods))}"
+        return problem(error.status_code, detail, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = "body" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"])
-        return problem(422, f"{place}: {expectation(first)}{_known_keys(request, first)}")
+        return problem(422, f"{_location_text(first)}: {_expectation_text(request, first)}")
 
     async def refused(request: Request, error: Exception) -> Response:
         headers = {"Retry-After": f"{error.retry_after_seconds:.0f}"} if isinstance(error, CooldownActive) else None
-        return problem(STATUS[type(error)], str(error), headers)
+        return problem(STATUS_OF_ERROR[type(error)], str(error), headers)
 
-    for kind in STATUS:
+    for kind in STATUS_OF_ERROR:
         app.add_exception_handler(kind, refused)
 
     @app.exception_handler(StoreUnavailable)

@@ -16,13 +16,13 @@ from gpumond.serve.authentication import (
     SESSIONS,
     Caller,
     Tokens,
-    admit,
     bearer_token,
+    check_rate,
     count_failure,
     counted_user,
 )
 from gpumond.serve.authorization import caller_with
-from gpumond.serve.routes import Router, described, json_response
+from gpumond.serve.routes import Router, json_response, route_arguments
 
 router = Router("sessions", prefix="")
 
@@ -75,17 +75,17 @@ async def request_code(
     403: you used a client certificate or a service account's token.
     """
     tokens: Tokens = request.app.state.tokens
-    if not caller.sessions:
+    if not caller.allows_sessions:
         raise HTTPException(403, f"{caller.name} can't have a session; use a gpumond token")
     seconds = CODE_SECONDS if body is None else body.valid_seconds
-    code = tokens.sign_ins.code(caller, bearer_token(request.scope), tokens.clock(), seconds)
+    code = tokens.sign_ins.create_code(caller, bearer_token(request.scope), tokens.clock(), seconds)
     return json_response(SignInCode, SignInCode(code, seconds), headers=NO_STORE)
 
 
 @router.post(
     SESSIONS,
     summary="Exchange a one-time code for a session token",
-    **described(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
+    **route_arguments(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
 async def sign_in(request: Request, body: CodeBody) -> Response:
     """The token has the rights of the caller who requested the code. It ends after 12 h, when the daemon stops, or when
@@ -94,11 +94,11 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     401: the code doesn't exist, has expired, or was used before. 429: ten wrong codes or tokens within a minute.
     """
     tokens: Tokens = request.app.state.tokens
-    who, now = counted_user(request.scope), tokens.clock()
-    admit(tokens.failures, who, now, "too many wrong codes")
+    user, now = counted_user(request.scope), tokens.clock()
+    check_rate(tokens.failures, user, now, "too many wrong codes")
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:
-        count_failure(tokens, who)
+        count_failure(tokens, user)
         raise HTTPException(401, "the code is wrong, has expired, or was used before; run `gpumond open` again")
     return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 
@@ -107,6 +107,6 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
 async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
     """404: the token doesn't belong to a session."""
     tokens: Tokens = request.app.state.tokens
-    if not tokens.sign_ins.end(bearer_token(request.scope) or ""):
+    if not tokens.sign_ins.end_session(bearer_token(request.scope) or ""):
         raise HTTPException(404, "the token doesn't belong to a session; only sessions can be ended")
     return Response(status_code=204)

@@ -344,45 +344,45 @@ class SimDriver:
 
     def __init__(self, root: str | os.PathLike[str], pid: int) -> None:
         """Raises DamagedDevice."""
-        found = (each for each in simulated_devices(root) if each.is_marked("processes", pid))
-        self.devices: list[SimDevice] = [each for each in found if each.spec().can_suspend]
+        devices = (device for device in simulated_devices(root) if device.is_marked("processes", pid))
+        self.devices: list[SimDevice] = [device for device in devices if device.spec().can_suspend]
 
     def init(self) -> str:
         return ""
 
     def state(self, pid: int) -> tuple[int, str]:
-        if any(each.is_marked("suspended", pid) for each in self.devices):
+        if any(device.is_marked("suspended", pid) for device in self.devices):
             return CHECKPOINTED, ""
-        return (LOCKED if any(each.is_marked("locked", pid) for each in self.devices) else RUNNING), ""
+        return (LOCKED if any(device.is_marked("locked", pid) for device in self.devices) else RUNNING), ""
 
     def lock(self, pid: int, milliseconds: int) -> str:
-        for each in self.devices:
-            each.lock(pid)
+        for device in self.devices:
+            device.lock(pid)
         return ""
 
     def checkpoint(self, pid: int) -> str:
-        for each in self.devices:
-            each.suspend(pid)
+        for device in self.devices:
+            device.suspend(pid)
         return ""
 
     def restore(self, pid: int) -> str:
         """Wait until all memory is free, or the process has ended. With CUDA, the program would be lost."""
         while read_process_stat("/proc", pid) is not None and self.state(pid)[0] == CHECKPOINTED:
-            for each in self.devices:
-                if each.is_marked("suspended", pid):
+            for device in self.devices:
+                if device.is_marked("suspended", pid):
                     with suppress(OutOfMemory):
-                        each.resume(pid)
+                        device.resume(pid)
             if self.state(pid)[0] == CHECKPOINTED:
                 time.sleep(RESTORE_POLL_SECONDS)
         return ""
 
     def unlock(self, pid: int) -> str:
-        for each in self.devices:
-            each.unlock(pid)
+        for device in self.devices:
+            device.unlock(pid)
         return ""
 
     def moved_bytes(self, pid: int) -> int | None:
-        return sum(each.held_bytes(pid) for each in self.devices if each.is_marked("suspended", pid))
+        return sum(device.held_bytes(pid) for device in self.devices if device.is_marked("suspended", pid))
 
 
 def start_if_running(pid: int) -> int | None:

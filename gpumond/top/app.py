@@ -13,7 +13,7 @@ from gpumond.cli.client import with_commands
 from gpumond.facts.errors import DaemonError
 from gpumond.host.machine import reduce_garbage_collection
 from gpumond.top import screen
-from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combined, short_names
+from gpumond.top.connection import STALE_INTERVALS, DaemonClient, DaemonConnection, Requests, combine_views, short_names
 from gpumond.top.dialogs import (
     ColumnDialog,
     FlushDialog,
@@ -24,7 +24,7 @@ from gpumond.top.dialogs import (
     why_panel,
 )
 from gpumond.top.events import EventsDialog
-from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, kept_columns
+from gpumond.top.processes import TREE, AncestorCache, ProcessList, ProcessStats, column_at, saved_columns
 from gpumond.top.screen import (
     HistoryChart,
     Panel,
@@ -32,8 +32,8 @@ from gpumond.top.screen import (
     all_notices,
     chart_lines,
     detail_lines,
-    edited,
-    extended,
+    edit_text,
+    extend_history,
     help_lines,
     notices_in_full,
     read_history,
@@ -41,26 +41,26 @@ from gpumond.top.screen import (
 )
 from gpumond.top.terminal import Mouse, Terminal
 from gpumond.view.frame import (
-    View,
+    FrameView,
     device_at_index,
     device_of,
     history_key_of,
-    neighbor,
+    neighbor_uuid,
     processes_on,
     split_merged_uuid,
     view_of_device,
 )
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import Key, ProcessOnDevice, ProcessRow
-from gpumond.view.text import BLOCKS, GAP_SECONDS, Line, Span, ansi, colors_of
+from gpumond.view.rows import ProcessOnDevice, ProcessRow, SubjectKey
+from gpumond.view.text import BLOCKS, GAP_SECONDS, Span, StyledLine, ansi, colors_of
 
 POLL_SECONDS = 1.0
 WHEEL_ROWS = 3
 DETAIL_CHART_ROWS = 4
-OPENS = "Enter opens a group"
+GROUP_HINT = "Enter opens a group"
 
 
-class Top:
+class TopApp:
     """The application. ``device``: UUID of the device that is selected first. ``columns``: names of those of the table.
     Without ``columns``, those that were last chosen.
     """
@@ -76,21 +76,21 @@ class Top:
         self.terminal, self.colors, self.device = Terminal(), colors_of(os.environ), device
         self.monochrome = self.colors == "none"
         self.requests = Requests(self.terminal.wake)
-        self.table = ProcessList(self.monochrome, columns or kept_columns())
+        self.table = ProcessList(self.monochrome, columns or saved_columns())
         self.screen = Screen(self.monochrome, self.terminal.can_show(BLOCKS))
-        self.lineages = AncestorCache()
-        self.vitals = ProcessStats()
+        self.ancestors = AncestorCache()
+        self.process_stats = ProcessStats()
         self.panel: Panel | None = None
-        self.shown: View | None = None
-        self.paused: View | None = None
+        self.shown: FrameView | None = None
+        self.paused_view: FrameView | None = None
         self.silent = False
-        self._latest: View | None = None
-        self._views: list[View | None] = [None] * len(self.connections)
-        self.past: HistoryChart | None = None
+        self._latest: FrameView | None = None
+        self._views: list[FrameView | None] = [None] * len(self.connections)
+        self.history: HistoryChart | None = None
         self.message = ""
-        self._asking_past = False
+        self._is_requesting_history = False
         self._filtering = False
-        self._ended = False
+        self._is_quitting = False
         self._actions = self._keys()
 
     def _keys(self) -> Mapping[str, Callable[[], None]]:
@@ -109,14 +109,14 @@ class Top:
             **dict.fromkeys(("x", " "), self._mark),
             "U": lambda: table.marks.clear(),
             "w": self._why,
-            "f": lambda: self._flush(self._targets()),
+            "f": lambda: self._flush(self._target_rows()),
             "F": self._flush_device,
-            "z": lambda: self._move("suspend"),
-            "Z": lambda: self._move("resume"),
+            "z": lambda: self._open_suspension("suspend"),
+            "Z": lambda: self._open_suspension("resume"),
             "S": self._silence,
             "e": self._events,
             "c": self._columns,
-            "a": lambda: self._open(Panel(self._remarks_in_full, ("a", "enter"))),
+            "a": lambda: self._open(Panel(self._all_notice_lines, ("a", "enter"))),
             "p": self._pause,
             "escape": self._show_all,
             "left": lambda: self._step_device(-1),
@@ -128,7 +128,7 @@ class Top:
         reduce_garbage_collection()
         with self.terminal:
             due = time.monotonic()
-            while not self._ended:
+            while not self._is_quitting:
                 if time.monotonic() >= due:
                     due = time.monotonic() + POLL_SECONDS
                     self._poll()
@@ -148,11 +148,11 @@ class Top:
         now = time.monotonic()
         views = [each.shown(now) for each in self.connections]
         if any(view is not before for view, before in zip(views, self._views, strict=True)):
-            latest = combined(self.connections, views)
+            latest = combine_views(self.connections, views)
             self._views, self._latest, self.silent = views, latest or self._latest, latest is None
-        self.shown = self.paused or self._latest
+        self.shown = self.paused_view or self._latest
 
-    def _place_of(self, uuid: str) -> tuple[DaemonConnection, str]:
+    def _connection_to(self, uuid: str) -> tuple[DaemonConnection, str]:
         """Return the connection to the daemon of a device, and its own UUID for it."""
         place, own = split_merged_uuid(uuid) if len(self.connections) > 1 else (0, uuid)
         return self.connections[place], own
@@ -160,7 +160,7 @@ class Top:
     def _notices(self) -> list[FrameNotice]:
         now, several = time.monotonic(), len(self.connections) > 1
         found = (each.notice(now, several) for each in self.connections)
-        return [] if self.paused else [notice for notice in found if notice]
+        return [] if self.paused_view else [notice for notice in found if notice]
 
     def _poll(self) -> None:
         for connection in self.connections:
@@ -173,11 +173,11 @@ class Top:
             self.screen.sensors.add(self._latest)
         if shown and not device_of(shown, self.device):
             self.device = None
-        if shown and self.past:
-            missed = shown.taken_at - self.past.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
-            self.past = None if missed else extended(self.past, shown)
+        if shown and self.history:
+            missed = shown.taken_at - self.history.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
+            self.history = None if missed else extend_history(self.history, shown)
 
-    def _subject(self) -> tuple[Key, str] | None:
+    def _subject(self) -> tuple[SubjectKey, str] | None:
         """Return the selected device, else the process under the cursor; in its details always the process."""
         shown = self.shown
         device, row = device_of(shown, self.device), self.table.chosen
@@ -187,56 +187,61 @@ class Top:
             return None
         return row.key, f"{row.process.program} (pid {row.process.pid}) "
 
-    def _read_past(self) -> None:
+    def _request_history(self) -> None:
         """Request the history of the subject unless it is there or a request is in progress."""
         subject, shown = self._subject(), self.shown
-        if subject is None or shown is None or self._asking_past or (self.past and self.past.of == subject[0]):
+        if (
+            subject is None
+            or shown is None
+            or self._is_requesting_history
+            or (self.history and self.history.key == subject[0])
+        ):
             return
-        self._asking_past = True
-        connection, uuid = self._place_of(subject[0][0])
+        self._is_requesting_history = True
+        connection, uuid = self._connection_to(subject[0][0])
         of, until = subject[0], shown.taken_at
 
         def receive(answer: HistoryChart | DaemonError) -> None:
-            self._asking_past = False
-            self.past = answer if isinstance(answer, HistoryChart) else HistoryChart(of, until, ())
+            self._is_requesting_history = False
+            self.history = answer if isinstance(answer, HistoryChart) else HistoryChart(of, until, ())
 
         self.requests.ask(lambda: read_history(connection.daemon, uuid, of, until), receive)
 
-    def _read_sensors(self) -> None:
+    def _request_utilization(self) -> None:
         """Request the earlier utilization of the devices whose curves are shown, once."""
         sensors, shown = self.screen.sensors, self.shown
         while shown and sensors.unread:
             uuid = sensors.unread.pop()
-            connection, own = self._place_of(uuid)
+            connection, own = self._connection_to(uuid)
 
             def receive(answer: list[tuple[float, float]] | DaemonError, uuid: str = uuid) -> None:
                 if not isinstance(answer, DaemonError):
-                    sensors.precede(uuid, answer)
+                    sensors.prepend(uuid, answer)
 
             self.requests.ask(partial(read_utilization, connection.daemon, own, shown.taken_at), receive)
 
-    def _chart(self, width: int, rows: int, named: bool = True) -> list[Line]:
+    def _chart(self, width: int, rows: int, named: bool = True) -> list[StyledLine]:
         subject = self._subject()
-        if subject is None or self.past is None or self.past.of != subject[0]:
+        if subject is None or self.history is None or self.history.key != subject[0]:
             return []
         rows = rows if self.terminal.can_show(BLOCKS) else 0
-        return chart_lines(self.past, subject[1] if named else "", width, rows, self.screen.monochrome)
+        return chart_lines(self.history, subject[1] if named else "", width, rows, self.screen.monochrome)
 
     def _draw(self) -> None:
         self._refresh()
         width, height = self.terminal.size()
         shown, notices = self.shown, self._notices()
         rows = processes_on(shown, self.device) if shown else ()
-        local = [row.key[1] for row in rows if self._place_of(row.key[0])[0].local]
-        vitals = self.vitals.read(dict.fromkeys(local))
-        rows = tuple(replace(row, host=vitals.get(row.key[1])) for row in rows) if vitals else rows
+        local = [row.key[1] for row in rows if self._connection_to(row.key[0])[0].local]
+        stats = self.process_stats.read(dict.fromkeys(local))
+        rows = tuple(replace(row, host=stats.get(row.key[1])) for row in rows) if stats else rows
         if shown:
             self.table.marks &= {row.key for row in shown.processes}
-        self.table.fill(rows, self.lineages.read(local if self.table.by == TREE else ()))
-        self._read_past()
-        silent = self.silent and self.paused is None
+        self.table.fill(rows, self.ancestors.read(local if self.table.by == TREE else ()))
+        self._request_history()
+        silent = self.silent and self.paused_view is None
         self.screen.monochrome = self.table.monochrome = self.monochrome or silent
-        head = screen.head_line(self.connections, notices, shown, self.paused is not None, width)
+        head = screen.head_line(self.connections, notices, shown, self.paused_view is not None, width)
         if self.panel:
             body = screen.panel_lines(self.panel, width, height - 2)
             hints = self.panel.hints
@@ -245,11 +250,11 @@ class Top:
                 shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2, silent
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
-        self._read_sensors()
-        lines = screen.framed(head, body, self.message, hints, width, height)
+        self._request_utilization()
+        lines = screen.whole_screen(head, body, self.message, hints, width, height)
         self.terminal.draw([ansi(line, self.colors) for line in lines])
 
-    def _remarks_in_full(self, width: int) -> list[Line]:
+    def _all_notice_lines(self, width: int) -> list[StyledLine]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
         concerned = self.shown and view_of_device(self.shown, self.device)
@@ -264,11 +269,11 @@ class Top:
         elif self.panel:
             self._press_in_panel(self.panel, key)
         elif self._filtering and len(key) == 1:
-            self._type(key)
-        elif key in _MOVES or key in ("pageup", "pagedown"):
+            self._edit_filter(key)
+        elif key in _ROWS_BY_KEY or key in ("pageup", "pagedown"):
             self.table.move(self._rows_of(key))
         elif self._filtering:
-            self._type(key)
+            self._edit_filter(key)
         elif key.isdecimal() and len(key) == 1:
             self._select_device(device_at_index(self.shown, int(key)) if self.shown else None, keep=True)
         elif key in self._actions:
@@ -276,25 +281,25 @@ class Top:
 
     def _rows_of(self, key: str) -> int:
         page = self.screen.page
-        return {"pageup": -page, "pagedown": page}.get(key) or _MOVES[key]
+        return {"pageup": -page, "pagedown": page}.get(key) or _ROWS_BY_KEY[key]
 
     def _press_in_panel(self, panel: Panel, key: str) -> None:
-        if panel.entry is not None and (entry := edited(panel.entry, key)) != panel.entry:
+        if panel.entry is not None and (entry := edit_text(panel.entry, key)) != panel.entry:
             panel.entry = entry
         elif key in panel.closing:
             self.panel = None
         elif key in panel.keys:
             panel.keys[key]()
-        elif key in _MOVES or key in ("pageup", "pagedown"):
+        elif key in _ROWS_BY_KEY or key in ("pageup", "pagedown"):
             panel.scroll(self._rows_of(key))
 
-    def _type(self, key: str) -> None:
+    def _edit_filter(self, key: str) -> None:
         table = self.table
         if key in ("enter", "escape"):
             self._filtering = False
-            table.words = "" if key == "escape" else table.words
+            table.filter_text = "" if key == "escape" else table.filter_text
         else:
-            table.words = edited(table.words, key)
+            table.filter_text = edit_text(table.filter_text, key)
 
     def _mouse(self, mouse: Mouse) -> None:
         if mouse.action != "press":
@@ -314,7 +319,7 @@ class Top:
             if table.first + place - 1 < len(table.rows):
                 table.select(table.first + place - 1)
             return
-        if column := column_at(table.laid_out(self.terminal.size()[0]), mouse.column):
+        if column := column_at(table.columns_in(self.terminal.size()[0]), mouse.column):
             table.order = table.order.by(column.name)
 
     def _click_device(self, place: int) -> None:
@@ -325,7 +330,7 @@ class Top:
     # actions
 
     def _quit(self) -> None:
-        self._ended = True
+        self._is_quitting = True
 
     def _open(self, panel: Panel) -> None:
         self.panel = panel
@@ -334,7 +339,7 @@ class Top:
         self._filtering = True
 
     def _sort(self, step: int) -> None:
-        self.table.order = self.table.order.next(self.table.laid_out(self.terminal.size()[0]), step)
+        self.table.order = self.table.order.next(self.table.columns_in(self.terminal.size()[0]), step)
 
     def _reverse(self) -> None:
         self.table.order = self.table.order.by(self.table.order.column)
@@ -348,16 +353,16 @@ class Top:
             self.table.move(1)
 
     def _pause(self) -> None:
-        self.paused = None if self.paused else self.shown
+        self.paused_view = None if self.paused_view else self.shown
 
     def _show_all(self) -> None:
-        self.table.words = ""
+        self.table.filter_text = ""
         self.table.marks.clear()
         self.device = None
 
     def _step_device(self, step: int) -> None:
         if (shown := self.shown) and len(shown.devices) > 1:
-            self._select_device(neighbor(shown, self.device, step))
+            self._select_device(neighbor_uuid(shown, self.device, step))
 
     def _select_device(self, uuid: str | None, keep: bool = False) -> None:
         """Select a device, or all. ``keep``: do nothing without a device."""
@@ -372,50 +377,54 @@ class Top:
             self.table.open(row)
         elif row:
             key = row.key
-            flush = {"f": lambda: self._flush(self._process(key))}
-            self.panel = Panel(lambda width: self._described(key, width), ("enter", "d"), flush)
+            flush = {"f": lambda: self._flush(self._rows_of_process(key))}
+            self.panel = Panel(lambda width: self._process_details(key, width), ("enter", "d"), flush)
 
     def _why(self) -> None:
         row = self.table.chosen
         if row and not row.members:
-            self.panel = why_panel(self.requests, self._place_of(row.key[0])[0].daemon, row.process)
+            self.panel = why_panel(self.requests, self._connection_to(row.key[0])[0].daemon, row.process)
         elif row:
-            self.message = f"w works on one program; {OPENS}"
+            self.message = f"w works on one program; {GROUP_HINT}"
 
-    def _process(self, key: ProcessOnDevice) -> list[ProcessRow]:
+    def _rows_of_process(self, key: ProcessOnDevice) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a GPU."""
         return [row for row in self.shown.processes if row.key == key] if self.shown else []
 
-    def _described(self, key: ProcessOnDevice, width: int) -> list[Line]:
-        rows = self._process(key)
+    def _process_details(self, key: ProcessOnDevice, width: int) -> list[StyledLine]:
+        rows = self._rows_of_process(key)
         if not rows:
             return [[Span(f"pid {key[1].pid} no longer uses a GPU")]]
-        row = replace(rows[0], host=self.vitals.read([key[1]]).get(key[1]))
+        row = replace(rows[0], host=self.process_stats.read([key[1]]).get(key[1]))
         free = self.terminal.size()[1] - 4 - len(detail_lines(row, (), width))
         chart = (
-            self._chart(width, max(DETAIL_CHART_ROWS, free), named=False) if self.past and self.past.of == key else []
+            self._chart(width, max(DETAIL_CHART_ROWS, free), named=False)
+            if self.history and self.history.key == key
+            else []
         )
         return detail_lines(row, chart, width)
 
-    def _targets(self) -> list[ProcessRow]:
+    def _target_rows(self) -> list[ProcessRow]:
         """Return the marked processes, else those of the row under the cursor; one row for each process."""
         marked = [row for row in self.shown.processes if row.key in self.table.marks] if self.shown else []
         chosen = self.table.chosen
         rows = marked or ([*chosen.processes] if chosen else [])
-        return [*{(self._place_of(row.key[0])[0].name, row.key[1]): row for row in rows}.values()]
+        return [*{(self._connection_to(row.key[0])[0].name, row.key[1]): row for row in rows}.values()]
 
     def _flush(self, rows: Sequence[ProcessRow]) -> None:
         targets = []
         for row in rows:
             body = {name: value for name, value in row.key[1]._asdict().items() if value is not None}
-            targets.append(FlushTarget(self._place_of(row.key[0])[0].daemon, body, f"{row.program} (pid {row.pid})"))
+            targets.append(
+                FlushTarget(self._connection_to(row.key[0])[0].daemon, body, f"{row.program} (pid {row.pid})")
+            )
         if targets:
             self._ask_flush(targets, targets[0].name if len(targets) == 1 else f"{len(targets)} processes")
 
     def _flush_device(self) -> None:
         device = device_of(self.shown, self.device)
         if device:
-            connection, uuid = self._place_of(device.uuid)
+            connection, uuid = self._connection_to(device.uuid)
             name = f"every program on GPU {device.label}"
             self._ask_flush([FlushTarget(connection.daemon, {"device": uuid}, name)], name)
         else:
@@ -428,36 +437,38 @@ class Top:
 
         panel = self.panel = FlushDialog(self.requests, targets, name, done).panel
 
-    def _move(self, action: Literal["suspend", "resume"]) -> None:
+    def _open_suspension(self, action: Literal["suspend", "resume"]) -> None:
         """Suspend or resume one program: the marked one, or else the one under the cursor."""
-        rows = self._targets()
+        rows = self._target_rows()
         if len(rows) == 1:
             (row,) = rows
-            daemon, name = self._place_of(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
+            daemon, name = self._connection_to(row.key[0])[0].daemon, f"{row.program} (pid {row.pid})"
             self.panel = SuspensionDialog(self.requests, daemon, row.pid, name, action).panel
         elif rows:
-            unmark = "U removes the marks" if self.table.marks else OPENS
+            unmark = "U removes the marks" if self.table.marks else GROUP_HINT
             self.message = f"you can {action} one program at a time; {unmark}"
 
     def _silence(self) -> None:
         row = self.table.chosen
-        connection = self._place_of(row.key[0])[0] if row and not row.members else self.connections[0]
+        connection = self._connection_to(row.key[0])[0] if row and not row.members else self.connections[0]
         self.panel = SilenceDialog(self.requests, connection.daemon, row.process.pid if row else None).panel
 
     def _events(self) -> None:
         """Show the events of the daemon of the selected device or, without one, of the row under the cursor."""
         row = self.table.chosen
         place = self.device or (row.key[0] if row and not row.members else None)
-        connection = self._place_of(place)[0] if place else self.connections[0]
-        places = [(device.label, *self._place_of(device.uuid)) for device in (self.shown.devices if self.shown else ())]
+        connection = self._connection_to(place)[0] if place else self.connections[0]
+        places = [
+            (device.label, *self._connection_to(device.uuid)) for device in (self.shown.devices if self.shown else ())
+        ]
         gpus = {uuid: label for label, own, uuid in places if own is connection}
-        uuid = self._place_of(self.device)[1] if self.device else None
+        uuid = self._connection_to(self.device)[1] if self.device else None
         name = connection.name if len(self.connections) > 1 else ""
         self.panel = EventsDialog(self.requests, connection.daemon, uuid, gpus, name).panel
 
     def _signal(self) -> None:
-        if rows := self._targets():
-            self.panel = SignalDialog([(row, self._place_of(row.key[0])[0].local) for row in rows]).panel
+        if rows := self._target_rows():
+            self.panel = SignalDialog([(row, self._connection_to(row.key[0])[0].local) for row in rows]).panel
 
 
-_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(1 << 30), "end": 1 << 30}
+_ROWS_BY_KEY = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(1 << 30), "end": 1 << 30}

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from gpumond.facts.errors import DaemonError, GpumondError
 from gpumond.facts.units import clock_text, duration_text
 from gpumond.host.http import LOCAL_HOSTS
-from gpumond.view.frame import CheckedFrame, View, merged, view
+from gpumond.view.frame import MALFORMED, CheckedFrame, FrameView, frame_view, merge_views
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import plain
+from gpumond.view.text import printable_excerpt
 
 SILENT_SECONDS = 3.0
 WITHDRAWN_SECONDS = 6.0
@@ -56,8 +56,8 @@ class Requests:
                 answer = question()
             except GpumondError as error:
                 answer = error if isinstance(error, DaemonError) else DaemonError(str(error))
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                answer = DaemonError(f"the response isn't from gpumond ({type(error).__name__}: {error}); check --url")
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                answer = DaemonError(f"{MALFORMED}; check --url")
             self._answers.put(lambda: then(answer))
             self._wake()
 
@@ -81,13 +81,13 @@ class ConnectionState:
     error: str = ""
     starting: str = ""
 
-    def updated(self, answer: View | DaemonError, now: float) -> ConnectionState:
-        if isinstance(answer, View):
+    def updated(self, answer: FrameView | DaemonError, now: float) -> ConnectionState:
+        if isinstance(answer, FrameView):
             fresh = now if answer.seq != self.seq else self.fresh_at
             return ConnectionState(now, fresh, answer.seq, answer.interval_seconds)
         if answer.status == STARTING_STATUS:
-            return ConnectionState(now, starting=plain(answer))
-        return replace(self, error=plain(answer, 400), starting="")
+            return ConnectionState(now, starting=printable_excerpt(answer))
+        return replace(self, error=printable_excerpt(answer, 400), starting="")
 
     def is_withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
@@ -125,25 +125,25 @@ class DaemonConnection:
         parts = urlsplit(daemon.url)
         self.local = parts.scheme == "unix" or parts.hostname in LOCAL_HOSTS
         self.state = ConnectionState(time.monotonic())
-        self.view: View | None = None
-        self.asking = False
+        self.view: FrameView | None = None
+        self.is_requesting = False
 
     def poll(self, requests: Requests, then: Callable[[], None]) -> None:
         """Request a frame unless a request is in progress. ``then`` is called after the answer."""
-        if self.asking:
+        if self.is_requesting:
             return
-        self.asking = True
+        self.is_requesting = True
 
-        def receive(answer: View | DaemonError) -> None:
-            self.asking = False
+        def receive(answer: FrameView | DaemonError) -> None:
+            self.is_requesting = False
             self.state = self.state.updated(answer, time.monotonic())
-            if isinstance(answer, View):
+            if isinstance(answer, FrameView):
                 self.view = answer
             then()
 
-        requests.ask(lambda: view(self.daemon.frame()), receive)
+        requests.ask(lambda: frame_view(self.daemon.frame()), receive)
 
-    def shown(self, now: float) -> View | None:
+    def shown(self, now: float) -> FrameView | None:
         """Return the latest view, None if the daemon hasn't answered since."""
         return None if self.state.is_withdrawn(now) else self.view
 
@@ -157,14 +157,14 @@ def short_names(urls: Sequence[str]) -> list[str]:
     parts = [urlsplit(url) for url in urls]
     hosts = [each.hostname or url for each, url in zip(parts, urls, strict=True)]
     return [
-        plain(each.netloc.rpartition("@")[2] or host if hosts.count(host) > 1 else host, 30)
+        printable_excerpt(each.netloc.rpartition("@")[2] or host if hosts.count(host) > 1 else host, 30)
         for each, host in zip(parts, hosts, strict=True)
     ]
 
 
-def combined(connections: Sequence[DaemonConnection], views: Sequence[View | None]) -> View | None:
+def combine_views(connections: Sequence[DaemonConnection], views: Sequence[FrameView | None]) -> FrameView | None:
     """Return the view of all daemons, without those of several that have none; None if none has one."""
     if len(views) == 1:
         return views[0]
     named = [(each.name, view) for each, view in zip(connections, views, strict=True)]
-    return merged(named) if any(views) else None
+    return merge_views(named) if any(views) else None

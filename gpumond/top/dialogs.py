@@ -19,19 +19,19 @@ from gpumond.top.processes import COLUMNS, SIGNALS, ProcessList, save_columns, s
 from gpumond.top.screen import Hints, Panel, entry_line
 from gpumond.view.frame import checked_as, receipts_of
 from gpumond.view.live_memory import why_lines
-from gpumond.view.rows import ProcessRow, by_urgency, differences, plain
-from gpumond.view.text import Line, Span, cut, fitting_columns, table_lines as table, wrapped_line
+from gpumond.view.rows import ProcessRow, difference_sentences, sort_by_urgency
+from gpumond.view.text import Span, StyledLine, cut, fitting_columns, printable_excerpt, table_lines as table, wrap_line
 
 TIMEOUT_SECONDS = 30.0
 RESPONSE_SECONDS = 20 * TIMEOUT_SECONDS + 30
 """Time limit of a flush request; programs are flushed one after another."""
 
-PLAN = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
-EXACT_COLUMNS = len(PLAN) - 2
+PLAN_COLUMNS = (">PID", "PROGRAM", "OUTCOME", ">WOULD RELEASE", ">AT LEAST", ">AT MOST")
+EXACT_COLUMNS = len(PLAN_COLUMNS) - 2
 """Columns of a plan without bounds, which are equal to a prediction that is exact at this moment."""
-DROPPED_FIRST = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
+HIDEABLE = (">TOOK", ">EXPECTED", ">PLANNED", ">AT LEAST", ">AT MOST", ">PID", ">DRIVER", "OUTCOME")
 """Columns that a narrow screen does not show, in the order in which they are left out."""
-RECEIPTS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
+RECEIPT_COLUMNS = (">PID", "PROGRAM", ">PLANNED", ">EXPECTED", ">RELEASED", ">DRIVER", ">TOOK", "OUTCOME")
 
 
 def selection_keys(step: Callable[[int], None]) -> Mapping[str, Callable[[], None]]:
@@ -50,15 +50,15 @@ class FlushTarget(NamedTuple):
 
 class ReceiptRow(NamedTuple):
     """A receipt of a plan or a flush, as rows of the two tables. ``likely_bytes``: what a plan would release; None if
-    unknown. ``exact``: it has no bounds.
+    unknown. ``is_exact``: it has no bounds.
     """
 
-    planned: Sequence[str]
-    ended: Sequence[str]
+    plan_cells: Sequence[str]
+    receipt_cells: Sequence[str]
     remark: str
-    releases: bool
+    releases_memory: bool
     likely_bytes: int | None
-    exact: bool
+    is_exact: bool
 
 
 class FlushResponse(NamedTuple):
@@ -74,14 +74,14 @@ class FlushResponse(NamedTuple):
 class FlushDialog:
     """Nothing is flushed before the plan is shown and ``y`` is pressed.
 
-    ``done`` is called with a summary of the receipts, also if the panel is no longer shown.
+    ``on_done`` is called with a summary of the receipts, also if the panel is no longer shown.
     """
 
     def __init__(
-        self, requests: Requests, targets: Sequence[FlushTarget], name: str, done: Callable[[str], None]
+        self, requests: Requests, targets: Sequence[FlushTarget], name: str, on_done: Callable[[str], None]
     ) -> None:
         self.panel = Panel(self._lines, ("n",), {"y": self._confirm}, self._hints)
-        self.requests, self.targets, self.name, self.done = requests, targets, name, done
+        self.requests, self.targets, self.name, self.on_done = requests, targets, name, on_done
         self.state = "requesting a flush plan"
         self.answers: Sequence[FlushResponse] = ()
         self.confirmable = False
@@ -97,20 +97,22 @@ class FlushDialog:
 
     def _ask(self, dry_run: bool) -> None:
         before = self.answers
-        targets = [answer.target for answer in before if any(each.releases for each in answer.receipts)] or self.targets
+        targets = [
+            answer.target for answer in before if any(each.releases_memory for each in answer.receipts)
+        ] or self.targets
         plans = {id(answer.target): answer.id for answer in before}
 
         def question() -> list[FlushResponse]:
-            return [_request(target, dry_run, plans.get(id(target), "")) for target in targets]
+            return [_request_flush(target, dry_run, plans.get(id(target), "")) for target in targets]
 
         def receive(answers: list[FlushResponse] | DaemonError) -> None:
             self.answers = (
                 [FlushResponse(self.targets[0], problem=str(answers))] if isinstance(answers, DaemonError) else answers
             )
             self.state = "flush plan" if dry_run else "receipts"
-            self.confirmable = dry_run and any(each.releases for each in _receipts(self.answers))
+            self.confirmable = dry_run and any(each.releases_memory for each in _receipt_rows(self.answers))
             if not dry_run:
-                self.done(f"{self.name}: {self._summary()}")
+                self.on_done(f"{self.name}: {self._summary()}")
 
         self.requests.ask(question, receive)
 
@@ -120,28 +122,31 @@ class FlushDialog:
             return f"not flushed: {problems[0]}"
         return f"released {size_text(sum(answer.released_bytes for answer in self.answers))}"
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = [[Span(f"{self.name}: {self.state}", "bold")], []]
-        receipts = [*_receipts(self.answers)]
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = [[Span(f"{self.name}: {self.state}", "bold")], []]
+        receipts = [*_receipt_rows(self.answers)]
         planned = self.state != "receipts"
         if planned:
             receipts.sort(key=lambda each: -(each.likely_bytes or 0))
         if receipts:
-            exact = all(each.exact for each in receipts)
-            rows = [each.planned[: EXACT_COLUMNS if exact else None] if planned else each.ended for each in receipts]
-            header = (PLAN[:EXACT_COLUMNS] if exact else PLAN) if planned else RECEIPTS
-            shown, cells, _ = fitting_columns(header, rows, width, DROPPED_FIRST)
+            exact = all(each.is_exact for each in receipts)
+            rows = [
+                each.plan_cells[: EXACT_COLUMNS if exact else None] if planned else each.receipt_cells
+                for each in receipts
+            ]
+            header = (PLAN_COLUMNS[:EXACT_COLUMNS] if exact else PLAN_COLUMNS) if planned else RECEIPT_COLUMNS
+            shown, cells, _ = fitting_columns(header, rows, width, HIDEABLE)
             lines += [[Span(line)] for line in table(shown, cells, width)]
         for answer in self.answers:
             if answer.problem:
-                lines += wrapped_line([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
+                lines += wrap_line([Span(f"{answer.target.name}: not flushed: {answer.problem}")], width)
         for receipt in receipts:
-            lines += wrapped_line([Span(receipt.remark)], width) if receipt.remark else []
+            lines += wrap_line([Span(receipt.remark)], width) if receipt.remark else []
         return [*lines, [], *self._question()]
 
-    def _question(self) -> Iterator[Line]:
+    def _question(self) -> Iterator[StyledLine]:
         if self.confirmable:
-            sizes = [each.likely_bytes for each in _receipts(self.answers) if each.releases]
+            sizes = [each.likely_bytes for each in _receipt_rows(self.answers) if each.releases_memory]
             known = [each for each in sizes if each is not None]
             amount = size_text(sum(known)) if len(known) == len(sizes) else "an unknown amount"
             yield [Span("The amount changes while the program runs.")]
@@ -152,7 +157,7 @@ class FlushDialog:
             yield [Span(self._summary(), "bold")]
 
 
-def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
+def _request_flush(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
     body = {"target": target.body, "dry_run": dry_run, "timeout_seconds": TIMEOUT_SECONDS}
     if plan and not dry_run:
         body["plan"] = plan
@@ -160,47 +165,49 @@ def _request(target: FlushTarget, dry_run: bool, plan: str) -> FlushResponse:
         answer = target.daemon.post("/api/v1/flushes", body, RESPONSE_SECONDS)
     except DaemonError as error:
         if "receipts" not in error.problem:
-            return FlushResponse(target, problem=plain(error, 600))
+            return FlushResponse(target, problem=printable_excerpt(error, 600))
         answer = error.problem  # only some of the programs answered in time
     receipts = receipts_of(answer)
     released = sum(receipt["released_bytes"] for receipt in receipts)
-    return FlushResponse(target, [*map(_receipt, receipts)], released, str(answer.get("id", "")))
+    return FlushResponse(target, [*map(_receipt_row, receipts)], released, str(answer.get("id", "")))
 
 
-def _receipts(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
+def _receipt_rows(answers: Iterable[FlushResponse]) -> Iterator[ReceiptRow]:
     return (receipt for answer in answers for receipt in answer.receipts)
 
 
-def _receipt(receipt: Mapping[str, Any]) -> ReceiptRow:
+def _receipt_row(receipt: Mapping[str, Any]) -> ReceiptRow:
     expected, driver = receipt["expected"], receipt["driver_released_bytes"]
-    program = f"{plain(receipt['workload'] or '?', 64)} {plain(receipt['allocator'] or '', 20)}".rstrip()
-    subject, outcome = (str(receipt["pid"]), program), plain(receipt["outcome"], 20)
+    program = printable_excerpt(receipt["workload"] or "?", 64)
+    if receipt["allocator"]:
+        program += f" {printable_excerpt(receipt['allocator'], 20)}"
+    subject, outcome = (str(receipt["pid"]), program), printable_excerpt(receipt["outcome"], 20)
     releases = bool(receipt["outcome"] == "planned" and expected and expected["high"])
     numbers = (
-        _size(receipt.get("planned"), "likely"),
-        _size(expected, "likely"),
+        _bound_text(receipt.get("planned"), "likely"),
+        _bound_text(expected, "likely"),
         size_text(receipt["released_bytes"]),
         "-" if driver is None else size_text(driver),
         f"{receipt['duration_seconds']:.2f} s",
     )
-    remark = "; ".join(filter(None, (plain(receipt["reason"]), *differences(receipt))))
+    remark = "; ".join(filter(None, (printable_excerpt(receipt["reason"]), *difference_sentences(receipt))))
     return ReceiptRow(
-        planned=(*subject, outcome, *(_size(expected, name) for name in ("likely", "low", "high"))),
-        ended=(*subject, *numbers, outcome),
+        plan_cells=(*subject, outcome, *(_bound_text(expected, name) for name in ("likely", "low", "high"))),
+        receipt_cells=(*subject, *numbers, outcome),
         remark=f"pid {receipt['pid']}: {remark}" if remark else "",
-        releases=releases,
+        releases_memory=releases,
         likely_bytes=expected["likely"] if releases else None,
-        exact=not expected or expected["low"] == expected["likely"] == expected["high"],
+        is_exact=not expected or expected["low"] == expected["likely"] == expected["high"],
     )
 
 
-def _size(estimate: Mapping[str, int] | None, bound: str) -> str:
+def _bound_text(estimate: Mapping[str, int] | None, bound: str) -> str:
     return size_text(estimate[bound]) if estimate and estimate[bound] is not None else "-"
 
 
 COPY_SECONDS = 3600.0
 """Longest wait for an answer: the memory is copied before it."""
-PATHS = {"suspend": "/api/v1/suspensions", "resume": "/api/v1/resumptions"}
+ROUTES = {"suspend": "/api/v1/suspensions", "resume": "/api/v1/resumptions"}
 
 
 class SuspensionDialog:
@@ -231,44 +238,47 @@ class SuspensionDialog:
 
         def receive(pids: set[int] | DaemonError) -> None:
             if isinstance(pids, DaemonError):
-                self.results = [plain(str(pids), 600)]
+                self.results = [printable_excerpt(str(pids), 600)]
                 return
             self.confirmable = self.pid in pids
             self.results = [] if self.confirmable else [f"{self.name} isn't suspended"]
 
         self.results = ["waiting for the daemon"]
-        self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(PATHS["suspend"])}, receive)
+        self.requests.ask(lambda: {int(each["pid"]) for each in self.daemon.get(ROUTES["suspend"])}, receive)
 
     def _ask(self, dry_run: bool) -> None:
         self.results = ["waiting for the daemon"]
         body: dict[str, object] = {"target": {"pid": self.pid}} | ({"dry_run": True} if dry_run else {})
 
         def question() -> Any:
-            answer = self.daemon.post(PATHS[self.action], body, COPY_SECONDS)
+            answer = self.daemon.post(ROUTES[self.action], body, COPY_SECONDS)
             return checked_as(tuple[SuspensionReceipt, ...], answer["receipts"], "receipts")
 
         def receive(receipts: Any) -> None:
             if isinstance(receipts, DaemonError):
-                self.results = [plain(str(receipts), 600)]
+                self.results = [printable_excerpt(str(receipts), 600)]
                 return
-            self.results = [_result(each) for each in receipts]
+            self.results = [_suspension_text(each) for each in receipts]
             self.confirmable = dry_run and any(each["outcome"] == "planned" for each in receipts)
 
         self.requests.ask(question, receive)
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = [[Span(f"{self.action} {self.name}", "bold")], []]
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = [[Span(f"{self.action} {self.name}", "bold")], []]
         for result in self.results:
-            lines += wrapped_line([Span(result)], width)
+            lines += wrap_line([Span(result)], width)
         if self.confirmable:
             lines += [[], [Span(f"{self.action.capitalize()} it? y: yes  esc: no", "bold")]]
         return lines
 
 
-def _result(receipt: Mapping[str, Any]) -> str:
+def _suspension_text(receipt: Mapping[str, Any]) -> str:
     size = receipt["released_bytes"] if receipt["released_bytes"] is not None else receipt["expected_bytes"]
-    words = [plain(receipt["outcome"], 20), "" if size is None or receipt["outcome"] == "refused" else size_text(size)]
-    reasons = [plain(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
+    words = [
+        printable_excerpt(receipt["outcome"], 20),
+        "" if size is None or receipt["outcome"] == "refused" else size_text(size),
+    ]
+    reasons = [printable_excerpt(receipt[name], 400) for name in ("reason", "remedy") if receipt[name]]
     return ": ".join([" ".join(filter(None, words)), *filter(None, ["; ".join(reasons)])])
 
 
@@ -284,10 +294,10 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
     def receive(found: list[str] | DaemonError) -> None:
         answer[:] = [str(found)] if isinstance(found, DaemonError) else found
 
-    def lines(width: int) -> list[Line]:
+    def lines(width: int) -> list[StyledLine]:
         texts = [*row.verdicts, *answer]
         title = [Span(f"memory of {row.program} (pid {row.pid})", "bold")]
-        return [title, *(line for text in texts for line in wrapped_line([Span(plain(text, 600))], width))]
+        return [title, *(line for text in texts for line in wrap_line([Span(printable_excerpt(text, 600))], width))]
 
     requests.ask(question, receive)
     return Panel(lines, ("w",))
@@ -295,7 +305,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
 
 SILENCES = "/api/v1/silences"
 SILENCE_SECONDS = 3600.0
-SUBJECTS = ("workload", "engine", "pid", "uuid")
+SUBJECT_LABELS = ("workload", "engine", "pid", "uuid")
 """A silence is of the rule and the first of these labels that the alert has, as in the web UI."""
 NO_REASON = "not silenced: type a reason, or press esc"
 
@@ -322,7 +332,7 @@ class SilenceDialog:
 
     def _read(self) -> list[Any]:
         found = checked_as(tuple[Alert, ...], self.daemon.get("/api/v1/alerts"), "alerts")
-        urgent = [each for each, _ in by_urgency(found, ()) if not each["silenced_by"]]
+        urgent = [each for each, _ in sort_by_urgency(found, ()) if not each["silenced_by"]]
         if urgent:
             self._check_rights()
         return sorted(urgent, key=lambda each: (each["pid"] != self.pid, _summary(each).startswith(ENDED_PREFIX)))
@@ -337,7 +347,7 @@ class SilenceDialog:
 
     def _receive(self, found: list[Any] | DaemonError) -> None:
         if isinstance(found, DaemonError):
-            self.result = plain(f"you can't silence alerts: {found}", 600)
+            self.result = printable_excerpt(f"you can't silence alerts: {found}", 600)
             return
         self.alerts, self.result = found, "" if found else "no alert to silence"
         self.panel.entry = "" if len(found) == 1 else None
@@ -350,11 +360,11 @@ class SilenceDialog:
     def _matchers(self) -> list[tuple[str, str]]:
         alert = self.alerts[self.chosen]
         labels = dict(alert["labels"])
-        subject = next((name for name in SUBJECTS if labels.get(name)), "")
+        subject = next((name for name in SUBJECT_LABELS if labels.get(name)), "")
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
 
     def _subject(self) -> str:
-        return " ".join(f"{name}={plain(value, 80)}" for name, value in self._matchers())
+        return " ".join(f"{name}={printable_excerpt(value, 80)}" for name, value in self._matchers())
 
     def _enter(self) -> None:
         if not self.alerts:
@@ -374,31 +384,38 @@ class SilenceDialog:
         def receive(answer: Any) -> None:
             if isinstance(answer, DaemonError):
                 self.alerts, self.panel.entry = alerts, typed
-                self.refused = typed, plain(f"not silenced: {answer}", 600)
+                self.refused = typed, printable_excerpt(f"not silenced: {answer}", 600)
                 return
-            id = plain(answer["silence"]["id"], 40)
-            ends = with_commands(f"gpumond silence delete {id} ends it", self.daemon.url)
+            id = printable_excerpt(answer["silence"]["id"], 40)
+            ends = with_commands(f"to end it: gpumond silence delete {id}", self.daemon.url)
             self.result = f"silence {id} of {subject} for {duration_text(SILENCE_SECONDS)}; {ends}"
 
         self.alerts, self.result, self.panel.entry = [], "waiting for the daemon", None
         self.requests.ask(lambda: self.daemon.post(SILENCES, body, TIMEOUT_SECONDS), receive)
 
-    def _lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[StyledLine]:
         if not self.alerts:
-            return wrapped_line([Span(self.result)], width)
-        names = [f"{plain(each['rule'], 60)} {plain(each['phase'], 20)}: " for each in self.alerts]
-        texts = [plain(_summary(each), 400) for each in self.alerts]
+            return wrap_line([Span(self.result)], width)
         if self.panel.entry is None:
-            listed = enumerate(map(str.__add__, names, texts))
+            listed = enumerate("".join(_name_and_summary(each)) for each in self.alerts)
             rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
             return [[Span("choose the alert to silence", "bold")], *rows]
+        name, summary = _name_and_summary(self.alerts[self.chosen])
         return [
-            *wrapped_line([Span(names[self.chosen], "bold"), Span(texts[self.chosen])], width),
+            *wrap_line([Span(name, "bold"), Span(summary)], width),
             [],
-            *wrapped_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
+            *wrap_line([Span(f"Silence {self._subject()} for {duration_text(SILENCE_SECONDS)}?", "bold")], width),
             entry_line("reason", self.panel.entry, "required"),
-            *wrapped_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
+            *wrap_line([Span(self.refused[1] if self.panel.entry == self.refused[0] else "", "bold")], width),
         ]
+
+
+def _name_and_summary(alert: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the rule with the phase of an alert, and its summary, which itself says that the cause has ended."""
+    rule, summary = printable_excerpt(alert["rule"], 60), printable_excerpt(_summary(alert), 400)
+    if summary.startswith(ENDED_PREFIX):
+        return f"{rule} ", summary
+    return f"{rule} {printable_excerpt(alert['phase'], 20)}: ", summary
 
 
 def _summary(alert: Mapping[str, Any]) -> str:
@@ -426,18 +443,18 @@ class SignalDialog:
             self.confirmable = False
             self.results = [send_signal(row, local, SIGNALS[self.signal_index]) for row, local in self.rows]
 
-    def _lines(self, width: int) -> list[Line]:
-        lines: list[Line] = []
+    def _lines(self, width: int) -> list[StyledLine]:
+        lines: list[StyledLine] = []
         if self.confirmable:
             names = [Span(f" {name} ", "chosen" if at == self.signal_index else "") for at, name in enumerate(SIGNALS)]
-            lines += [*wrapped_line(names, width), []]
+            lines += [*wrap_line(names, width), []]
         for (row, _), result in zip(self.rows, self.results, strict=True):
             text = f": {'no signal: ' if self.confirmable else ''}{result}" if result else ""
-            lines += wrapped_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
+            lines += wrap_line([Span(f"{row.program} (pid {row.pid})", "bold"), Span(text)], width)
         if self.confirmable:
             programs = plural(self.results.count(""), "program")
             question = f"Send {SIGNALS[self.signal_index]} to {programs}? y: yes  esc: no"
-            lines += [[], *wrapped_line([Span(question, "bold")], width)]
+            lines += [[], *wrap_line([Span(question, "bold")], width)]
         return lines
 
 
@@ -454,7 +471,7 @@ class ColumnDialog:
         }
         self.panel = Panel(self._lines, ("c",), keys, self._hints)
         self.table = table
-        self.automatic = [column.name for column in table.laid_out(width)]
+        self.automatic = [column.name for column in table.columns_in(width)]
         self.cursor, self.problem = 0, ""
 
     def _hints(self) -> Hints:
@@ -472,7 +489,7 @@ class ColumnDialog:
         self.table.columns = columns
         self.problem = save_columns(columns)
 
-    def _lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[StyledLine]:
         shown = self.table.columns or self.automatic
         return [
             [Span("columns of the table" if self.table.columns else "columns of the table: those with values", "bold")],
@@ -485,5 +502,5 @@ class ColumnDialog:
                 ]
                 for at, column in enumerate(COLUMNS)
             ),
-            *wrapped_line([Span(self.problem, "bold")], width),
+            *wrap_line([Span(self.problem, "bold")], width),
         ]

@@ -15,12 +15,11 @@ from gpumond.facts.units import clock_text
 from gpumond.top.connection import DaemonClient, Requests
 from gpumond.top.dialogs import selection_keys
 from gpumond.top.screen import Hints, Panel
-from gpumond.view.events import entry, folded, happened_at, repeat_key
+from gpumond.view.events import group_events, group_text, happened_at, repeat_key
 from gpumond.view.moments import NOT_FOUND, Entry, holdings_at, table_at
-from gpumond.view.rows import plain
-from gpumond.view.text import Line, Span, cut, moment, wrapped_line, wrapped_text
+from gpumond.view.text import Span, StyledLine, cut, printable_excerpt, time_text, wrap_line, wrap_text
 
-PAGE, ALL = 10, 1 << 30
+PAGE_EVENTS, ALL_EVENTS = 10, 1 << 30
 """Events that a key moves by."""
 BEFORE_SECONDS = 60.0
 Moments = tuple[Sequence[str], Sequence[Sequence[Entry]]]
@@ -36,7 +35,7 @@ class EventsDialog:
     def __init__(
         self, requests: Requests, daemon: DaemonClient, uuid: str | None, gpus: Mapping[str, str], name: str = ""
     ) -> None:
-        pages = {"pageup": -PAGE, "pagedown": PAGE, "home": -ALL, "end": ALL}
+        pages = {"pageup": -PAGE_EVENTS, "pagedown": PAGE_EVENTS, "home": -ALL_EVENTS, "end": ALL_EVENTS}
         keys: dict[str, Callable[[], None]] = {
             **selection_keys(self._select),
             **{key: partial(self._select, step) for key, step in pages.items()},
@@ -52,7 +51,7 @@ class EventsDialog:
         self.chosen = 0
         self.result = "waiting for the daemon"
         self.minute: Moments | str | None = None
-        self._moved = False
+        self._selection_changed = False
         self.requests.ask(self._read, self._receive)
 
     def _hints(self) -> Hints:
@@ -66,12 +65,12 @@ class EventsDialog:
     def _read(self) -> tuple[list[list[Mapping[str, Any]]], list[str]]:
         found = self.daemon.get("/api/v1/events")
         cases = self.daemon.get("/api/v1/oom")
-        groups = folded(each for each in found if self.uuid is None or each["device_uuid"] in (None, self.uuid))
+        groups = group_events(each for each in found if self.uuid is None or each["device_uuid"] in (None, self.uuid))
         return groups[::-1], [_remedy(group[0], cases) for group in reversed(groups)]
 
     def _receive(self, found: tuple[list[list[Mapping[str, Any]]], list[str]] | DaemonError) -> None:
         if isinstance(found, DaemonError):
-            self.result = plain(str(found), 600)
+            self.result = printable_excerpt(str(found), 600)
             return
         (self.groups, self.remedies), self.result = found, "no events since the daemon's start"
 
@@ -79,7 +78,7 @@ class EventsDialog:
         self.chosen = max(0, min(self.chosen + step, len(self.groups) - 1))
         if self.minute is not None:
             self._read_minute()
-        self._moved = True
+        self._selection_changed = True
 
     def _return(self) -> None:
         self.minute = None
@@ -96,49 +95,49 @@ class EventsDialog:
         def question() -> Moments:
             last = holdings_at(self.daemon.get, at, event["device_uuid"])
             try:
-                return (moment(at - BEFORE_SECONDS), moment(at)), (
+                return (time_text(at - BEFORE_SECONDS), time_text(at)), (
                     holdings_at(self.daemon.get, at - BEFORE_SECONDS, event["device_uuid"]),
                     last,
                 )
             except DaemonError as error:
                 if error.status != NOT_FOUND:
                     raise
-                return (moment(at),), (last,)
+                return (time_text(at),), (last,)
 
         def receive(found: Moments | DaemonError) -> None:
             if self.minute is not None and self.groups[self.chosen][0] is event:
-                self.minute = plain(str(found), 600) if isinstance(found, DaemonError) else found
+                self.minute = printable_excerpt(str(found), 600) if isinstance(found, DaemonError) else found
 
         self.requests.ask(question, receive)
 
-    def _lines(self, width: int) -> list[Line]:
+    def _lines(self, width: int) -> list[StyledLine]:
         if not self.groups:
-            return wrapped_line([Span(self.result)], width)
+            return wrap_line([Span(self.result)], width)
         if self.minute is None:
-            parts = [[*self._group(at, width)] for at in range(len(self.groups))]
-            if self._moved:
+            parts = [[*self._group_lines(at, width)] for at in range(len(self.groups))]
+            if self._selection_changed:
                 above = sum(map(len, parts[: self.chosen])) + 1
-                self._moved, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
+                self._selection_changed, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
             return [[Span(self.title, "bold")], *(line for part in parts for line in part)]
         text = self.minute if isinstance(self.minute, str) else table_at(*self.minute, self.gpus, width)
         title, *rows = text.split("\n")
-        table = [*wrapped_line([Span(title)], width), *([Span(row)] for row in rows)]
-        return [*self._group(self.chosen, width), [], *table]
+        table = [*wrap_line([Span(title)], width), *([Span(row)] for row in rows)]
+        return [*self._group_lines(self.chosen, width), [], *table]
 
-    def _group(self, at: int, width: int) -> Iterator[Line]:
+    def _group_lines(self, at: int, width: int) -> Iterator[StyledLine]:
         """Yield the lines of a group: all of its events if it is chosen, else the one that tells most."""
         group, now = self.groups[at], time.time()
         chosen = at == self.chosen
         alike = [each for each in group if repeat_key(each) == repeat_key(group[0])]
-        text = entry(group if chosen else alike, lambda at: clock_text(at, now).removesuffix(" UTC"))
+        text = group_text(group if chosen else alike, lambda at: clock_text(at, now).removesuffix(" UTC"))
         if chosen:
-            yield from ([Span(line, "chosen")] for line in wrapped_text(text, width).split("\n"))
+            yield from ([Span(line, "chosen")] for line in wrap_text(text, width).split("\n"))
         else:
             more = f"  +{len(group) - len(alike)}" if len(group) > len(alike) else ""
             yield [Span(cut(text.split("\n")[0], width - len(more)) + more)]
         if self.remedies[at]:
             remedy = with_commands(f"  -> {self.remedies[at]}", self.daemon.url)
-            yield from wrapped_line([Span(remedy if chosen else cut(remedy, width))], width)
+            yield from wrap_line([Span(remedy if chosen else cut(remedy, width))], width)
 
 
 def _remedy(event: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str:
@@ -146,4 +145,4 @@ def _remedy(event: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str
     number = dict(event["details"]).get("number") if event["kind"] == "oom" else None
     own = [each for each in cases if (each["pid"], each["start_ticks"]) == (event["pid"], event["start_ticks"])]
     known = {count: each for each in own if (count := int(each["id"].rpartition("-")[2])) <= (number or 0)}
-    return plain(known[max(known)]["remedy"], 400) if known else ""
+    return printable_excerpt(known[max(known)]["remedy"], 400) if known else ""

@@ -22,11 +22,11 @@ from gpumond.host.machine import (
     read_process_stat,
     stat_fields,
 )
-from gpumond.view.rows import HOLDINGS, HostFacts, ProcessOnDevice, ProcessRow, plain, pod_of
+from gpumond.view.rows import PROCESS_SHARES, HostStats, ProcessOnDevice, ProcessRow, pod_of
 from gpumond.view.tables import share_cells
-from gpumond.view.text import Line, Span, bar, cut, padded, size, width_of
+from gpumond.view.text import Span, StyledLine, bar, cut, pad, printable_excerpt, size_or_dash, width_of
 
-FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
+FILTER_FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "gpu": lambda row: row.gpu,
     "pid": lambda row: row.pid,
     "program": lambda row: f"{row.program}\n{row.sources.process['comm'] or ''}",
@@ -38,28 +38,28 @@ FIELDS: Mapping[str, Callable[[ProcessRow], object]] = {
     "verdict": lambda row: row.verdict,
 }
 """What a word can be limited to, by name."""
-EXACT = ("gpu", "pid")
+EXACT_FIELDS = ("gpu", "pid")
 """Fields that equal the text after the colon; the others contain it."""
-TERM = re.compile(r"(\w+):(.*)")
+FIELD_TERM = re.compile(r"(\w+):(.*)")
 
 
-def matching_rows(rows: Iterable[ProcessRow], words: str) -> list[ProcessRow]:
+def matching_rows(rows: Iterable[ProcessRow], filter_text: str) -> list[ProcessRow]:
     """Return the rows that match all words: ``train`` in any text, ``user:root`` in one field, ``-train`` in none."""
-    tests = [_test(word) for word in words.lower().split()]
+    tests = [_word_test(word) for word in filter_text.lower().split()]
     return [row for row in rows if all(test(row) for test in tests)]
 
 
-def _test(word: str) -> Callable[[ProcessRow], bool]:
+def _word_test(word: str) -> Callable[[ProcessRow], bool]:
     negated = len(word) > 1 and word.startswith("-")
     term = word.removeprefix("-") if negated else word
-    found = TERM.fullmatch(term)
+    found = FIELD_TERM.fullmatch(term)
     name, value = found.groups() if found else ("", "")
 
     def contains(row: ProcessRow) -> bool:
-        if name not in FIELDS:
-            return term in row.words
-        text = str(FIELDS[name](row) or "").lower()
-        if value and name in EXACT:
+        if name not in FILTER_FIELDS:
+            return term in row.search_text
+        text = str(FILTER_FIELDS[name](row) or "").lower()
+        if value and name in EXACT_FIELDS:
             return value in (text, text.rpartition(":")[2])
         return value in text
 
@@ -91,8 +91,8 @@ class TableColumn:
         return value is not None, float(value or 0), ""
 
 
-def _share(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, SIZE, rank, lambda row: size(row.shares[name]), lambda row: row.shares[name])
+def _share_column(name: str, rank: int) -> TableColumn:
+    return TableColumn(name, SIZE_WIDTH, rank, lambda row: size_or_dash(row.shares[name]), lambda row: row.shares[name])
 
 
 def _ratio(value: float | None) -> str:
@@ -112,7 +112,7 @@ def _without_folder(command: str) -> str:
     return f"{program.rpartition('/')[2]}{space}{arguments}"
 
 
-def _of(row: ProcessRow, name: str) -> float | None:
+def _host_value(row: ProcessRow, name: str) -> float | None:
     return getattr(row.host, name) if row.host else None
 
 
@@ -122,38 +122,48 @@ def _index(gpu: str) -> int | None:
     return int(index) if index.isdecimal() else None
 
 
-KEPT = 5
+MAX_NARROWED_RANK = 5
 """Rank up to which columns are narrowed before one is hidden."""
 RANKS = {"live": 5, "cached": 3, "stranded": 6, "overhead": 8, "opaque": 9}
-SIZE = 9
+SIZE_WIDTH = 9
 """Width of a size, such as `999.9 MiB`."""
-PROGRAM = 14
+PROGRAM_WIDTH = 14
 LONGER_VERDICT = 7
 """Columns that a verdict gets first of those that are left: `allocation-retries +1` fits."""
-SHARES = "shares"
+SHARES_COLUMN = "shares"
 """The column that shows the shares as a bar, and gives no order."""
 COLUMNS = (
     TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
-    TableColumn("program", PROGRAM, 0, lambda row: row.program, spare=4),
+    TableColumn("program", PROGRAM_WIDTH, 0, lambda row: row.program, spare=4),
     TableColumn("user", 10, 7, lambda row: row.user),
-    TableColumn("used", SIZE, 0, lambda row: size(row.used_bytes), lambda row: row.used_bytes),
-    TableColumn("waste", SIZE, 4, lambda row: size(row.waste_bytes), lambda row: row.waste_bytes),
-    TableColumn(SHARES, 12, 11, lambda row: ""),
-    *(_share(name, RANKS[name]) for name in HOLDINGS),
+    TableColumn("used", SIZE_WIDTH, 0, lambda row: size_or_dash(row.used_bytes), lambda row: row.used_bytes),
+    TableColumn("waste", SIZE_WIDTH, 4, lambda row: size_or_dash(row.waste_bytes), lambda row: row.waste_bytes),
+    TableColumn(SHARES_COLUMN, 12, 11, lambda row: ""),
+    *(_share_column(name, RANKS[name]) for name in PROCESS_SHARES),
     TableColumn("busy", 5, 10, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
     TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
     TableColumn(
-        "age", 6, 12, lambda row: (row.host and _age(row.host.age_seconds)) or "", lambda row: _of(row, "age_seconds")
+        "age",
+        6,
+        12,
+        lambda row: (row.host and _age(row.host.age_seconds)) or "",
+        lambda row: _host_value(row, "age_seconds"),
     ),
-    TableColumn("cpu", 5, 14, lambda row: _ratio(_of(row, "cpu_ratio")), lambda row: _of(row, "cpu_ratio")),
     TableColumn(
-        "host", SIZE, 15, lambda row: size(row.host and row.host.resident_bytes), lambda row: _of(row, "resident_bytes")
+        "cpu", 5, 14, lambda row: _ratio(_host_value(row, "cpu_ratio")), lambda row: _host_value(row, "cpu_ratio")
+    ),
+    TableColumn(
+        "host",
+        SIZE_WIDTH,
+        15,
+        lambda row: size_or_dash(row.host and row.host.resident_bytes),
+        lambda row: _host_value(row, "resident_bytes"),
     ),
     TableColumn("command", 16, 13, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
-SPARE = sum(column.spare for column in COLUMNS)
-HIDEABLE = ("waste", *HOLDINGS, "user", "busy", "age", "cpu", "host", "command")
+TOTAL_SPARE_WIDTH = sum(column.spare for column in COLUMNS)
+HIDEABLE = ("waste", *PROCESS_SHARES, "user", "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0; that of the user while there is only one."""
 
 
@@ -165,7 +175,7 @@ def column_names(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def kept_columns() -> Sequence[str]:
+def saved_columns() -> Sequence[str]:
     """Return the names of the columns that were last chosen; none without a file that this version can read."""
     with suppress(OSError, ValueError):
         return column_names(_columns_file().read_text())
@@ -193,13 +203,13 @@ class SortOrder:
     """Sort against the column's default direction, which is largest first for numbers and from A for text."""
 
     def next(self, columns: Sequence[TableColumn], step: int = 1) -> SortOrder:
-        names = [column.name for column in columns if column.name != SHARES]
+        names = [column.name for column in columns if column.name != SHARES_COLUMN]
         at = names.index(self.column) if self.column in names else -1
         return SortOrder(names[(at + step) % len(names)])
 
     def by(self, column: str) -> SortOrder:
         """Return the order by a column; the reverse one if it is by that column already."""
-        if column == SHARES:
+        if column == SHARES_COLUMN:
             return self
         return SortOrder(column, column == self.column and not self.reverse)
 
@@ -217,7 +227,7 @@ def empty_columns(rows: Sequence[ProcessRow]) -> set[str]:
     }
 
 
-def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
+def columns_for_width(width: int, without: Collection[str] = ()) -> list[TableColumn]:
     """Return the columns that fit on a screen of that width, in their order, except those ``without``."""
     chosen = {column.name for column in COLUMNS if column.name not in without}
     for column in sorted(COLUMNS, key=lambda column: -column.rank):
@@ -225,22 +235,23 @@ def fitting(width: int, without: Collection[str] = ()) -> list[TableColumn]:
             column.name in chosen
             and column.rank
             and sum(each.width + 1 for each in COLUMNS if each.name in chosen)
-            > width + (column.rank <= KEPT) * (SPARE + 1)  # the last column needs no space after it
+            > width
+            + (column.rank <= MAX_NARROWED_RANK) * (TOTAL_SPARE_WIDTH + 1)  # the last column needs no space after it
         ):
             chosen.remove(column.name)
     return [column for column in COLUMNS if column.name in chosen]
 
 
-def arranged(rows: Iterable[ProcessRow], order: SortOrder, words: str) -> list[ProcessRow]:
+def sort_and_filter(rows: Iterable[ProcessRow], order: SortOrder, filter_text: str) -> list[ProcessRow]:
     """Return the sorted rows that match the filter. Equal rows are ordered by pid."""
-    found = matching_rows(rows, words)
+    found = matching_rows(rows, filter_text)
     column = next(column for column in COLUMNS if column.name == order.column)
     found.sort(key=lambda row: (row.pid, row.key[0]))
     found.sort(key=column.key, reverse=(column.number is not None) != order.reverse)
     return found
 
 
-def laid_out(
+def lay_out_columns(
     width: int, rows: Iterable[ProcessRow], chosen: Collection[str] = (), filled: Collection[str] = ()
 ) -> list[TableColumn]:
     """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely.
@@ -251,7 +262,7 @@ def laid_out(
     longest = max((len(row.gpu) for row in shown), default=0)
     more = max(0, longest - COLUMNS[0].width)
     without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty_columns(shown) - {*filled}
-    columns = fitting(width - 1 - more, without)
+    columns = columns_for_width(width - 1 - more, without)
     spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
     verdict = min(max(0, spare), LONGER_VERDICT) if any(column.name == "verdict" for column in columns) else 0
@@ -269,29 +280,29 @@ def laid_out(
 def table_rows(
     rows: Iterable[ProcessRow],
     order: SortOrder,
-    words: str,
+    filter_text: str,
     by: str,
-    opened: Collection[ProcessOnDevice],
-    lineage: Lineage,
+    open_groups: Collection[ProcessOnDevice],
+    ancestors: AncestorsByProcess,
 ) -> Iterator[TableRow]:
     """Yield the rows in their order. ``by``: a grouping, ``tree`` or empty.
 
-    The members of a group follow it if its key is in ``opened``.
+    The members of a group follow it if its key is in ``open_groups``.
     """
-    listed = arranged(rows, order, words)
+    listed = sort_and_filter(rows, order, filter_text)
     if by == "tree":
-        yield from tree(listed, lineage)
+        yield from tree_rows(listed, ancestors)
     elif by:
-        groups = {group.key: group for group in grouped(listed, by)}
-        for row in arranged((group.process for group in groups.values()), order, ""):
+        groups = {group.key: group for group in group_rows(listed, by)}
+        for row in sort_and_filter((group.process for group in groups.values()), order, ""):
             yield groups[row.key]
-            if row.key in opened:
+            if row.key in open_groups:
                 yield from (TableRow(member, 1) for member in groups[row.key].members)
     else:
         yield from map(TableRow, listed)
 
 
-def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> Line:
+def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> StyledLine:
     """Return the line of the column names, with an arrow for the order.
 
     ``count``: rows that are visible, of all. ``by``: the property by which the rows are grouped.
@@ -303,31 +314,31 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = ""
         name = f"by {by}" if by and first else column.name
         name = f"{name.upper()}{arrow if column.name == order.column else ''}"
         end = f" {count}" if count and first else ""
-        cells.append(padded(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
+        cells.append(pad(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
     return [Span(" " + " ".join(cells), "head")]
 
 
 def table_line(
-    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: Line
-) -> Line:
+    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: StyledLine
+) -> StyledLine:
     """Return the line of one row: a mark, then the columns. ``shares``: the bar."""
     style = "chosen" if chosen else row.process.level or ("bold" if row.members else "")
-    line, text = Line(), "*" if marked else " "
+    line, text = StyledLine(), "*" if marked else " "
     for column in columns:
-        if column.name == SHARES:
+        if column.name == SHARES_COLUMN:
             line, text = [*line, Span(text, style), *shares], " "
         else:
-            text += f"{padded(_text(column, row), column.width, bool(column.number))} "
-    return [*line, Span(padded(text.removesuffix(" "), width - width_of(line)), style)]
+            text += f"{pad(_cell_text(column, row), column.width, bool(column.number))} "
+    return [*line, Span(pad(text.removesuffix(" "), width - width_of(line)), style)]
 
 
-def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> Line:
+def share_bar(row: ProcessRow, largest: int, width: int, monochrome: bool) -> StyledLine:
     """Return the shares of a process as a bar. ``largest``: bytes of a bar of full length."""
     cells = bar({share: size for share, size in row.shares.items() if size}, largest, width)
     return [Span(" " * count) if part == "free" else share_cells(part, count, monochrome) for part, count in cells]
 
 
-def _text(column: TableColumn, row: TableRow) -> str:
+def _cell_text(column: TableColumn, row: TableRow) -> str:
     text = row.process.status_in(column.width) if column.name == "verdict" else column.text(row.process)
     return f"{'  ' * row.depth}{text}" if column.name == "program" else text
 
@@ -348,15 +359,15 @@ TREE = "tree"
 class ProcessList:
     """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places.
 
-    ``columns``: names of those to show, see `laid_out`.
+    ``columns``: names of those to show, see `columns_in`.
     """
 
     def __init__(self, monochrome: bool = False, columns: Collection[str] = ()) -> None:
         self.monochrome, self.columns = monochrome, columns
         self.order = SortOrder()
-        self.words = ""
+        self.filter_text = ""
         self.by = ""
-        self.opened: set[ProcessOnDevice] = set()
+        self.open_groups: set[ProcessOnDevice] = set()
         self.marks: set[ProcessOnDevice] = set()
         self.rows: list[TableRow] = []
         self.first = 0
@@ -370,9 +381,9 @@ class ProcessList:
         """Return the row under the cursor."""
         return self.rows[self._cursor] if self._cursor < len(self.rows) else None
 
-    def fill(self, rows: Iterable[ProcessRow], lineage: Lineage) -> None:
+    def fill(self, rows: Iterable[ProcessRow], ancestors: AncestorsByProcess) -> None:
         """Replace the rows."""
-        self.rows = [*table_rows(rows, self.order, self.words, self.by, self.opened, lineage)]
+        self.rows = [*table_rows(rows, self.order, self.filter_text, self.by, self.open_groups, ancestors)]
         if self.rows:
             self._filled |= {*HIDEABLE} - empty_columns([row.process for row in self.rows])
         keys = [row.key for row in self.rows]
@@ -380,9 +391,9 @@ class ProcessList:
             self._cursor = keys.index(self._key)
         self.move(0)
 
-    def laid_out(self, width: int) -> list[TableColumn]:
+    def columns_in(self, width: int) -> list[TableColumn]:
         """Return the columns of a line of that width."""
-        return laid_out(width, (row.process for row in self.rows), self.columns, self._filled)
+        return lay_out_columns(width, (row.process for row in self.rows), self.columns, self._filled)
 
     def move(self, rows: int) -> None:
         self.select(self._cursor + rows)
@@ -401,20 +412,20 @@ class ProcessList:
 
     def open(self, row: TableRow) -> None:
         """Show the members of a group, or hide them."""
-        self.opened ^= {row.key}
+        self.open_groups ^= {row.key}
 
     def mark(self, row: TableRow) -> None:
         """Mark the processes of a row; unmark them if all are marked."""
         keys = {process.key for process in row.processes}
         self.marks = self.marks - keys if keys <= self.marks else self.marks | keys
 
-    def lines(self, width: int, height: int) -> list[Line]:
+    def lines(self, width: int, height: int) -> list[StyledLine]:
         """Return the head and the rows that fit below it, among them the one under the cursor."""
         count = max(1, height - 1)
         self.first = max(0, min(self.first, len(self.rows) - count))
         self.first = min(max(self.first, self._cursor - count + 1), self._cursor)
-        columns = self.laid_out(width)
-        room = next((column.width for column in columns if column.name == SHARES), 0)
+        columns = self.columns_in(width)
+        room = next((column.width for column in columns if column.name == SHARES_COLUMN), 0)
         largest = max((row.process.used_bytes or 0 for row in self.rows), default=0)
         visible = self.rows[self.first : self.first + count]
         shown = f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else ""
@@ -423,7 +434,7 @@ class ProcessList:
             marked = all(process.key in self.marks for process in row.processes)
             shares = share_bar(row.process, largest, room, self.monochrome)
             found.append(table_line(row, columns, width, marked, place == self._cursor, shares))
-        if not self.rows and self.words:
+        if not self.rows and self.filter_text:
             found.append([Span(" no process matches the filter", "dim")])
         return found[:height]
 
@@ -463,22 +474,22 @@ class Ancestor:
     name: str
 
 
-Lineage = Mapping[ProcessKey, Sequence[Ancestor]]
+AncestorsByProcess = Mapping[ProcessKey, Sequence[Ancestor]]
 """The ancestors of each process, its parent first; empty where they are unknown."""
 
 
-def grouped(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
+def group_rows(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
     """Return a row for each group. ``by`` is a key of ``GROUPINGS``."""
     groups: dict[str, list[ProcessRow]] = {}
     for row in rows:
         groups.setdefault(GROUPINGS[by](row), []).append(row)
     return [
-        TableRow(_sum(f"{by} {name}", f"{name} ({len(members)})", members), 0, tuple(members))
+        TableRow(_group_sum(f"{by} {name}", f"{name} ({len(members)})", members), 0, tuple(members))
         for name, members in groups.items()
     ]
 
 
-def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
+def _group_sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
     """Return one row for several processes. The sum of values that are all unknown is unknown."""
     first = members[0]
     notable = [row for row in members if row.is_notable]
@@ -495,11 +506,11 @@ def _sum(key: str, name: str, members: Sequence[ProcessRow]) -> ProcessRow:
         container=_common_value((row.container for row in members), ""),
         busy_ratio=_total(row.busy_ratio for row in members),
         used_bytes=_total(row.used_bytes for row in members),
-        shares={share: _total(row.shares[share] for row in members) for share in HOLDINGS},
+        shares={share: _total(row.shares[share] for row in members) for share in PROCESS_SHARES},
         host=None,
         verdict=verdict,
         status=verdict,
-        more=0,
+        other_problems=0,
         level="bad" if any(row.level == "bad" for row in notable) else "warn" if notable else "",
         state="",
     )
@@ -515,19 +526,19 @@ def _total(values: Iterable[Number | None]) -> Number | None:
     return sum(known[1:], known[0]) if known else None
 
 
-def tree(rows: Sequence[ProcessRow], lineage: Lineage) -> list[TableRow]:
+def tree_rows(rows: Sequence[ProcessRow], ancestors: AncestorsByProcess) -> list[TableRow]:
     """Return the rows with children below their parents. Siblings keep their order.
 
     A parent without memory on a device has a row if it has several children in the table.
     """
     by_pid: dict[int, ProcessRow] = {}
     for row in rows:
-        if lineage.get(row.key[1]):
+        if ancestors.get(row.key[1]):
             by_pid.setdefault(row.pid, row)
     children: dict[int, list[ProcessRow]] = {}
     names: dict[int, str] = {}
     for row in rows:
-        parent = _parent(row, lineage, by_pid)
+        parent = _parent(row, ancestors, by_pid)
         if parent is not None:
             children.setdefault(parent.pid, []).append(row)
             names[parent.pid] = parent.name
@@ -535,11 +546,11 @@ def tree(rows: Sequence[ProcessRow], lineage: Lineage) -> list[TableRow]:
     return list(_walk(rows, children, by_pid, headed, names))
 
 
-def _parent(row: ProcessRow, lineage: Lineage, by_pid: Mapping[int, ProcessRow]) -> Ancestor | None:
+def _parent(row: ProcessRow, ancestors: AncestorsByProcess, by_pid: Mapping[int, ProcessRow]) -> Ancestor | None:
     """Return the nearest ancestor in the table, else the parent."""
-    ancestors = lineage.get(row.key[1], ())
-    known = next((each for each in ancestors if each.pid in by_pid), None)
-    return known or next((each for each in ancestors if each.pid > 1), None)
+    own = ancestors.get(row.key[1], ())
+    listed = next((each for each in own if each.pid in by_pid), None)
+    return listed or next((each for each in own if each.pid > 1), None)
 
 
 def _walk(
@@ -565,7 +576,7 @@ def _walk(
         elif parent not in by_pid and parent not in done:
             done.add(parent)
             own = children[parent]
-            head = replace(_sum(f"parent {parent}", names[parent], own), pid=parent)
+            head = replace(_group_sum(f"parent {parent}", names[parent], own), pid=parent)
             yield TableRow(head, 0, tuple(own))
             for child in own:
                 yield from below(child, 1)
@@ -573,7 +584,7 @@ def _walk(
 
 PROC = "/proc"
 MAX_DEPTH = 20
-VITAL_SECONDS = 1.0
+STATS_SECONDS = 1.0
 COMMAND_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGSTOP", "SIGCONT")
@@ -596,24 +607,24 @@ class ProcessStats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[ProcessKey, tuple[float, int, HostFacts]] = {}
+        self._known: dict[ProcessKey, tuple[float, int, HostStats]] = {}
         """By process: the time of the reading, its processor time in ticks, and what is shown."""
 
-    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostFacts]:
+    def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostStats]:
         """Return what is known of each process; nothing of one of another machine."""
         now, fresh = self._clock(), {}
         for key in processes:
             before = self._known.get(key)
-            found = before if before and now - before[0] < VITAL_SECONDS else _vitals(key, before, now)
+            found = before if before and now - before[0] < STATS_SECONDS else _read_stats(key, before, now)
             if found:
                 fresh[key] = found
         self._known = fresh
         return {key: facts for key, (_, _, facts) in fresh.items()}
 
 
-def _vitals(
-    key: ProcessKey, before: tuple[float, int, HostFacts] | None, now: float
-) -> tuple[float, int, HostFacts] | None:
+def _read_stats(
+    key: ProcessKey, before: tuple[float, int, HostStats] | None, now: float
+) -> tuple[float, int, HostStats] | None:
     try:
         fields = stat_fields(read_head(f"{PROC}/{key.pid}/stat"))
         if parse_process_stat(fields).start_ticks != key.start_ticks:
@@ -626,11 +637,11 @@ def _vitals(
         return None
     cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
     age = uptime - parse_process_stat(fields).start_ticks / TICKS_PER_SECOND
-    return now, spent, HostFacts(command, max(0.0, age), resident, cpu)
+    return now, spent, HostStats(command, max(0.0, age), resident, cpu)
 
 
 def _command(pid: int) -> str:
-    return plain(
+    return printable_excerpt(
         read_head(f"{PROC}/{pid}/cmdline", COMMAND_BYTES).replace(b"\0", b" ").decode(errors="replace").strip(), 200
     )
 
@@ -648,7 +659,7 @@ def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:
 
 def _name(pid: int) -> str:
     try:
-        return plain(read_head(f"{PROC}/{pid}/comm").decode(errors="replace").strip(), 40)
+        return printable_excerpt(read_head(f"{PROC}/{pid}/comm").decode(errors="replace").strip(), 40)
     except OSError:
         return "?"
 

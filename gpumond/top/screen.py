@@ -14,21 +14,22 @@ from gpumond.facts.shares import FLUSH_MEANING, SHARE_MEANINGS, SHARES
 from gpumond.facts.units import clock_text, duration_text, plural, size_text
 from gpumond.top.connection import DaemonClient, DaemonConnection
 from gpumond.top.processes import ProcessList
-from gpumond.view.frame import View, view_of_device
-from gpumond.view.notices import FrameNotice, grouped
-from gpumond.view.rows import Key, ProcessRow, plain
+from gpumond.view.frame import FrameView, view_of_device
+from gpumond.view.notices import FrameNotice, group_by_kind
+from gpumond.view.rows import ProcessRow, SubjectKey
 from gpumond.view.tables import device_block, flush_estimate
 from gpumond.view.text import (
     BLOCKS,
-    Line,
     Span,
     StackCell,
+    StyledLine,
     block_character,
-    clipped,
+    clip_line,
     display_width,
+    printable_excerpt,
     stacked_chart,
     width_of,
-    wrapped_line,
+    wrap_line,
 )
 
 CHART_SECONDS = 600
@@ -42,12 +43,12 @@ Bands = Mapping[str, int]
 class HistoryChart:
     """History of ``CHART_SECONDS`` before ``until``. ``points``: (unix time, bands), oldest first."""
 
-    of: Key
+    key: SubjectKey
     until: float
     points: tuple[tuple[float, Bands], ...]
 
 
-def read_history(daemon: DaemonClient, uuid: str, of: Key, until: float) -> HistoryChart:
+def read_history(daemon: DaemonClient, uuid: str, of: SubjectKey, until: float) -> HistoryChart:
     """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
     process = of[1]
     known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
@@ -68,14 +69,14 @@ def _bands(values: Iterable[float | None]) -> Bands:
     return {share: int(value or 0) for share, value in zip(SHARES, values, strict=True)}
 
 
-def extended(past: HistoryChart, view: View) -> HistoryChart:
+def extend_history(past: HistoryChart, view: FrameView) -> HistoryChart:
     """Return the history with the values of a newer view."""
-    uuid, process = past.of
+    uuid, process = past.key
     found: tuple[int | None, Mapping[str, int | None]] | None
     if process is None:
         found = next(((each.used_bytes, each.shares) for each in view.devices if each.uuid == uuid), None)
     else:
-        found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.of), None)
+        found = next(((each.used_bytes, each.shares) for each in view.processes if each.key == past.key), None)
     if found is None or found[0] is None or view.taken_at <= past.until:
         return past
     point = (view.taken_at, _bands(found[1].get(share) for share in SHARES))
@@ -83,13 +84,13 @@ def extended(past: HistoryChart, view: View) -> HistoryChart:
     return replace(past, until=view.taken_at, points=(*kept, point))
 
 
-def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[Line]:
+def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome: bool) -> list[StyledLine]:
     """Return a line of text and ``rows`` lines of a chart with the largest value, and with its times if it is large.
 
     The chart begins at the first point.
     """
     if not past.points:
-        return [clipped([Span(f"{name}no history yet")], width)]
+        return [clip_line([Span(f"{name}no history yet")], width)]
     start = max(past.until - CHART_SECONDS, min(past.points[0][0], past.until - 10))
     sums = [sum(bands.values()) for _, bands in past.points]
     limits = " to ".join(dict.fromkeys((size_text(min(sums)), size_text(max(sums)))))
@@ -98,42 +99,42 @@ def chart_lines(past: HistoryChart, name: str, width: int, rows: int, monochrome
     head = head if width_of(head) <= width else [Span(f"{name}last {length}")]
     for band, size in past.points[-1][1].items():
         if size:
-            mark = [] if monochrome else [Span(" ", ground=band)]
+            mark = [] if monochrome else [Span(" ", background=band)]
             part = [Span("  "), *mark, Span(f"{'' if monochrome else ' '}{band} {size_text(size)}", "dim")]
             head += part if width_of([*head, *part]) <= width else []
     times = [_times(start, past.until, width)] if rows >= TIMED_ROWS else []
-    chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL), rows - len(times))
+    chart = stacked_chart(past.points, start, past.until, max(1, width - LABEL_WIDTH), rows - len(times))
     labels = [size_text(max(sums)), *[""] * (len(chart) - 2), "0"]
     scaled = (
-        [Span(f"{label:>{LABEL - 1}} ", "dim"), *_row(row, monochrome)]
+        [Span(f"{label:>{LABEL_WIDTH - 1}} ", "dim"), *_chart_row(row, monochrome)]
         for label, row in zip(labels, chart, strict=False)
     )
-    return [clipped(head, width), *scaled, *times]
+    return [clip_line(head, width), *scaled, *times]
 
 
-LABEL = 11
+LABEL_WIDTH = 11
 """Columns of the value beside the chart."""
 TIMED_ROWS = 4
 """Rows from which on the last one has the times."""
 
 
-def _times(start: float, until: float, width: int) -> Line:
+def _times(start: float, until: float, width: int) -> StyledLine:
     begin, end = clock_text(start), clock_text(until)
-    gap = " " * max(1, width - LABEL - display_width(begin + end))
-    return clipped([Span(f"{'':{LABEL}}{begin}{gap}{end}", "dim")], width)
+    gap = " " * max(1, width - LABEL_WIDTH - display_width(begin + end))
+    return clip_line([Span(f"{'':{LABEL_WIDTH}}{begin}{gap}{end}", "dim")], width)
 
 
-def _row(row: Sequence[StackCell], monochrome: bool) -> Line:
+def _chart_row(row: Sequence[StackCell], monochrome: bool) -> StyledLine:
     """Return one line. Without colors it shows the height of the stack only."""
     if monochrome:
         return [Span("".join(map(block_character, row)))]
-    return [_piece(cell, len([*same])) for cell, same in groupby(row)]
+    return [_chart_span(cell, len([*same])) for cell, same in groupby(row)]
 
 
-def _piece(cell: StackCell, count: int) -> Span:
+def _chart_span(cell: StackCell, count: int) -> Span:
     if cell.lower == cell.upper:
-        return Span(BLOCKS[8 if cell.lower else 0] * count, ink=cell.lower)
-    return Span(BLOCKS[cell.eighths] * count, ground=cell.upper, ink=cell.lower)
+        return Span(BLOCKS[8 if cell.lower else 0] * count, foreground=cell.lower)
+    return Span(BLOCKS[cell.eighths] * count, background=cell.upper, foreground=cell.lower)
 
 
 def read_utilization(daemon: DaemonClient, uuid: str, until: float) -> list[tuple[float, float]]:
@@ -154,7 +155,7 @@ class SensorHistory:
         self._shown: set[str] = set()
         self.unread: list[str] = []
 
-    def add(self, view: View) -> None:
+    def add(self, view: FrameView) -> None:
         self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
         for device in view.devices:
             own = self._points[device.uuid]
@@ -163,13 +164,13 @@ class SensorHistory:
             while own[0][0] < view.taken_at - CHART_SECONDS:
                 own.popleft()
 
-    def precede(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
+    def prepend(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
         """Add the earlier utilization of a device, as pairs of a unix time and a ratio, the oldest first."""
         if own := self._points.get(uuid):
             first = own[0][0]
             own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
 
-    def lines(self, uuid: str, width: int) -> list[Line]:
+    def lines(self, uuid: str, width: int) -> list[StyledLine]:
         """Return a line with a curve of each value that is known, over the same time; none before the second value."""
         if uuid not in self._shown:
             self._shown.add(uuid)
@@ -211,7 +212,7 @@ class Panel:
 
     def __init__(
         self,
-        lines: Callable[[int], list[Line]],
+        lines: Callable[[int], list[StyledLine]],
         closing: Sequence[str] = (),
         keys: Mapping[str, Callable[[], None]] = {},
         hints: Callable[[], Hints] = tuple,
@@ -269,34 +270,34 @@ HELP_SHARES = (
     "\n".join(f"{share} | {SHARE_MEANINGS[share]}" for share in (*SHARES, "unmapped"))
     + "\nwaste | Cached and stranded memory."
 )
-KEY = 15
+KEY_WIDTH = 15
 """Columns of the keys."""
 
 
-def help_lines(width: int) -> list[Line]:
-    lines: list[Line] = []
+def help_lines(width: int) -> list[StyledLine]:
+    lines: list[StyledLine] = []
     for entry in f"{HELP.strip()}\nShares\n{HELP_SHARES}\nFlush\n | {FLUSH_MEANING}".splitlines():
         key, is_key, effect = entry.partition(" | ")
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]
             continue
-        first, *rest = wrapped_line([Span(effect)], max(KEY, width - KEY - 2))
-        lines.append([Span(f"  {key:<{KEY}}", "bold"), *first])
-        lines += [[Span(" " * (KEY + 2)), *line] for line in rest]
+        first, *rest = wrap_line([Span(effect)], max(KEY_WIDTH, width - KEY_WIDTH - 2))
+        lines.append([Span(f"  {key:<{KEY_WIDTH}}", "bold"), *first])
+        lines += [[Span(" " * (KEY_WIDTH + 2)), *line] for line in rest]
     return lines
 
 
 WITHOUT_AGENT = (
     "this program runs without the agent; start it with gpumond run -- COMMAND to see its shares and to flush it"
 )
-TERM = 11
+TERM_WIDTH = 11
 
 
-def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[Line]:
+def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> list[StyledLine]:
     """Return the lines of the details. ``history``: the lines of its chart, if any."""
-    lines: list[Line] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
+    lines: list[StyledLine] = [[Span(f"{row.program} (pid {row.pid}) on GPU {row.gpu}", "bold")], *history]
     for sentence in row.verdicts:
-        lines += wrapped_line([Span(sentence, row.level)], width)
+        lines += wrap_line([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
     more = {holder: f" ({kv_cache})"} if kv_cache else {}
@@ -308,16 +309,16 @@ def detail_lines(row: ProcessRow, history: Sequence[Line], width: int) -> list[L
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
         terms.append(("runs", f"{row.host.command} (for {duration_text(row.host.age_seconds)}{cpu})"))
         terms.append(("host memory", size_text(row.host.resident_bytes)))
-    for term, value in (*terms, *row.facts):
-        lines += wrapped_line([Span(f"{term:>{TERM}} ", "dim"), Span(value)], width)
+    for term, value in (*terms, *row.details):
+        lines += wrap_line([Span(f"{term:>{TERM_WIDTH}} ", "dim"), Span(value)], width)
     if row.flush_policy is None:
-        lines += wrapped_line([Span(WITHOUT_AGENT)], width)
+        lines += wrap_line([Span(WITHOUT_AGENT)], width)
     return lines
 
 
 MIN_TABLE, TABLE_RATIO = 6, 0.4
 """Lines that the table has at least, and the part of the screen up to which its rows precede chart and notices."""
-DEVICES_RATIO, REMARKS_RATIO = 0.45, 0.17
+DEVICES_RATIO, NOTICES_RATIO = 0.45, 0.17
 """Parts of the screen that devices take at most, and notices always: rows that come and go would move the others."""
 FILTER_HINT = "words that all match; user:root in one field, -word without it"
 LARGE_ROWS, CHART_RATIO, FREE_CHART_RATIO = 30, 0.15, 0.5
@@ -357,26 +358,26 @@ class Screen:
         self.sensors = SensorHistory()
         self.parts: dict[str, tuple[int, int]] = {}
         self._devices_first = 0
-        self._device_lines: Sequence[Line] = ()
+        self._device_lines: Sequence[StyledLine] = ()
 
     def lines(
         self,
-        shown: View | None,
+        shown: FrameView | None,
         notices: Sequence[FrameNotice],
         table: ProcessList,
         device: str | None,
         filtering: bool,
-        chart_lines: Callable[[int, int], list[Line]],
+        chart_lines: Callable[[int, int], list[StyledLine]],
         width: int,
         height: int,
         silent: bool = False,
-    ) -> list[Line]:
+    ) -> list[StyledLine]:
         """Return the lines below the head. ``chart_lines`` returns the chart for a width and a number of rows.
 
         ``silent``: the daemon doesn't answer, so all lines but those about that are dimmed.
         """
         curves = self.curves and height + 2 >= LARGE_ROWS
-        devices, legend = device_lines(
+        devices, legend = clipped_device_lines(
             shown,
             width,
             height + 2,
@@ -386,7 +387,7 @@ class Screen:
         )
         concerned = shown and view_of_device(shown, device)
         estimate = estimate_line(concerned, width)
-        entry = filter_line(table.words, filtering)
+        entry = filter_line(table.filter_text, filtering)
         about = [*all_notices(None if silent else concerned, notices)]
         wanted = {
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
@@ -401,20 +402,20 @@ class Screen:
         own = max(1, room["devices"] - len(legend))
         if len(devices) > own > 1 and shown:
             own -= 1
-            self._devices_first = scrolled(devices, own, self._devices_first, device)
+            self._devices_first = first_line_shown(devices, own, self._devices_first, device)
             legend = [pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
-        self._devices_first = scrolled(devices, own, self._devices_first, device)
+        self._devices_first = first_line_shown(devices, own, self._devices_first, device)
         self._device_lines = devices
         shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
         above = [*shown_devices, *estimate[: room["estimate"]]]
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
-        blank: list[Line] = [[]] * (room["table"] - len(rows))
+        blank: list[StyledLine] = [[]] * (room["table"] - len(rows))
         lowest = notice_lines(about, width, room["remarks"])
-        none: list[Line] = [[]] * (room["remarks"] - len(lowest))
+        none: list[StyledLine] = [[]] * (room["remarks"] - len(lowest))
         facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
-        facts = [*map(dimmed, facts)] if silent else facts
-        return [clipped(line, width) for line in (*facts, *lowest, *none)]
+        facts = [*map(dim_line, facts)] if silent else facts
+        return [clip_line(line, width) for line in (*facts, *lowest, *none)]
 
     @property
     def page(self) -> int:
@@ -427,25 +428,27 @@ class Screen:
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
 
 
-def dimmed(line: Line) -> Line:
+def dim_line(line: StyledLine) -> StyledLine:
     """Return the line without emphasis, except that of what is selected."""
     return [piece._replace(style=piece.style if piece.style == "chosen" else "dim") for piece in line]
 
 
-def framed(head: Line, body: Sequence[Line], message: str, hints: Hints, width: int, height: int) -> list[Line]:
+def whole_screen(
+    head: StyledLine, body: Sequence[StyledLine], message: str, hints: Hints, width: int, height: int
+) -> list[StyledLine]:
     """Return the whole screen: head, body, and the message or else the keys."""
     last = [Span(message, "bold")] if message else hint_line(hints, width)
-    return [padded_line(clipped(head, width), width, "head"), *body[: height - 2], clipped(last, width)][:height]
+    return [pad_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(last, width)][:height]
 
 
-def panel_lines(panel: Panel, width: int, height: int) -> list[Line]:
+def panel_lines(panel: Panel, width: int, height: int) -> list[StyledLine]:
     content = panel.lines(width - 2)
     if panel.revealed:
         first, last = panel.revealed
         panel.first, panel.revealed = min(max(panel.first, last - height + 1), first), None
     lines, panel.first = text_window(content, height, panel.first)
-    blank: list[Line] = [[]] * (height - len(lines))
-    return [*([Span(" "), *clipped(line, width - 2)] for line in lines), *blank]
+    blank: list[StyledLine] = [[]] * (height - len(lines))
+    return [*([Span(" "), *clip_line(line, width - 2)] for line in lines), *blank]
 
 
 def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, int]:
@@ -471,7 +474,7 @@ def chart_rows(rows: int, free: int) -> int:
 
 def notice_rows(rows: int) -> int:
     """Return the lines of the notices on a screen of that many rows."""
-    return max(2, int(rows * REMARKS_RATIO))
+    return max(2, int(rows * NOTICES_RATIO))
 
 
 MIN_ADDRESS = 20
@@ -481,59 +484,59 @@ MIN_ADDRESS = 20
 def head_line(
     connections: Sequence[DaemonConnection],
     notices: Sequence[FrameNotice],
-    view: View | None,
+    view: FrameView | None,
     paused: bool,
     width: int,
-) -> Line:
+) -> StyledLine:
     """Return the line with address, problems and time. On a narrow screen the address is shorter or absent."""
-    url, several = plain(connections[0].daemon.reached, 60), len(connections) > 1
+    url, several = printable_excerpt(connections[0].daemon.reached, 60), len(connections) > 1
     address = ", ".join(each.name for each in connections) if several else url
-    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLES[each.level]))]
+    line = [piece for each in notices for piece in (Span("  "), Span(each.title.upper(), STYLE_BY_LEVEL[each.level]))]
     line += [Span("  "), Span("PAUSED", "alarm")] if paused else []
     at = [Span(f"  {clock_text(view.taken_at)}")] if view else []
     source = [Span(f"  {view.source}")] if view else []
     begin = Span("gpumond")
     room = max(MIN_ADDRESS, width - width_of([begin, *line, *at]) - 1)
-    short = Span(f" {plain(address.removeprefix('http://'), room)}")
+    short = Span(f" {printable_excerpt(address.removeprefix('http://'), room)}")
     versions = ([begin, Span(f" {address}"), *line, *source, *at], [begin, short, *line, *at], [begin, *line, *at])
     return next((each for each in versions if width_of(each) <= width), [begin, *line])
 
 
-def device_lines(
-    view: View | None,
+def clipped_device_lines(
+    view: FrameView | None,
     width: int,
     rows: int,
     monochrome: bool,
     chosen: str | None,
-    past: Callable[[str], Iterable[Line]],
-) -> tuple[list[Line], list[Line]]:
+    past: Callable[[str], Iterable[StyledLine]],
+) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of the devices and of their legend, each as long as ``width``."""
     if view is None:
         return [], []
     lines, legend = device_block(view, width, rows, monochrome, chosen, past)
-    return [clipped(line, width) for line in lines], [clipped(line, width) for line in legend]
+    return [clip_line(line, width) for line in lines], [clip_line(line, width) for line in legend]
 
 
-def scrolled(lines: Sequence[Line], height: int, first: int, chosen: str | None) -> int:
+def first_line_shown(lines: Sequence[StyledLine], height: int, first: int, chosen: str | None) -> int:
     """Return the first line to show, so that the selected device is visible."""
     marked = next((at for at, line in enumerate(lines) if chosen and line and line[0].style == "chosen"), first)
     first = min(max(first, marked - height + 1), marked)
     return max(0, min(first, len(lines) - height))
 
 
-def pages_line(lines: Sequence[Line], first: int, height: int, count: int) -> Line:
+def pages_line(lines: Sequence[StyledLine], first: int, height: int, count: int) -> StyledLine:
     """Return the line that states which of the devices are shown, and how to reach the others."""
     begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
     return [Span(f"GPUs {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
 
 
-def device_at(lines: Sequence[Line], place: int) -> int:
+def device_at(lines: Sequence[StyledLine], place: int) -> int:
     """Return the position of the device to which a line belongs."""
     heads = [at for at, line in enumerate(lines) if line and line[0].style in ("bold", "chosen")]
     return sum(head <= place for head in heads) - 1
 
 
-def estimate_line(view: View | None, width: int) -> list[Line]:
+def estimate_line(view: FrameView | None, width: int) -> list[StyledLine]:
     """Return the line about what a flush would release. The amount is kept on a narrow screen."""
     if view is None:
         return []
@@ -543,18 +546,18 @@ def estimate_line(view: View | None, width: int) -> list[Line]:
     return [[Span(next((each for each in versions if display_width(each) <= width), versions[-1]))]]
 
 
-def filter_line(words: str, active: bool) -> list[Line]:
+def filter_line(words: str, active: bool) -> list[StyledLine]:
     if not active:
         return [[Span(f"filter: {words}", "bold"), Span("  Esc removes it", "dim")]] if words else []
     return [entry_line("filter", words, FILTER_HINT)]
 
 
-def entry_line(name: str, entry: str, hint: str) -> Line:
+def entry_line(name: str, entry: str, hint: str) -> StyledLine:
     """Return the line in which a text is edited. ``hint`` stands in it while it is empty."""
     return [Span(f"{name}: ", "bold"), Span(entry), Span(" ", "chosen"), *([] if entry else [Span(hint, "dim")])]
 
 
-def edited(entry: str, key: str) -> str:
+def edit_text(entry: str, key: str) -> str:
     """Return a text after a key: a character, or one that removes the last character or all."""
     if key == "backspace":
         return entry[:-1]
@@ -563,9 +566,9 @@ def edited(entry: str, key: str) -> str:
     return entry + key if len(key) == 1 and key.isprintable() else entry
 
 
-def hint_line(hints: Hints, width: int) -> Line:
+def hint_line(hints: Hints, width: int) -> StyledLine:
     """Return the keys that fit in one line."""
-    line: Line = []
+    line: StyledLine = []
     for key, effect in hints:
         pieces = [Span(" " if line else ""), Span(key, "bold"), Span(f" {effect}")]
         if width_of(line) + width_of(pieces) > width:
@@ -574,13 +577,13 @@ def hint_line(hints: Hints, width: int) -> Line:
     return line
 
 
-def text_window(lines: Sequence[Line], height: int, first: int) -> tuple[list[Line], int]:
+def text_window(lines: Sequence[StyledLine], height: int, first: int) -> tuple[list[StyledLine], int]:
     """Return the lines that are shown, and the first of them, which is at most the last page."""
     first = max(0, min(first, len(lines) - height))
     return [*lines[first : first + height]], first
 
 
-def padded_line(line: Line, width: int, style: str) -> Line:
+def pad_line(line: StyledLine, width: int, style: str) -> StyledLine:
     """Return the line in one style over the whole width."""
     rest = width - sum(display_width(piece.text) for piece in line)
     return [
@@ -589,10 +592,10 @@ def padded_line(line: Line, width: int, style: str) -> Line:
     ]
 
 
-STYLES = {"bad": "bad", "warn": "warn", "note": ""}
+STYLE_BY_LEVEL = {"bad": "bad", "warn": "warn", "note": ""}
 
 
-def all_notices(view: View | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
+def all_notices(view: FrameView | None, connections: Iterable[FrameNotice]) -> Iterator[FrameNotice]:
     """Yield all notices, those about the connections first."""
     yield from connections
     if view is None:
@@ -606,26 +609,28 @@ def all_notices(view: View | None, connections: Iterable[FrameNotice]) -> Iterat
             "note", "no program runs the agent", "start one with gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
         )
     elif view.up and view.devices and not view.processes:
-        yield FrameNotice("note", f"no process uses {'this' if view.only else 'a'} GPU", "")
-    if view.elsewhere:
-        yield FrameNotice("note", f"{plural(view.elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them")
+        yield FrameNotice("note", f"no process uses {'this' if view.only_device else 'a'} GPU", "")
+    if view.problems_elsewhere:
+        yield FrameNotice(
+            "note", f"{plural(view.problems_elsewhere, 'problem')} on other GPUs", "", advice="Esc shows them"
+        )
 
 
-def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[Line]:
+def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[StyledLine]:
     """Return the notices in at most ``rows`` lines, the most severe first, then that of the GPU that is full soonest.
 
     Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
     Lines that are left continue the first texts that do not fit in one.
     """
     every = sorted(notices, key=_rank)
-    groups = [[each] for each in every] if len(every) <= rows else grouped(every)
+    groups = [[each] for each in every] if len(every) <= rows else group_by_kind(every)
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
-    spare, lines = rows - len(shown), list[Line]()
+    spare, lines = rows - len(shown), list[StyledLine]()
     for group in shown:
-        first, more = group[0], _more(group, hidden if group is shown[-1] else 0, width)
+        first, more = group[0], _more_text(group, hidden if group is shown[-1] else 0, width)
         subject, text = first.split_subject
         rest = "; ".join(filter(None, (text, *first.steps)))
-        full = [] if more else wrapped_line(_styled(first, subject, rest if text else f": {rest}"), width)
+        full = [] if more else wrap_line(_styled(first, subject, rest if text else f": {rest}"), width)
         if 1 < len(full) <= 1 + spare:
             spare -= len(full) - 1
             lines += full
@@ -635,7 +640,7 @@ def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     return lines
 
 
-def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
+def _more_text(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     """Return the number of notices that a line stands for, besides its own; empty if there are none."""
     others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
     of_kind = f"  {kind}: {others} more" if others else ""
@@ -643,15 +648,15 @@ def _more(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     return more if 2 * display_width(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
 
 
-def _styled(notice: FrameNotice, subject: str, text: str) -> Line:
-    return [Span(subject, STYLES[notice.level]), *([Span(text)] if text else [])]
+def _styled(notice: FrameNotice, subject: str, text: str) -> StyledLine:
+    return [Span(subject, STYLE_BY_LEVEL[notice.level]), *([Span(text)] if text else [])]
 
 
 def _rank(notice: FrameNotice) -> tuple[int, float]:
-    return [*STYLES].index(notice.level), notice.full_in
+    return [*STYLE_BY_LEVEL].index(notice.level), notice.full_in
 
 
-LEFT_OUT = re.compile(r" \([^()]*\)|(?<= )/\S*/")
+OMITTABLE = re.compile(r" \([^()]*\)|(?<= )/\S*/")
 CLAUSE = re.compile(r": | and |, which ")
 FULL = re.compile(r"full in about \d+ \w+(?: \d+ \w+)?")
 COMMAND = re.compile(r"gpumond [a-z-]+(?: show\b)?(?: --[a-z-]+ \S+)*")
@@ -666,8 +671,8 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     facts, steps = ([*filter(None, each.split("; "))] for each in (text, advice))
     versions = [(subject, [*facts, *steps[:count]]) for count in range(len(steps), 0, -1)]
     versions += [(subject, [*facts[:count], *steps[:1]]) for count in range(len(facts), 0, -1)]
-    name, *shorter = (LEFT_OUT.sub("", each) for each in (subject, *facts))
-    step = LEFT_OUT.sub("", steps[0] if steps else "")
+    name, *shorter = (OMITTABLE.sub("", each) for each in (subject, *facts))
+    step = OMITTABLE.sub("", steps[0] if steps else "")
     command = COMMAND.search(step)
     fact, last = "".join(shorter[:1]), command[0] if command else ""
     clause, room = _first_clause(fact), width - display_width(name)
@@ -706,13 +711,15 @@ def _words_of(text: str, width: int) -> str:
     return f"{' '.join(words).rstrip(',')}…" if words else ""
 
 
-def notices_in_full(notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str) -> list[Line]:
+def notices_in_full(
+    notices: Iterable[FrameNotice], width: int, completed: Callable[[str], str] = str
+) -> list[StyledLine]:
     """Return all notices by kind, the worst first, with their texts. ``completed`` completes the commands of a text."""
-    lines: list[Line] = []
-    for group in grouped(sorted(notices, key=_rank)):
+    lines: list[StyledLine] = []
+    for group in group_by_kind(sorted(notices, key=_rank)):
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))
-            lines += wrapped_line([Span(notice.title, STYLES[notice.level]), Span(rest)], width)
-            lines += [line for step in notice.steps for line in wrapped_line([Span(f"  -> {completed(step)}")], width)]
+            lines += wrap_line([Span(notice.title, STYLE_BY_LEVEL[notice.level]), Span(rest)], width)
+            lines += [line for step in notice.steps for line in wrap_line([Span(f"  -> {completed(step)}")], width)]
     return lines or [[Span("no alerts, verdicts or problems")]]

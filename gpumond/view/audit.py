@@ -7,30 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.units import duration_text, list_text, plural, size_text
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 
-PAIRS_LENGTH, QUOTE = 100, '"'
+MAX_DETAIL_LENGTH, QUOTE = 100, '"'
 MAX_PIDS = 8
 
 Detail = Mapping[str, Any]
 
 
-def sentence(action: str, detail: Any) -> str:
+def audit_sentence(action: str, detail: Any) -> str:
     """Describe an entry. One of an unknown action, or whose detail was shortened, is its action with pairs."""
     try:
-        made = SENTENCES[action]
-        text = made.format(**detail) if isinstance(made, str) else made(detail)
+        template = SENTENCES[action]
+        text = template.format(**detail) if isinstance(template, str) else template(detail)
         operation = "" if action.startswith("flush.") else detail.get("operation")
         return f"{text} (operation {operation})" if operation else text
     except (KeyError, TypeError, ValueError, AttributeError):
-        return f"{action}: {described(detail)}"
+        return f"{action}: {detail_text(detail)}"
 
 
-def described(detail: Any) -> str:
+def detail_text(detail: Any) -> str:
     """Return the detail as pairs of key and value, as many as fit."""
     pairs = detail.items() if isinstance(detail, dict) else [("detail", detail)]
     text = ", ".join(f"{key}: {json.dumps(value).strip(QUOTE)}" for key, value in pairs)
-    return text if len(text) <= PAIRS_LENGTH else f"{text[:PAIRS_LENGTH].rpartition(',')[0] or text[:PAIRS_LENGTH]}, …"
+    return (
+        text
+        if len(text) <= MAX_DETAIL_LENGTH
+        else f"{text[:MAX_DETAIL_LENGTH].rpartition(',')[0] or text[:MAX_DETAIL_LENGTH]}, …"
+    )
 
 
 def _program(detail: Detail) -> str:
@@ -46,9 +50,9 @@ def _pids(detail: Detail) -> str:
 def _flush(detail: Detail) -> str:
     forced = ", despite the cooldown" if detail.get("force") else ""
     action = "wake-up" if detail.get("wake") else "flush"
-    waits = f" for {detail['for']}" if detail.get("for") else ""
-    requested, steps = f"{_automatically(waits)}requested", _steps(detail["steps"])
-    return f"{requested} a {action} of {detail['target']} with {steps}{waits}{forced}{_operation(detail)}"
+    requester = f" for {detail['for']}" if detail.get("for") else ""
+    requested, steps = f"{_automatic_prefix(requester)}requested", _steps(detail["steps"])
+    return f"{requested} a {action} of {detail['target']} with {steps}{requester}{forced}{_operation(detail)}"
 
 
 def _steps(steps: Sequence[str]) -> str:
@@ -64,24 +68,24 @@ def _operation(detail: Detail) -> str:
 
 
 def _receipts(detail: Detail) -> str:
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in detail["outcomes"].items())
-    return f"flushed {_pids(detail)}: {size_text(detail['released_bytes'])} released (receipts: {counts})"
+    outcomes = [outcome if count == 1 else f"{count} {outcome}" for outcome, count in detail["outcomes"].items()]
+    return f"flushed {_pids(detail)}: {size_text(detail['released_bytes'])} released ({', '.join(outcomes)})"
 
 
-def _automatically(waits: str) -> str:
+def _automatic_prefix(requester: str) -> str:
     """Return that gpumond acted for a program that waited, and not a person."""
-    return "automatically " if waits else ""
+    return "automatically " if requester else ""
 
 
 def _suspension(detail: Detail) -> str:
     """Describe the receipt of a suspension or resumption."""
-    waits = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
+    requester = f" for {detail['requested_for']}" if detail.get("requested_for") else ""
     released, returned = detail["released_bytes"], detail.get("returned_bytes")
     result = f"{size_text(released)} released" if released is not None else detail["reason"]
     result = f"{size_text(returned)} back on the GPU" if returned is not None else result
-    outcome, program = detail["outcome"], f"{_program(detail)}{waits}"
+    outcome, program = detail["outcome"], f"{_program(detail)}{requester}"
     if outcome in ("suspended", "resumed"):
-        return f"{_automatically(waits)}{outcome} {program}" + (f": {result}" if result else "")
+        return f"{_automatic_prefix(requester)}{outcome} {program}" + (f": {result}" if result else "")
     return f"couldn't {detail['action']} {program}: {outcome}" + (f" ({result})" if result else "")
 
 
@@ -120,7 +124,7 @@ def _matchers(detail: Detail) -> str:
 
 
 def _silence(detail: Detail) -> str:
-    return f"silenced {_matchers(detail)} until {moment(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
+    return f"silenced {_matchers(detail)} until {time_text(detail['ends_at'])}: {detail['reason'] or 'no reason given'}"
 
 
 def _baseline(detail: Detail) -> str:

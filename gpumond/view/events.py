@@ -7,14 +7,14 @@ from typing import Any
 
 from gpumond.events import CONSEQUENCES, EVENT_MARKS, REPEAT_SECONDS
 from gpumond.facts.units import plural
-from gpumond.view.text import moment, safe
+from gpumond.view.text import printable, time_text
 
 GROUP_SECONDS = 5.0
 """Time between an event and those that follow from it, as in the web UI."""
-RANKS = {kind: rank for rank, kind in enumerate(EVENT_MARKS)}
+RANK_BY_KIND = {kind: rank for rank, kind in enumerate(EVENT_MARKS)}
 
 
-def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = moment) -> str:
+def group_text(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = time_text) -> str:
     """Return the lines of events with one cause, in their order: the first one, and indented the others.
 
     Each has its time unless the line before has it. ``stamp`` formats times, all of one width.
@@ -33,7 +33,7 @@ def entry(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = mo
 
 def _line(event: Mapping[str, Any], time: str, indent: str) -> str:
     kind = indent + ("out-of-memory" if event["kind"] == "oom" else event["kind"].replace("-", " "))
-    return f"{time}  {kind:18} {safe(event['summary'])}"
+    return f"{time}  {kind:18} {printable(event['summary'])}"
 
 
 def happened_at(event: Mapping[str, Any]) -> float:
@@ -47,7 +47,7 @@ def repeat_key(event: Mapping[str, Any]) -> object:
     return event["kind"], event["pid"], event["start_ticks"], event["device_uuid"], limit
 
 
-def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def group_events(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the events in groups, in the order of the first of each; a group's first event tells most.
 
     The others of a group follow from it, as ``CONSEQUENCES`` says of one process's events within seconds, or repeat its
@@ -55,7 +55,7 @@ def folded(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
     before.
     """
     groups: list[list[Mapping[str, Any]]] = []
-    for event in sorted(events, key=lambda each: (RANKS.get(each["kind"], len(RANKS)), each["id"])):
+    for event in sorted(events, key=lambda each: (RANK_BY_KIND.get(each["kind"], len(RANK_BY_KIND)), each["id"])):
         group = next((each for each in groups if _follows(event, each[0]) or _repeats(event, each[-1])), None)
         if group is None:
             groups.append([event])

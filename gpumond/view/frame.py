@@ -12,36 +12,40 @@ from dataclasses import MISSING, Field, dataclass, replace
 from math import isfinite
 from typing import Any, get_args
 
-from gpumond.facts.errors import DaemonError
+from gpumond.facts.errors import UNKNOWN_PATH, DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
 from gpumond.facts.typed_json import Mismatch, Validator
 from gpumond.facts.units import duration_text, size_text
-from gpumond.view.notices import FrameNotice, alerts, blank_repeated_texts, notices, stuck_processes, verdicts
+from gpumond.view.notices import (
+    FrameNotice,
+    alert_notices,
+    blank_repeated_texts,
+    frame_notices,
+    stuck_processes,
+    verdict_notices,
+)
 from gpumond.view.rows import (
     DeviceRow,
-    Key,
     ProcessRow,
+    SubjectKey,
     cached_lines,
-    devices,
+    device_rows,
     earlier_requests,
     grant_sentences,
-    held_by_sentence,
-    plain,
+    holders_sentence,
     process_of,
-    processes,
+    process_rows,
     reclaimable_bytes,
     request_advice,
     requester,
     requests_ahead,
 )
-from gpumond.view.text import safe
+from gpumond.view.text import printable, printable_excerpt
 
 FRAME = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
-NO_ROUTE = "Not Found"
-"""Detail of the answer to a path that a daemon does not serve; other answers with 404 name what does not exist."""
 OLDER = "the daemon doesn't know this request: its version is older than this command's, or it isn't gpumond"
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
@@ -71,7 +75,7 @@ def decode_response(status: int, body: bytes) -> Any:
         return content
     problem = content if isinstance(content, dict) else {}
     detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
-    if (status, detail) == (404, NO_ROUTE):
+    if status == 404 and detail.startswith((UNKNOWN_PATH, "Not Found")):  # others name what does not exist
         detail = OLDER
     raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
 
@@ -159,16 +163,18 @@ VALIDATOR = Validator(
 """Checks answers: the result is JSON again, with the default of each field that is absent."""
 
 
-NOTICES = ("notices", "alerts", "verdicts", "stuck")
-PLACE_END = "|"
+NOTICE_FIELDS = ("notices", "alerts", "verdicts", "stuck")
+DAEMON_SEPARATOR = "|"
 """The end of the place of a daemon in a UUID of a merged view. No driver uses it in a UUID."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """Rows and notices of one frame. ``notices`` concern the readings themselves (faults, conditions, a source that is
-    down), ``stuck`` processes that block memory. ``reclaimable_bytes`` is what a flush of all programs would release;
-    None without agents. ``only``: the device, as in ``--device``, if the view is that of one device; ``elsewhere``: the
+class FrameView:
+    """Rows and notices of one frame.
+
+    ``notices`` concern the readings themselves (faults, conditions, a source that is down), ``stuck`` processes that
+    block memory. ``reclaimable_bytes`` is what a flush of all programs would release; None without agents.
+    ``only_device``: the device, as in ``--device``, if the view is that of one device; ``problems_elsewhere``: the
     number of alerts and problems on the other ones.
     """
 
@@ -186,8 +192,8 @@ class View:
     agents: int
     reclaimable_bytes: int | None
     refused_bytes: int
-    only: str = ""
-    elsewhere: int = 0
+    only_device: str = ""
+    problems_elsewhere: int = 0
 
     @property
     def problems(self) -> Iterator[FrameNotice]:
@@ -198,26 +204,33 @@ class View:
 SHOWN_NAMES = 3
 
 
-def view(answer: object) -> View:
+def frame_view(answer: object) -> FrameView:
     """Convert a response to a view. Raises DaemonError if the response is not a frame."""
     frame = frame_of(answer)
     snapshot, lines = frame["snapshot"], frame["ledger"]["lines"]
-    about_itself = tuple(notices(frame))
+    reading_notices = tuple(frame_notices(frame))
     refusing = {process_of(report) for report in snapshot["reports"] if report["flush_policy"] == "never"}
-    return View(
+    return FrameView(
         seq=int(snapshot["seq"]),
         taken_at=float(snapshot["taken_at"]),
         interval_seconds=snapshot["elapsed_seconds"] / max(1, snapshot["seq"]),
-        source=plain(snapshot["source"]["name"], 20),
+        source=printable_excerpt(snapshot["source"]["name"], 20),
         up=bool(snapshot["source"]["up"]),
-        devices=tuple(devices(frame, refusing)),
-        processes=tuple(processes(frame)),
-        notices=(*about_itself, *_queue(frame), *_grants(frame), *_without_memory(frame)),
-        alerts=tuple(blank_repeated_texts(alerts(frame), about_itself)),
-        verdicts=tuple(verdicts(frame)),
+        devices=tuple(device_rows(frame, refusing)),
+        processes=tuple(process_rows(frame)),
+        notices=(*reading_notices, *_queue_notices(frame), *_grant_notices(frame), *_notices_without_memory(frame)),
+        alerts=tuple(blank_repeated_texts(alert_notices(frame), reading_notices)),
+        verdicts=tuple(verdict_notices(frame)),
         stuck=tuple(
-            FrameNotice("warn", plain(e.what), "", e.kind, plain(e.remedy, 400), e.device_uuid)
-            for e in stuck_processes(frame["processes"])
+            FrameNotice(
+                "warn",
+                printable_excerpt(process.sentence),
+                "",
+                process.kind,
+                printable_excerpt(process.remedy, 400),
+                process.device_uuid,
+            )
+            for process in stuck_processes(frame["processes"])
         ),
         agents=len(snapshot["reports"]),
         reclaimable_bytes=reclaimable_bytes(lines, refusing),
@@ -225,21 +238,21 @@ def view(answer: object) -> View:
     )
 
 
-def _without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _notices_without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about the workloads that run the agent, and neither use a device nor are suspended."""
     on_device = {process["workload"] for process in frame["processes"]}
     waiting = {request["workload"] for request in frame["queue"]}
     suspended = {program["workload"] for program in frame["snapshot"].get("suspended_programs") or ()}
     reported = {report["workload"] for report in frame["snapshot"]["reports"]}
     others = reported - on_device - waiting - suspended - {""}
-    names = [plain(name, 40) for name in sorted(others)]
+    names = [printable_excerpt(name, 40) for name in sorted(others)]
     if names:
         more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
         text = f"connected, without GPU memory: {', '.join(names[:SHOWN_NAMES])}{more}"
         yield FrameNotice("note", text, "")
 
 
-def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _queue_notices(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each request for memory that waits."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
@@ -247,16 +260,16 @@ def _queue(frame: CheckedFrame) -> Iterator[FrameNotice]:
         before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
         device = index.get(request["device_uuid"], request["device_uuid"])
-        sentence = safe(
+        sentence = printable(
             f"{who} has been waiting {lasted} for {size_text(request['need_bytes'])} on "
-            f"{device}{before}{_missing(request)}"
-        ) + (f"; {holders}" if (holders := held_by_sentence(request, device)) else "")
+            f"{device}{before}{_missing_text(request)}"
+        ) + (f"; {holders}" if (holders := holders_sentence(request, device)) else "")
         advice = request_advice(frame, request)
         text = f"{sentence}; {advice}" if advice else sentence
         yield FrameNotice("note", "waiting", text, "waiting", device_uuid=request["device_uuid"], program=who)
 
 
-def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
+def _grant_notices(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each grant whose memory isn't all held yet."""
     return (
         FrameNotice("note", "granted", sentence, "granted", device_uuid=grant["device_uuid"])
@@ -264,7 +277,7 @@ def _grants(frame: CheckedFrame) -> Iterator[FrameNotice]:
     )
 
 
-def _missing(request: Mapping[str, Any]) -> str:
+def _missing_text(request: Mapping[str, Any]) -> str:
     """Return what is missing for a request; empty if earlier requests claim more than there is."""
     need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
     if not missing or (request["ahead"] and available is not None and available < 0):
@@ -275,24 +288,24 @@ def _missing(request: Mapping[str, Any]) -> str:
     return f"; {room}{size_text(missing)} {'would still be' if after else 'is'} missing"
 
 
-def device_of(view: View | None, uuid: str | None) -> DeviceRow | None:
+def device_of(view: FrameView | None, uuid: str | None) -> DeviceRow | None:
     """Return the device, None if it no longer exists."""
     return next((device for device in view.devices if device.uuid == uuid), None) if view else None
 
 
-def neighbor(view: View, uuid: str | None, step: int) -> str | None:
+def neighbor_uuid(view: FrameView, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
     places: list[str | None] = [None, *(device.uuid for device in view.devices)]
     at = places.index(uuid) if uuid in places else 0
     return places[(at + step) % len(places)]
 
 
-def device_at_index(view: View, index: int) -> str | None:
+def device_at_index(view: FrameView, index: int) -> str | None:
     """Return the first device with that index. Instances (MIG) have the index of their device."""
     return next((device.uuid for device in view.devices if device.index == index), None)
 
 
-def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
+def processes_on(view: FrameView, uuid: str | None) -> tuple[ProcessRow, ...]:
     """Return the processes on a device and its instances; all processes without a device."""
     if uuid is None:
         return view.processes
@@ -300,7 +313,7 @@ def processes_on(view: View, uuid: str | None) -> tuple[ProcessRow, ...]:
     return tuple(row for row in view.processes if row.key[0] in uuids)
 
 
-def view_of_device(view: View, uuid: str | None) -> View:
+def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
     """Return the view of one device and its instances; of all devices without a device.
 
     Its notices are those about these devices, about the one that an instance is a part of, and about no single device.
@@ -313,46 +326,46 @@ def view_of_device(view: View, uuid: str | None) -> View:
     refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
     concerned = {None, own.parent_uuid if own else None, *(device.uuid for device in devices)}
     notices: dict[str, Any] = {
-        field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICES
+        field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICE_FIELDS
     }
     return replace(
         view,
         **notices,
-        elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
+        problems_elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
         devices=devices,
         processes=processes,
         reclaimable_bytes=own.reclaimable_bytes if own else None,
         refused_bytes=sum(refusing),
-        only="" if own is None else own.uuid if own.parent_uuid else str(own.index),
+        only_device="" if own is None else own.uuid if own.parent_uuid else str(own.index),
     )
 
 
-def view_of_programs(view: View, names: Iterable[str]) -> View:
+def view_of_programs(view: FrameView, names: Iterable[str]) -> FrameView:
     """Return the view of the processes with these names or pids, of their devices, and what concerns them."""
     processes = tuple(row for row in view.processes if {row.program, str(row.pid)} & {*names})
     uuids = {row.key[0] for row in processes}
     programs = {f"{row.program} (pid {row.pid})" for row in processes}
     notices: dict[str, Any] = {
-        field: tuple(each for each in getattr(view, field) if each.program in programs) for field in NOTICES
+        field: tuple(each for each in getattr(view, field) if each.program in programs) for field in NOTICE_FIELDS
     }
     devices = tuple(device for device in view.devices if device.uuid in uuids)
-    return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, elsewhere=0)
+    return replace(view, **notices, devices=devices, processes=processes, reclaimable_bytes=None, problems_elsewhere=0)
 
 
-def history_key_of(device: DeviceRow) -> Key:
+def history_key_of(device: DeviceRow) -> SubjectKey:
     """Return the key of the history of a whole device."""
     return device.uuid, None
 
 
-def merged(views: Sequence[tuple[str, View | None]]) -> View:
+def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     """Return one view of several daemons, each with its name. Those without a view are absent.
 
     Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
     ``split_merged_uuid``: two daemons can state the same, as those of simulated devices do.
     """
-    all_views = [_named(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
+    all_views = [_prefix_view(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
     known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
-    return View(
+    return FrameView(
         seq=max((each.seq for each in all_views), default=0),
         taken_at=max((each.taken_at for each in all_views), default=0.0),
         interval_seconds=max((each.interval_seconds for each in all_views), default=0.0),
@@ -360,17 +373,17 @@ def merged(views: Sequence[tuple[str, View | None]]) -> View:
         up=any(each.up for each in all_views),
         **{
             name: tuple(entry for each in all_views for entry in getattr(each, name))
-            for name in ("devices", "processes", *NOTICES)
+            for name in ("devices", "processes", *NOTICE_FIELDS)
         },
         agents=sum(each.agents for each in all_views),
         reclaimable_bytes=sum(known) if known else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
-        only="",
-        elsewhere=0,
+        only_device="",
+        problems_elsewhere=0,
     )
 
 
-def _named(place: int, name: str, view: View) -> View:
+def _prefix_view(place: int, name: str, view: FrameView) -> FrameView:
     def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(
@@ -384,9 +397,9 @@ def _named(place: int, name: str, view: View) -> View:
         )
 
     def uuid(own: str) -> str:
-        return f"{place}{PLACE_END}{own}"
+        return f"{place}{DAEMON_SEPARATOR}{own}"
 
-    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICES}
+    notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICE_FIELDS}
 
     return replace(
         view,
@@ -405,5 +418,5 @@ def _named(place: int, name: str, view: View) -> View:
 
 def split_merged_uuid(uuid: str) -> tuple[int, str]:
     """Return the place of the daemon, and its own UUID, of a device in a merged view."""
-    place, _, own = uuid.partition(PLACE_END)
+    place, _, own = uuid.partition(DAEMON_SEPARATOR)
     return int(place), own

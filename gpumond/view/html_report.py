@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import duration_text, size_text
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 WIDTH, HEIGHT = 860.0, 200.0
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 12.0, 10.0, 22.0
@@ -37,9 +37,9 @@ LABEL_WIDTH = 28
 Point = tuple[float, float]
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def html_page(title: str, parts: Iterable[str]) -> str:
     """Return the document. ``parts`` are HTML."""
-    shown = text(title)
+    shown = html_text(title)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -51,24 +51,24 @@ def page(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def text(value: str) -> str:
+def html_text(value: str) -> str:
     """Return text of a log or program as HTML."""
-    return escape(safe(value))
+    return escape(printable(value))
 
 
 def paragraph(value: str) -> str:
-    return f"<p>{text(value)}</p>"
+    return f"<p>{html_text(value)}</p>"
 
 
 def heading(value: str) -> str:
-    return f"<h2>{text(value)}</h2>"
+    return f"<h2>{html_text(value)}</h2>"
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
     """Return the names of colors: the class of each color, and its name."""
     shapes = [
         f'<rect class="{kind}" x="{180 + 120 * number}" y="4" width="10" height="10"/>'
-        f'<text x="{196 + 120 * number}" y="13">{text(name)}</text>'
+        f'<text x="{196 + 120 * number}" y="13">{html_text(name)}</text>'
         for number, (kind, name) in enumerate(entries)
     ]
     return _svg(18, "legend", shapes)
@@ -80,7 +80,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     def row(cells: Sequence[str], tag: str) -> str:
         columns = zip(cells, numeric, strict=True)
-        shown = (f"<{tag}{' class=number' if number else ''}>{text(cell)}</{tag}>" for cell, number in columns)
+        shown = (f"<{tag}{' class=number' if number else ''}>{html_text(cell)}</{tag}>" for cell, number in columns)
         return f"<tr>{''.join(shown)}</tr>"
 
     names = [name.removeprefix(">") for name in header]
@@ -121,7 +121,7 @@ def curve(
         shapes.append(f'<line class="top" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y(top):.1f}" y2="{y(top):.1f}"/>')
     for at, name in marks:
         place = f'x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"'
-        shapes.append(f'<line class="mark" {place}><title>{text(name)}</title></line>')
+        shapes.append(f'<line class="mark" {place}><title>{html_text(name)}</title></line>')
     for part in _parts(points, gap):
         drawn = part if len(part) > 1 else part * 2  # a single point is a dot
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
@@ -152,13 +152,13 @@ def areas(times: Sequence[float], curves: Sequence[tuple[str, Sequence[float | N
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in outline)
         color = COLORS[number % len(COLORS)]
         shapes.append(
-            f'<polygon fill="{color}" fill-opacity=".7" points="{path}"><title>{text(name)}</title></polygon>'
+            f'<polygon fill="{color}" fill-opacity=".7" points="{path}"><title>{html_text(name)}</title></polygon>'
         )
         row = HEIGHT + 14 * number
         shapes.append(f'<rect x="{LEFT:g}" y="{row:g}" width="10" height="10" fill="{color}"/>')
-        shapes.append(f'<text x="{LEFT + 16:g}" y="{row + 9:g}">{text(name)}</text>')
+        shapes.append(f'<text x="{LEFT + 16:g}" y="{row + 9:g}">{html_text(name)}</text>')
     seconds = duration_text(end - begin)
-    shapes.append(f'<text x="{LEFT:g}" y="{HEIGHT - 5:g}">{text(seconds)} before</text>')
+    shapes.append(f'<text x="{LEFT:g}" y="{HEIGHT - 5:g}">{html_text(seconds)} before</text>')
     shapes.append(f'<text x="{WIDTH - RIGHT:g}" y="{HEIGHT - 5:g}" text-anchor="end">the error</text>')
     return _svg(HEIGHT + 14 * len(stacked) + 4, f"memory by program over {seconds}", shapes)
 
@@ -181,23 +181,23 @@ def bars(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], overlaid: bool = 
     for number, (label, row) in enumerate(rows):
         y = TOP + number * step
         shown = label if len(label) <= LABEL_WIDTH else f"{label[: LABEL_WIDTH - 1]}…"
-        shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{text(shown)}</text>')
+        shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{html_text(shown)}</text>')
         for side, bar in enumerate(row):
             at = y if overlaid else y + side * (thick + 2)
             if bar.value is not None:
                 size = f'width="{room * bar.value / scale:.1f}" height="{thick:g}"'
                 shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{at:g}" {size}/>')
                 place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
-                shown = size_text(bar.value) if bar.text is None else text(bar.text)
+                shown = size_text(bar.value) if bar.text is None else html_text(bar.text)
                 shapes.append(f"<text {place}>{shown}</text>")
             if bar.peak is not None:
                 x = left + room * bar.peak / scale
                 line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
-                shapes.append(f'<line class="peak" {line}><title>peak {text(size_text(bar.peak))}</title></line>')
+                shapes.append(f'<line class="peak" {line}><title>peak {html_text(size_text(bar.peak))}</title></line>')
     return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
 
 
-def write(path: Path, document: str) -> None:
+def write_report(path: Path, document: str) -> None:
     """Write the report. Raises ConfigError."""
     try:
         path.write_text(document, encoding="utf-8")
@@ -205,7 +205,7 @@ def write(path: Path, document: str) -> None:
         raise ConfigError(f"--html {path}: {error.strerror or error}") from None
 
 
-def check(path: Path | None) -> None:
+def check_report_path(path: Path | None) -> None:
     """Check before the work that a report can be written to ``path``. Raises ConfigError."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--html {path}: {path.parent} isn't a directory; create it, or choose another file")
@@ -217,13 +217,13 @@ def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:
         kind = "grid" if share else "axis"
         yield f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
         label = size_text(share * scale / 1.05) if share else "0"
-        yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{text(label)}</text>'
+        yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{html_text(label)}</text>'
 
 
 def _ends(first: str, last: str) -> Iterator[str]:
     bottom = HEIGHT - 5
-    yield f'<text x="{LEFT:g}" y="{bottom:g}">{text(first)}</text>'
-    yield f'<text x="{WIDTH - RIGHT:g}" y="{bottom:g}" text-anchor="end">{text(last)}</text>'
+    yield f'<text x="{LEFT:g}" y="{bottom:g}">{html_text(first)}</text>'
+    yield f'<text x="{WIDTH - RIGHT:g}" y="{bottom:g}" text-anchor="end">{html_text(last)}</text>'
 
 
 def _dates(begin: float, end: float, x: Callable[[float], float]) -> Iterator[str]:
@@ -251,4 +251,4 @@ def _parts(points: Sequence[Point], gap: float | None) -> Iterator[list[Point]]:
 
 def _svg(height: float, name: str, shapes: Iterable[str]) -> str:
     box = f'viewBox="0 0 {WIDTH:g} {height:g}"'
-    return f'<svg {box} role="img" aria-label="{text(name)}">{"".join(shapes)}</svg>'
+    return f'<svg {box} role="img" aria-label="{html_text(name)}">{"".join(shapes)}</svg>'

@@ -15,41 +15,41 @@ CALLS = 4
 """Number of calls of a site that are shown."""
 
 
-def why_lines(found: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
+def why_lines(answer: Mapping[str, Any], gpus: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of the text for people. ``gpus``: names of devices by UUID."""
-    for one in found["classes"]:
-        device = gpus.get(one["device_uuid"], one["device_uuid"])
-        yield f"{one['allocator']} on {device}: {size_text(one['live_bytes'])} live{_age(found)}"
-        known = {text: size for name, text in CLASS_NAMES.items() if (size := one[f"{name}_bytes"]) is not None}
-        rest = one["live_bytes"] - sum(known.values())
+    for breakdown in answer["classes"]:
+        device = gpus.get(breakdown["device_uuid"], breakdown["device_uuid"])
+        yield f"{breakdown['allocator']} on {device}: {size_text(breakdown['live_bytes'])} live{_age(answer)}"
+        known = {text: size for name, text in CLASS_NAMES.items() if (size := breakdown[f"{name}_bytes"]) is not None}
+        rest = breakdown["live_bytes"] - sum(known.values())
         if len(known) < len(CLASS_NAMES):
             known["unknown" if len(known) < REGISTERED else "other tensors and activations"] = max(0, rest)
         for text, size in known.items():
             if not size:
                 continue
-            yield f"  {size_text(size):>10}  {size / (one['live_bytes'] or 1):4.0%}  {text}"
-            if text == CLASS_NAMES["tensors"] and found["kv_cache_bytes"] is not None:
-                yield f"  {size_text(found['kv_cache_bytes']):>10}        of this is KV cache"
-        if one["excess_bytes"]:
-            yield f"  {size_text(one['excess_bytes']):>10}        of the live memory belongs to another allocator"
-    if found["reason"]:
-        yield found["reason"]
-    if found["paused_seconds"] >= SHOWN_PAUSE:
-        yield f"the program paused for at most {1000 * found['paused_seconds']:.0f} ms"
-    if found["sites"]:
+            yield f"  {size_text(size):>10}  {size / (breakdown['live_bytes'] or 1):4.0%}  {text}"
+            if text == CLASS_NAMES["tensors"] and answer["kv_cache_bytes"] is not None:
+                yield f"  {size_text(answer['kv_cache_bytes']):>10}        of this is KV cache"
+        if breakdown["excess_bytes"]:
+            yield f"  {size_text(breakdown['excess_bytes']):>10}        of the live memory belongs to another allocator"
+    if answer["reason"]:
+        yield answer["reason"]
+    if answer["paused_seconds"] >= SHOWN_PAUSE:
+        yield f"the program paused for at most {1000 * answer['paused_seconds']:.0f} ms"
+    if answer["sites"]:
         yield "live memory by the line that allocated it:"
-        for site in found["sites"]:
+        for site in answer["sites"]:
             yield f"  {size_text(site['size_bytes']):>10}  {_stack(site['calls'])}"
-        yield f"  {size_text(found['unrecorded_bytes']):>10}  allocated before the recording"
+        yield f"  {size_text(answer['unrecorded_bytes']):>10}  allocated before the recording"
     for name, title in (("snapshot", "memory snapshot"), ("folded", "stacks for flame graphs")):
-        if found[name] is not None and found[name]["path"] is not None:
-            yield f"{title}: {found[name]['path']}"
-    for clause in found["advice"]:
+        if answer[name] is not None and answer[name]["path"] is not None:
+            yield f"{title}: {answer[name]['path']}"
+    for clause in answer["advice"]:
         yield f"advice: {clause}"
 
 
-def _age(found: Mapping[str, Any]) -> str:
-    age = found["age_seconds"]
+def _age(answer: Mapping[str, Any]) -> str:
+    age = answer["age_seconds"]
     return f", {age:.1f} s ago" if age >= SHOWN_AGE else ""
 
 

@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
 from gpumond.facts.units import distinct_size_texts, size_text
-from gpumond.view.text import fitting_table, moment, size
+from gpumond.view.text import fitting_table, size_or_dash, time_text
 
 NOT_FOUND = 404
-AMOUNTS = ("used", *SHARES)
+VALUES = ("used", *SHARES)
 HIDEABLE = (">UNATTRIBUTED", ">OPAQUE", ">OVERHEAD", ">PEAK", "ENDED", ">PID", ">STRANDED", ">LIVE", ">CACHED")
-NOBODY = "no such program used memory then"
+NO_PROGRAM = "no such program used memory then"
 Entry = dict[str, Any]
 
 
-def whole(value: float | None) -> int | None:
+def rounded_bytes(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
@@ -44,10 +44,10 @@ def holdings_at(
     except DaemonError as error:
         if error.status != NOT_FOUND:
             raise
-        what = f"no history for {moment(at)}; choose a later time, after the daemon's start and within the last day"
+        what = f"no history for {time_text(at)}; choose a later time, after the daemon's start and within the last day"
         raise DaemonError(what, NOT_FOUND) from None
     entries = [
-        {"at": at, **holding, **{f"{each}_bytes": whole(holding[f"{each}_bytes"]) for each in AMOUNTS}}
+        {"at": at, **holding, **{f"{each}_bytes": rounded_bytes(holding[f"{each}_bytes"]) for each in VALUES}}
         for holding in found
         if not names or {str(holding["pid"]), holding["name"]} & {*names}
     ]
@@ -63,7 +63,7 @@ def table_at(
 ) -> str:
     """Return a table of who held what at one time, or of what changed between two. ``gpus``: names by UUID."""
     if not any(moments):
-        return NOBODY
+        return NO_PROGRAM
     if len(moments) > 1:
         title = f"from {times[0]} to {times[1]} (BEFORE and AFTER: used memory; other columns: changes):"
         return f"{title}\n{_changes(moments[0], moments[1], gpus, width)}"
@@ -73,9 +73,9 @@ def table_at(
     rows = [
         [
             *_subject_cells(entry, gpus),
-            size(entry["used_bytes"]),
-            *(size(entry[f"{share}_bytes"]) for share in known_shares(entries)),
-            *([moment(entry["ended_at"])] if ended else []),
+            size_or_dash(entry["used_bytes"]),
+            *(size_or_dash(entry[f"{share}_bytes"]) for share in known_shares(entries)),
+            *([time_text(entry["ended_at"])] if ended else []),
         ]
         for entry in entries
     ]
@@ -108,7 +108,11 @@ def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str,
 
 
 def _used(before: int | None, after: int | None) -> tuple[str, str]:
-    return (size(before), size(after)) if before is None or after is None else distinct_size_texts(before, after)
+    return (
+        (size_or_dash(before), size_or_dash(after))
+        if before is None or after is None
+        else distinct_size_texts(before, after)
+    )
 
 
 def _key(entry: Entry) -> tuple[str, int | None, int | None]:

@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 from gpumond.facts.alerts import AGAIN_SINCE, ENDED_PREFIX
 from gpumond.facts.program import IDLE_SECONDS, ProcessKey
 from gpumond.facts.units import duration_text, list_text, size_text
-from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_REMEDIES as VERDICT_REMEDIES
-from gpumond.view.rows import INFO, by_urgency, plain, process_of, severity, time_to_full
+from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_REMEDIES
+from gpumond.view.rows import INFO, process_of, severity, sort_by_urgency, time_to_full
+from gpumond.view.text import printable_excerpt
 
 Level = Literal["bad", "warn", "note"]
 
-_MARKS: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
+_LEVEL_BY_SEVERITY: dict[int, Level] = {0: "bad", 1: "warn", 2: "note"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ def steps_of(advice: str) -> list[str]:
     return [*filter(None, advice.split("; "))]
 
 
-def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def frame_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     source, index = frame["snapshot"]["source"], {}
     for device in frame["snapshot"]["devices"]:
         index[device["uuid"]] = f"GPU {device['index']}"
     if not source["up"]:
         own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
-        reason = plain(source["reason"], 40)
+        reason = printable_excerpt(source["reason"], 40)
         title = "detached from the driver for maintenance" if released else f"no GPU can be read ({reason})"
         yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *own[:1]))
     elif not index:
@@ -86,36 +87,36 @@ def notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
             where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
             yield FrameNotice(
                 "warn",
-                plain(f"{where}: {fault['kind']}", 80),
+                printable_excerpt(f"{where}: {fault['kind']}", 80),
                 _with_remedy(fault["detail"], fault["remedy"]),
-                plain(fault["kind"], 40),
+                printable_excerpt(fault["kind"], 40),
                 device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
         where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _with_remedy(condition.get("detail", ""), condition["remedy"])
-        title, kind = plain(f"{where}: {condition['kind']}", 80), plain(condition["kind"], 40)
+        title, kind = printable_excerpt(f"{where}: {condition['kind']}", 80), printable_excerpt(condition["kind"], 40)
         yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])
 
 
 def _with_remedy(detail: str, remedy: str = "") -> str:
     """Append the remedy to a detail that does not already contain it."""
     parts = (detail,) if remedy in detail else (detail, remedy)
-    return plain(": ".join(part for part in parts if part), 400)
+    return printable_excerpt(": ".join(part for part in parts if part), 400)
 
 
-def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def alert_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield alerts, the most urgent first, without those that only inform and aren't firing yet."""
-    for alert, full_in in by_urgency(frame["alerts"], frame["verdicts"]):
+    for alert, full_in in sort_by_urgency(frame["alerts"], frame["verdicts"]):
         firing = alert["phase"] == "firing"
         if not firing and severity(alert) == INFO:
             continue
         since = alert["fired_at"] if firing and alert["fired_at"] is not None else alert["active_at"]
         age = f"for {duration_text(max(0.0, frame['snapshot']['taken_at'] - since))}"
         silenced = ", silenced" if alert.get("silenced_by") else ""
-        rule = plain(alert["rule"], 60)
+        rule = printable_excerpt(alert["rule"], 60)
         texts = dict(alert["annotations"])
-        text, advice = (plain(texts.get(name, ""), 400) for name in ("summary", "description"))
+        text, advice = (printable_excerpt(texts.get(name, ""), 400) for name in ("summary", "description"))
         text, again, returned = text.partition(AGAIN_SINCE)
         if again:
             age = f"again since {returned}"
@@ -123,7 +124,7 @@ def alerts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
         phase = "" if over else f" {'firing' if firing else 'pending'} {age}"
         title = f"{rule}{phase}{silenced}"
         state = f"{'' if firing else 'pending'}{silenced}".removeprefix(", ")
-        level: Level = _MARKS[severity(alert)] if firing and not silenced and not over else "note"
+        level: Level = _LEVEL_BY_SEVERITY[severity(alert)] if firing and not silenced and not over else "note"
         kind, uuid = f"alert {rule}{'' if firing else ' pending'}{silenced}", dict(alert["labels"]).get("uuid")
         yield FrameNotice(level, title, text, kind, advice, uuid, *_subject(frame, alert, uuid), full_in, state)
 
@@ -135,7 +136,7 @@ def blank_repeated_texts(candidates: Iterable[FrameNotice], others: Collection[F
         yield replace(candidate, text="") if again else candidate
 
 
-def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
+def verdict_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield the verdicts that require attention and of which no alert informs, the most urgent first."""
     known = {(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]}
 
@@ -145,10 +146,10 @@ def verdicts(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERN_NAMES and is_new(each))
     for verdict in sorted(found, key=lambda each: (time_to_full(each), each["since"])):
         level: Level = "note" if verdict["kind"] in ("growing", "memory-freed") else "warn"
-        kind = plain(verdict["kind"], 40)
+        kind = printable_excerpt(verdict["kind"], 40)
         pid = "PID" if verdict["pid"] is None else str(verdict["pid"])
         advice = VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", pid)
-        text, uuid = plain(verdict["summary"], 400), verdict["device_uuid"]
+        text, uuid = printable_excerpt(verdict["summary"], 400), verdict["device_uuid"]
         yield FrameNotice(level, kind, text, kind, advice, uuid, *_subject(frame, verdict, uuid), time_to_full(verdict))
 
 
@@ -157,12 +158,12 @@ def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | Non
     gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
     key = process_of(value)
     own = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
-    name = plain(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
+    name = printable_excerpt(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
     pid = f"pid {value['pid']}" if key else ""
     return f"{name} ({pid})" if name else pid, gpu
 
 
-def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
+def group_by_kind(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
     """Return the notices of each kind together, in the order of the first of each kind."""
     kinds: dict[object, list[FrameNotice]] = {}
     for place, notice in enumerate(notices):
@@ -170,7 +171,7 @@ def grouped(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
     return list(kinds.values())
 
 
-REMEDIES = {
+STUCK_REMEDIES = {
     "gone": "wait: the driver may still be cleaning up; if the entry remains, look for the process's children among "
     "those that have the GPU open, or reset the GPU once it is unused (gpumond detach-driver --for 5m, then nvidia-smi "
     "--gpu-reset)",
@@ -183,7 +184,7 @@ REMEDIES = {
     "{pid}, and if you don't need it, kill {pid}",
     "orphaned": "its parent has exited (as with nohup), and no service manager runs it; if you don't need it, kill "
     "{pid}",
-    "idle": "if it runs the agent, gpumond flush --pid {pid} releases its cache; if you don't need it, kill {pid}",
+    "idle": "if it runs the agent, release its cache with gpumond flush --pid {pid}; if you don't need it, kill {pid}",
 }
 USUALLY_INTENDED = ("orphaned", "idle")
 IDLE_BYTES = 1 << 30
@@ -193,7 +194,7 @@ IDLE_BYTES = 1 << 30
 class StuckProcess(NamedTuple):
     pid: int
     kind: str
-    what: str
+    sentence: str
     remedy: str
     device_uuid: str | None
 
@@ -204,30 +205,30 @@ def stuck_processes(processes: Iterable[Mapping[str, Any]]) -> Iterator[StuckPro
     each_process = [(process, ProcessKey(process["pid"], process.get("start_ticks"))) for process in processes]
     devices = Counter(key for _, key in each_process)
     for process, key in each_process:
-        kind = _kind(process)
+        kind = _stuck_kind(process)
         if kind is None or key in named:
             continue
         named.add(key)
-        where = next((f" in {word} {process[key]}" for word, key in _PLACES if process[key]), "")
+        where = next((f" in {word} {process[key]}" for word, key in _CONTAINER_FIELDS if process[key]), "")
         used = process["used_bytes"]
         program = process["workload"] or process["comm"] or "unknown program"
-        states = [] if kind == "idle" else [_WORDS.get(kind, f"is {kind}")]
+        states = [] if kind == "idle" else [_STATE_TEXTS.get(kind, f"is {kind}")]
         if kind == "holder" and process.get("orphaned"):
-            states.append(_WORDS["orphaned"])
+            states.append(_STATE_TEXTS["orphaned"])
         if _is_idle(process):
             states.append(f"has been idle for {duration_text(process['idle_seconds'])}")
         if used is not None:
             states.append(f"uses {size_text(used)}")
         what = f"pid {process['pid']} ({program}{where}) {list_text(states)}"
         uuid = process["device_uuid"] if devices[key] == 1 else None
-        yield StuckProcess(process["pid"], kind, what, REMEDIES[kind].format(pid=process["pid"]), uuid)
+        yield StuckProcess(process["pid"], kind, what, STUCK_REMEDIES[kind].format(pid=process["pid"]), uuid)
 
 
-def _kind(process: Mapping[str, Any]) -> str | None:
+def _stuck_kind(process: Mapping[str, Any]) -> str | None:
     """Return the most severe kind that applies to the process."""
     if "holder" in process["kinds"]:
         return "holder"
-    if process["state"] in REMEDIES:
+    if process["state"] in STUCK_REMEDIES:
         return str(process["state"])
     if process.get("orphaned"):
         return "orphaned"
@@ -238,13 +239,13 @@ def _is_idle(process: Mapping[str, Any]) -> bool:
     return (process.get("idle_seconds") or 0) >= IDLE_SECONDS and (process["used_bytes"] or 0) >= IDLE_BYTES
 
 
-_WORDS = {
+_STATE_TEXTS = {
     "holder": "is not listed by the driver but has the GPU open",
     "orphaned": "has lost its parent",
     "uninterruptible": "is in uninterruptible sleep",
     "zombie": "is a zombie",
 }
-_PLACES = (
+_CONTAINER_FIELDS = (
     ("pod", "pod_name"),
     ("container", "container_name"),
     ("container", "container"),

@@ -15,7 +15,7 @@ from gpumond.facts.snapshot import MAX_MISSED_READINGS
 from gpumond.facts.suspension import MemoryHolder, largest_programs
 from gpumond.facts.units import duration_text, list_text, plural, size_text
 from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES
-from gpumond.view.text import cut
+from gpumond.view.text import cut, printable_excerpt
 
 Engine = Mapping[str, Any]
 
@@ -28,10 +28,10 @@ def engines_by_process(frame: Mapping[str, Any]) -> dict[ProcessKey, Engine]:
     }
 
 
-def kv_cache_bytes(engine: Engine, of_bytes: int | None) -> int | None:
-    """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``of_bytes``."""
+def kv_cache_bytes(engine: Engine, max_bytes: int | None) -> int | None:
+    """Return the size of the engine's KV cache; None if it is unknown, or cannot be a part of ``max_bytes``."""
     stated = engine.get("kv_cache_bytes")
-    return stated if stated and not engine["sleeping"] and stated <= (of_bytes or 0) else None
+    return stated if stated and not engine["sleeping"] and stated <= (max_bytes or 0) else None
 
 
 def kv_cache_share(process: Mapping[str, Any]) -> str:
@@ -59,10 +59,10 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
     return found
 
 
-HOLDINGS = ("live", "cached", "stranded", "overhead", "opaque")
+PROCESS_SHARES = ("live", "cached", "stranded", "overhead", "opaque")
 """The shares that a process can have."""
 
-Key = tuple[str, ProcessKey | None]
+SubjectKey = tuple[str, ProcessKey | None]
 """Device UUID and process; a device as a whole has no process."""
 
 ProcessOnDevice = tuple[str, ProcessKey]
@@ -112,7 +112,7 @@ class ProcessSources(NamedTuple):
     engine: Mapping[str, Any] | None
 
 
-class HostFacts(NamedTuple):
+class HostStats(NamedTuple):
     """What the operating system knows about a process: its command line, seconds since its start, its host memory, and
     its part of one processor (1.0 is one core); None if it is unknown.
     """
@@ -165,14 +165,14 @@ class ProcessRow:
         cached = self.shares["cached"]
         return None if cached is None else cached + (self.shares["stranded"] or 0)
 
-    more: int = 0
+    other_problems: int = 0
     """The alerts and verdicts on problems that ``status`` does not name."""
-    host: HostFacts | None = None
+    host: HostStats | None = None
     """Facts of this machine, in `top` if the process runs here."""
 
     def status_in(self, width: int = 40) -> str:
         """Return the status in at most ``width`` columns, with the number of the others: ``leak +1``."""
-        end = f" +{self.more}" if self.more else ""
+        end = f" +{self.other_problems}" if self.other_problems else ""
         return cut(self.status, width - len(end)) + end
 
     @property
@@ -180,14 +180,16 @@ class ProcessRow:
         return bool(self.level)
 
     @property
-    def facts(self) -> tuple[tuple[str, str], ...]:
+    def details(self) -> tuple[tuple[str, str], ...]:
         """Return pairs of a term and a value. Computed at each call, since few rows need them."""
-        return tuple((term, plain(value, 120)) for term, value in _facts(self.state, *self.sources) if value)
+        return tuple(
+            (term, printable_excerpt(value, 120)) for term, value in _details(self.state, *self.sources) if value
+        )
 
     @property
-    def words(self) -> str:
+    def search_text(self) -> str:
         """Return the text that the filter searches, in lower case."""
-        values = (value for _, value in self.facts)
+        values = (value for _, value in self.details)
         return " ".join((f"gpu {self.gpu}", str(self.pid), self.program, self.user, self.verdict, *values)).lower()
 
 
@@ -208,7 +210,7 @@ def severity(alert: Mapping[str, Any]) -> int:
     return SEVERITIES.get(dict(alert["labels"]).get("severity", ""), WARNING)
 
 
-def by_urgency(
+def sort_by_urgency(
     alerts: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]]
 ) -> list[tuple[Mapping[str, Any], float]]:
     """Return alerts, each with the seconds until its device is full (infinite if its verdict doesn't predict any).
@@ -233,7 +235,7 @@ def time_to_full(verdict: Mapping[str, Any]) -> float:
     return inf if left is None else float(left)
 
 
-def _subject(alert: Mapping[str, Any]) -> Key:
+def _subject(alert: Mapping[str, Any]) -> SubjectKey:
     return dict(alert["labels"]).get("uuid", ""), process_of(alert)
 
 
@@ -243,7 +245,7 @@ def reclaimable_bytes(lines: Iterable[Mapping[str, Any]], refusing: Collection[P
     return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
 
 
-def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _bytes_by_share(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the bytes of each share, in the order of the shares."""
     found: dict[str, int] = {}
     for line in lines:
@@ -251,7 +253,7 @@ def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {share: found[share] for share in SHARES if share in found}
 
 
-def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -> Iterator[DeviceRow]:
+def device_rows(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -> Iterator[DeviceRow]:
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
     held: dict[str, list[Mapping[str, Any]]] = {}
     for line in frame["ledger"]["lines"]:
@@ -264,26 +266,26 @@ def devices(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -
         yield DeviceRow(
             uuid=str(device["uuid"]),
             index=int(device["index"]),
-            name=plain(device["name"], 60),
-            pci_bus_id=plain(device["pci_bus_id"], 40),
+            name=printable_excerpt(device["name"], 60),
+            pci_bus_id=printable_excerpt(device["pci_bus_id"], 40),
             parent_uuid=device["parent_uuid"],
             size_bytes=device["size_bytes"],
             used_bytes=device["used_bytes"],
             free_bytes=device["free_bytes"],
             reserved_bytes=device["reserved_bytes"],
             overcount_bytes=overcounts.get(device["uuid"], 0),
-            shares=_sums(lines),
+            shares=_bytes_by_share(lines),
             unmapped_bytes=unmapped[device["uuid"]],
             reclaimable_bytes=reclaimable_bytes(lines, refusing),
             state=_device_state(device, frame["snapshot"]["source"]["reason"]),
             busy_ratio=sensors["gpu_utilization_ratio"],
             celsius=sensors["gpu_temperature_celsius"],
             watts=sensors["power_watts"],
-            waiting_bytes=_waiting_part(frame, device),
+            waiting_bytes=_waiting_bytes(frame, device),
         )
 
 
-def _waiting_part(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
+def _waiting_bytes(frame: Mapping[str, Any], device: Mapping[str, Any]) -> int:
     """Return the part of the free memory that requests wait for: what grants and reserves leave of it."""
     uuid = device["uuid"]
     needed, granted = (
@@ -309,14 +311,19 @@ def _device_state(device: Mapping[str, Any], reason: str | None) -> str:
 def requester(request: Mapping[str, Any]) -> str:
     """Return the program of a request for memory, such as ``train (pid 7, ann)``."""
     pid = "" if request["pid"] is None else f"pid {request['pid']}"
-    first, *more = [plain(each) for each in (request["workload"], pid, request["user"]) if each] or ["a program"]
+    first, *more = [printable_excerpt(each) for each in (request["workload"], pid, request["user"]) if each] or [
+        "a program"
+    ]
     return f"{first} ({', '.join(more)})" if more else first
 
 
 def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     """Return which requests precede one, such as ``behind pretrain (20.0 GiB) and 2 more``."""
     named = [each["workload"] or ("a program" if each["pid"] is None else f"pid {each['pid']}") for each in earlier]
-    shown = [f"{plain(name)} ({size_text(each['need_bytes'])})" for name, each in zip(named, earlier, strict=True)]
+    shown = [
+        f"{printable_excerpt(name)} ({size_text(each['need_bytes'])})"
+        for name, each in zip(named, earlier, strict=True)
+    ]
     shown = shown[:SHOWN_EARLIER]
     if not shown:
         return f"behind {plural(ahead, 'other request')}"
@@ -325,7 +332,7 @@ def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     return f"behind {list_text(shown)}"
 
 
-def claimed_room(request: Mapping[str, Any]) -> int | None:
+def claimed_bytes(request: Mapping[str, Any]) -> int | None:
     """Return the available bytes if requests before this one claim all of them; else None."""
     available, claimed = request["available_bytes"], request.get("claimed_bytes") or 0
     return max(0, available + claimed) if claimed and available is not None and available <= 0 else None
@@ -337,11 +344,11 @@ def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> li
     return sorted((each for each in own if each["ahead"] < request["ahead"]), key=lambda each: int(each["ahead"]))
 
 
-def place_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
+def queue_position_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     """Return the place of a request in the queue, as a sentence; empty for the first."""
     ahead = request["ahead"]
     before = requests_ahead(ahead, earlier_requests(frame, request))
-    room = claimed_room(request)
+    room = claimed_bytes(request)
     claim = f"; the available {size_text(room)} is kept for earlier requests" if room else ""
     return f"{requester(request)} is number {ahead + 1} in the queue, {before}{claim}" if ahead else ""
 
@@ -354,7 +361,7 @@ def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
             gpu = index.get(request["device_uuid"], "its GPU")
             yield (
                 f"{requester(request)} is waiting for {size_text(request['need_bytes'])} on {gpu}, where the quota "
-                f"{plain(quota)} reserves {size_text(unused)} that its programs aren't using"
+                f"{printable_excerpt(quota)} reserves {size_text(unused)} that its programs aren't using"
             )
 
 
@@ -374,10 +381,10 @@ def _unused_reserves(frame: Mapping[str, Any], uuid: str) -> Mapping[str, int]:
     return {name: size for name, size in unused.items() if size > 0}
 
 
-def held_by_sentence(request: Mapping[str, Any], device: str) -> str:
+def holders_sentence(request: Mapping[str, Any], device: str) -> str:
     """Return who holds or is granted most of the device that a request waits for; empty if nobody does."""
     holders = [
-        plain(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
+        printable_excerpt(str(MemoryHolder(**{name: each[name] for name in MemoryHolder.__slots__})))
         for each in request.get("holders") or ()
     ]
     return largest_programs(device, holders) if holders else ""
@@ -418,11 +425,11 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
     return f"{other}: to use it, start {requester(request)} with --need-device {-place}"
 
 
-def held_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
+def waiting_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield, for each request that waits, a sentence about the largest programs on its device."""
     index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        if holders := held_by_sentence(request, index.get(request["device_uuid"], "its GPU")):
+        if holders := holders_sentence(request, index.get(request["device_uuid"], "its GPU")):
             yield f"{requester(request)} is waiting; {holders}"
 
 
@@ -471,7 +478,7 @@ def suspension_sentences(frame: Mapping[str, Any]) -> dict[ProcessKey | None, st
     return {process_of(each): suspension_sentence(each, snapshot["taken_at"]) for each in programs}
 
 
-def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _alerts_in_effect(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alerts, except those that outlive their verdict: what they say is over."""
     active = {(each["kind"], each["device_uuid"], process_of(each)) for each in frame["verdicts"]}
     return [
@@ -481,26 +488,28 @@ def _current_alerts(frame: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _firing(alerts: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, int]]:
+def _firing_rules(alerts: Iterable[Mapping[str, Any]]) -> dict[SubjectKey, dict[str, int]]:
     """Return the rules of each process's alerts that are firing and not silenced, the most severe first."""
-    found: dict[Key, dict[str, int]] = {}
+    found: dict[SubjectKey, dict[str, int]] = {}
     for alert in sorted(alerts, key=severity):
         if alert["phase"] == "firing" and not alert.get("silenced_by") and severity(alert) != INFO:
             found.setdefault(_subject(alert), {}).setdefault(alert["rule"], severity(alert))
     return found
 
 
-def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
+def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     """Yield processes, the one that holds most memory first."""
     suspended = suspension_sentences(frame)
-    moved = {process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()}
+    suspension_states = {
+        process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()
+    }
     index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
-    verdicts: dict[Key, list[Mapping[str, Any]]] = {}
-    alerts = _current_alerts(frame)
+    verdicts: dict[SubjectKey, list[Mapping[str, Any]]] = {}
+    alerts = _alerts_in_effect(frame)
     alerting = {_subject(alert) for alert in alerts if severity(alert) != INFO}
-    firing = _firing(alerts)
+    firing = _firing_rules(alerts)
     for each in sorted(frame["verdicts"], key=lambda verdict: verdict["kind"] in PATTERN_NAMES):
         key = (each["device_uuid"], process_of(each))
         if each["kind"] not in PATTERN_NAMES or key not in alerting:  # an alert refutes a healthy pattern
@@ -510,17 +519,15 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         key = (uuid, ProcessKey(pid, process["start_ticks"]))
         report, process_verdicts = reports.get(key[1]), verdicts.get(key, [])
         gpu = index.get(uuid, "?")
-        program = plain(process["workload"] or process["comm"] or "?", 64)
-        user = plain(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
+        program = printable_excerpt(process["workload"] or process["comm"] or "?", 64)
+        user = printable_excerpt(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = process_verdicts[0]["kind"] if process_verdicts else ""
         rule, rank = next(iter(firing.get(key, {}).items()), ("", INFO))
         notable = bool(verdict) and verdict not in PATTERN_NAMES
         alert = rule if rank == CRITICAL or not notable else ""
-        problems = {
-            *firing.get(key, ()),
-            *(each["kind"] for each in process_verdicts if each["kind"] not in PATTERN_NAMES),
-        }
-        trouble = moved.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
+        verdict_problems = (each["kind"] for each in process_verdicts if each["kind"] not in PATTERN_NAMES)
+        problems = {*firing.get(key, ()), *verdict_problems}
+        trouble = suspension_states.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
         state = _process_state(process, suspended.get(key[1], ""))
         yield ProcessRow(
             key=key,
@@ -529,22 +536,22 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             program=program,
             user=user,
             uid=process["uid"],
-            container=plain(pod_of(process) or process["container_name"] or process["container"] or "", 64),
+            container=printable_excerpt(pod_of(process) or process["container_name"] or process["container"] or "", 64),
             busy_ratio=process["utilization_ratio"],
             used_bytes=process["used_bytes"],
-            shares={share: process[f"{share}_bytes"] for share in HOLDINGS},
+            shares={share: process[f"{share}_bytes"] for share in PROCESS_SHARES},
             unmapped_bytes=process.get("unmapped_bytes"),
             limit_bytes=process.get("limit_bytes"),
             overhead_parts=overhead_sentence(process),
             kv_cache=(kv_cache_share(process), kv_caches[key]) if key in kv_caches else None,
-            verdict=plain(verdict, 20),
-            alert="" if trouble else plain(alert, 20),
-            status=plain(trouble or alert or verdict or state.partition(",")[0], 20),
-            more=len(problems - {trouble or alert or verdict}),
+            verdict=printable_excerpt(verdict, 20),
+            alert="" if trouble else printable_excerpt(alert, 20),
+            status=printable_excerpt(trouble or alert or verdict or state.partition(",")[0], 20),
+            other_problems=len(problems - {trouble or alert or verdict}),
             level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
-            verdicts=tuple(plain(each["summary"], 400) for each in process_verdicts),
+            verdicts=tuple(printable_excerpt(each["summary"], 400) for each in process_verdicts),
             sources=ProcessSources(process, report, engines.get(key[1])),
         )
 
@@ -552,7 +559,7 @@ def processes(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
 def overhead_sentence(process: Mapping[str, Any]) -> str:
     """Return the parts of the overhead, such as ``context 0.5 GiB, with NCCL 1.2 GiB``; empty if they are unknown."""
     return ", ".join(
-        f"{plain(name, 60)} {size_text(size)}" for name, size in process.get("overhead_parts") or () if size
+        f"{printable_excerpt(name, 60)} {size_text(size)}" for name, size in process.get("overhead_parts") or () if size
     )
 
 
@@ -563,14 +570,14 @@ def _process_state(process: Mapping[str, Any], suspension: str = "") -> str:
         "device open" if "holder" in process["kinds"] else None,
         f"{size_text(process['unmapped_bytes'])} unmapped" if process.get("unmapped_bytes") else None,
     )
-    return plain(", ".join(word for word in odd if word))
+    return printable_excerpt(", ".join(word for word in odd if word))
 
 
 def pod_of(process: Mapping[str, Any]) -> str:
     return f"{process['pod_namespace']}/{process['pod_name']}" if process["pod_name"] else ""
 
 
-def _facts(
+def _details(
     state: str, process: Mapping[str, Any], report: Mapping[str, Any] | None, engine: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object]]:
     yield "command", process["command"] or process["comm"]
@@ -642,27 +649,17 @@ def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for each in processes:
         used, limit, overhead = (each.get(f"{name}_bytes") for name in ("used", "limit", "overhead"))
         if used and limit and overhead and used > limit:
-            name = f"the limit of {plain(each['workload'] or each['comm'] or '?', 64)} ({size_text(limit)})"
+            name = f"the limit of {printable_excerpt(each['workload'] or each['comm'] or '?', 64)} ({size_text(limit)})"
             if used - overhead <= limit:
                 yield f"{name} doesn't include its overhead ({size_text(overhead)})"
             else:
                 yield f"{name} applies to each allocator's new allocations: it releases nothing"
 
 
-def differences(receipt: Mapping[str, Any]) -> Iterator[str]:
+def difference_sentences(receipt: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the figures of a receipt differ."""
     planned, expected = receipt.get("planned"), receipt["expected"]
     if planned and expected and planned != expected:
         yield "the program's memory changed between the plan and the flush"
     if receipt["raced"]:
         yield "the program allocated or freed memory during the flush"
-
-
-def plain(text: object, most: int = 200) -> str:
-    """Return untrusted text as one line of at most ``most`` characters, with a replacement for each character that
-    could change the terminal or the adjacent text (control characters, escapes, direction marks, surrogates)."""
-    cut = str(text)[: most + 1]
-    safe = cut
-    if not cut.isprintable():
-        safe = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in cut)
-    return safe if len(safe) <= most else safe[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.facts.units import GIB, duration_text, plural, size_text
-from gpumond.view.frame import View
+from gpumond.view.frame import FrameView
 from gpumond.view.notices import FrameNotice
-from gpumond.view.rows import HOLDINGS, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
+from gpumond.view.rows import PROCESS_SHARES, DeviceRow, kv_cache_bytes, limit_sentences, suspension_sentence
 from gpumond.view.text import (
     FILLS,
-    Line,
     Span,
+    StyledLine,
     ansi,
     bar,
     colors_of,
@@ -22,55 +22,59 @@ from gpumond.view.text import (
     display_width,
     fitting_table,
     output_width,
-    padded,
+    pad,
     plain_text,
-    safe,
-    size,
+    printable,
+    size_or_dash,
     width_of,
-    wrapped_text,
+    wrap_text,
 )
 
-ROWS_EACH = 9
+ROWS_PER_DEVICE = 9
 """A device takes one line if the screen has fewer lines than this for each device; more, if legends are longer."""
-NAME, NAME_PART = 10, 6
+MIN_NAME_WIDTH, NAME_FRACTION = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
-MIN_BAR = 10
-LEGEND = 140
+MIN_BAR_WIDTH = 10
+LEGEND_WIDTH = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
 
 
-def device_lines(view: View, width: int, height: int, monochrome: bool, chosen: str | None = None) -> list[Line]:
+def device_lines(
+    view: FrameView, width: int, height: int, monochrome: bool, chosen: str | None = None
+) -> list[StyledLine]:
     """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
     lines, legend = device_block(view, width, height, monochrome, chosen)
     return [line for line in (*lines, *legend) if line]
 
 
 def device_block(
-    view: View,
+    view: FrameView,
     width: int,
     height: int,
     monochrome: bool,
     chosen: str | None = None,
-    past: Callable[[str], Iterable[Line]] = lambda uuid: (),
-) -> tuple[list[Line], list[Line]]:
+    past: Callable[[str], Iterable[StyledLine]] = lambda uuid: (),
+) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of all devices, and those of the legend that they have in common.
 
     ``past`` returns the lines below a device that doesn't have only one line.
     """
-    rows_each = ROWS_EACH * max(1.0, (2 + _legend_rows(width)) / 4)
+    rows_each = ROWS_PER_DEVICE * max(1.0, (2 + _legend_rows(width)) / 4)
     if len(view.devices) > 1 and len(view.devices) * rows_each > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(display_width(device.label) for device in view.devices)
-        longest = max(display_width(_short(device.name or device.uuid)) for device in view.devices)
-        columns = max(2, column), max(NAME, min(longest, width // NAME_PART))
-        lines = [_on_one_line(device, width, columns, monochrome, chosen) for device in view.devices]
+        longest = max(display_width(_model_name(device.name or device.uuid)) for device in view.devices)
+        columns = max(2, column), max(MIN_NAME_WIDTH, min(longest, width // NAME_FRACTION))
+        lines = [_single_line(device, width, columns, monochrome, chosen) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
     return [
-        line for device in view.devices for line in (*_in_full(device, width, monochrome, chosen), *past(device.uuid))
+        line
+        for device in view.devices
+        for line in (*_full_lines(device, width, monochrome, chosen), *past(device.uuid))
     ], []
 
 
-def flush_estimate(view: View) -> str:
+def flush_estimate(view: FrameView) -> str:
     """Describe the memory that a flush of all programs in the view would release; empty if it is unknown."""
     if view.reclaimable_bytes is None:
         return ""
@@ -80,21 +84,21 @@ def flush_estimate(view: View) -> str:
         else ""
     )
     what = f"about {size_text(view.reclaimable_bytes)}" if view.reclaimable_bytes else "nothing"
-    programs = f"the programs on GPU {view.only}" if view.only else "all programs"
+    programs = f"the programs on GPU {view.only_device}" if view.only_device else "all programs"
     return f"a flush of {programs} would release {what}{more}"
 
 
-def _in_full(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[Line]:
-    index, used = Span(f"GPU {device.label}", _style(device, chosen)), Line()
+def _full_lines(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[StyledLine]:
+    index, used = Span(f"GPU {device.label}", _style(device, chosen)), StyledLine()
     sensors = [Span(f"  {sensor}", "dim") for sensor in _sensors(device)]
     if device.used_bytes is not None:
         used = [Span(f"  {_used(device)}", "bold")]
     state = [Span("  "), Span(device.state, "alarm")] if device.state else []
     room = width - width_of([index, *used, *sensors, *state]) - 1
-    if room < NAME:
+    if room < MIN_NAME_WIDTH:
         room += width_of(sensors)
         sensors = []
-    name = [Span(f" {cut(device.name or device.uuid, room)}")] if room >= NAME or not used else []
+    name = [Span(f" {cut(device.name or device.uuid, room)}")] if room >= MIN_NAME_WIDTH or not used else []
     yield [index, *name, *used, *sensors, *state]
     if device.used_bytes is not None:
         yield _bar(device, width, monochrome)
@@ -105,27 +109,29 @@ def _style(device: DeviceRow, chosen: str | None) -> str:
     return "chosen" if device.uuid == chosen else "bold"
 
 
-def _on_one_line(device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None) -> Line:
+def _single_line(
+    device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None
+) -> StyledLine:
     """Return index, name, bar, memory, utilization, temperature and power of a device on one line.
 
     ``columns``: the widths of index and name.
     """
-    index = Span(padded(device.label, columns[0], right=True), _style(device, chosen))
-    name = Span(f" {padded(_short(device.name or device.uuid), columns[1])} ")
+    index = Span(pad(device.label, columns[0], right=True), _style(device, chosen))
+    name = Span(f" {pad(_model_name(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
-    used, sensors = Span(f" {_used_short(device):>15}", "bold"), [Span(_sensor_columns(device))]
+    used, sensors = Span(f" {_used_in_gib(device):>15}", "bold"), [Span(_sensor_columns(device))]
     state = [Span(" "), Span(device.state, "alarm")] if device.state else []
-    room = width - width_of([index, used, *state]) - MIN_BAR
+    room = width - width_of([index, used, *state]) - MIN_BAR_WIDTH
     if width_of([name, *sensors]) > room:
         sensors = []
-    if width_of([name, *sensors]) > room - MIN_BAR:
+    if width_of([name, *sensors]) > room - MIN_BAR_WIDTH:
         name = Span(" ")
     end = [used, *sensors, *state]
-    return [index, name, *_bar(device, max(MIN_BAR, width - width_of([index, name, *end])), monochrome), *end]
+    return [index, name, *_bar(device, max(MIN_BAR_WIDTH, width - width_of([index, name, *end])), monochrome), *end]
 
 
-def _short(name: str) -> str:
+def _model_name(name: str) -> str:
     """Return the model without the manufacturer, which all devices have in common."""
     for maker in ("NVIDIA ", "AMD ", "Intel(R) ", "Intel "):
         name = name.removeprefix(maker)
@@ -142,7 +148,7 @@ def _used(device: DeviceRow) -> str:
     )
 
 
-def _used_short(device: DeviceRow) -> str:
+def _used_in_gib(device: DeviceRow) -> str:
     used = device.used_bytes or 0
     return f"{used / GIB:.1f}/{device.size_bytes / GIB:.1f} GiB" if device.size_bytes else f"{size_text(used)} used"
 
@@ -164,7 +170,7 @@ def _sensor_columns(device: DeviceRow) -> str:
     return f" {busy:>9} {heat:>6} {power:>6}"
 
 
-def _bar(device: DeviceRow, width: int, monochrome: bool) -> Line:
+def _bar(device: DeviceRow, width: int, monochrome: bool) -> StyledLine:
     return [share_cells(part, count, monochrome) for part, count in bar_parts(device, width)]
 
 
@@ -209,7 +215,7 @@ def _totals(devices: Sequence[DeviceRow]) -> dict[str, int]:
     return {part: totals[part] for part in (*FILLS, "overcount", "unmapped") if part in totals}
 
 
-def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iterator[Line]:
+def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iterator[StyledLine]:
     """Yield the lines of the legend, and those that further parts would take."""
     lines = _legend(parts, width, monochrome)
     yield from lines
@@ -217,12 +223,12 @@ def _legend_area(parts: Mapping[str, int], width: int, monochrome: bool) -> Iter
 
 
 def _legend_rows(width: int) -> int:
-    return -(-LEGEND // width)
+    return -(-LEGEND_WIDTH // width)
 
 
-def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line]:
+def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[StyledLine]:
     """Return lines with the mark, name and bytes of each part. A part is never split over two lines."""
-    lines: list[Line] = []
+    lines: list[StyledLine] = []
     used = width
     for part, amount in parts.items():
         words = f" {'of which requested' if part == 'waiting' else part} {size_text(amount)}"
@@ -238,7 +244,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Line
     return lines
 
 
-def device_table(content: View, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
+def device_table(view: FrameView, verbose: bool = False, width: int | None = None, bars: bool = False) -> str:
     """Return a table of devices; empty without a device.
 
     It has UUID and PCI address if ``verbose``, what the driver reserves if it states that, and a bar of the shares if
@@ -246,7 +252,7 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
     which the table fits.
     """
     bar_header, shares = [">MEMORY"] if bars else [], ("cached", "stranded", "unattributed")
-    reserved = [">RESERVED"] if any(device.reserved_bytes for device in content.devices) else []
+    reserved = [">RESERVED"] if any(device.reserved_bytes for device in view.devices) else []
     columns = [*bar_header, ">SIZE", ">USED", *reserved, *(f">{share.upper()}" for share in shares)]
     header = ["GPU", "NAME", *columns, "STATE"]
     rows = [
@@ -254,43 +260,43 @@ def device_table(content: View, verbose: bool = False, width: int | None = None,
             str(device.index),
             device.name,
             *([bar_text(device)] if bars else []),
-            size(device.size_bytes),
-            size(device.used_bytes),
-            *([size(device.reserved_bytes)] if reserved else []),
-            *(size(device.shares.get(share)) for share in shares),
+            size_or_dash(device.size_bytes),
+            size_or_dash(device.used_bytes),
+            *([size_or_dash(device.reserved_bytes)] if reserved else []),
+            *(size_or_dash(device.shares.get(share)) for share in shares),
             device.state or "up",
             *((device.uuid, device.pci_bus_id or "-") if verbose else ()),
         ]
-        for device in content.devices
+        for device in view.devices
     ]
     if not rows:
         return ""
     text = fitting_table([*header, ">UUID", ">PCI"] if verbose else header, rows, width, DEVICE_HIDEABLE)
-    return text + (f"\n{bar_legend(content)}" if bars else "")
+    return text + (f"\n{bar_legend(view)}" if bars else "")
 
 
 def bar_text(device: DeviceRow) -> str:
     """Return a bar of the shares, as characters; empty if the memory of the device is unknown."""
     if device.used_bytes is None:
         return ""
-    return "".join(FILLS[part] * count for part, count in bar_parts(device, BAR))
+    return "".join(FILLS[part] * count for part, count in bar_parts(device, BAR_WIDTH))
 
 
-def bar_legend(content: View) -> str:
+def bar_legend(view: FrameView) -> str:
     """Return the characters of the shares that some device has."""
-    known = {"free", *(part for device in content.devices for part in _parts(device))}
+    known = {"free", *(part for device in view.devices for part in _parts(device))}
     return "  ".join(f"{character} {part}" for part, character in FILLS.items() if part in known)
 
 
-def process_table(content: View, width: int | None = None, waste: bool = False) -> str:
+def process_table(view: FrameView, width: int | None = None, waste: bool = False) -> str:
     """Return a table of processes; empty without a process. OPAQUE, UNMAPPED and LIMIT are absent while there is none.
 
     ``width``: that of the terminal, which the table fits. ``waste``: with a column for it.
     """
-    unmapped = any(process.unmapped_bytes for process in content.processes)
-    limited = any(process.limit_bytes is not None for process in content.processes)
-    opaque = any(process.shares["opaque"] for process in content.processes)
-    shares = [name for name in HOLDINGS if name != "opaque" or opaque]
+    unmapped = any(process.unmapped_bytes for process in view.processes)
+    limited = any(process.limit_bytes is not None for process in view.processes)
+    opaque = any(process.shares["opaque"] for process in view.processes)
+    shares = [name for name in PROCESS_SHARES if name != "opaque" or opaque]
     header = (
         "GPU",
         ">PID",
@@ -309,14 +315,14 @@ def process_table(content: View, width: int | None = None, waste: bool = False) 
             str(process.pid),
             process.program,
             process.user,
-            size(process.used_bytes),
-            *([size(process.waste_bytes)] if waste else []),
-            *(size(process.shares[name]) for name in shares),
-            *([size(process.unmapped_bytes)] if unmapped else []),
-            *([size(process.limit_bytes)] if limited else []),
+            size_or_dash(process.used_bytes),
+            *([size_or_dash(process.waste_bytes)] if waste else []),
+            *(size_or_dash(process.shares[name]) for name in shares),
+            *([size_or_dash(process.unmapped_bytes)] if unmapped else []),
+            *([size_or_dash(process.limit_bytes)] if limited else []),
             process.status_in(),
         ]
-        for process in content.processes
+        for process in view.processes
     ]
     return fitting_table(header, rows, width, PROCESS_HIDEABLE) if rows else ""
 
@@ -325,17 +331,17 @@ def suspended_programs(frame: Mapping[str, Any], uuid: str | None = None) -> str
     """Return the programs that gpumond has suspended, one on a line: those of one device, if it is given."""
     now = frame["snapshot"]["taken_at"]
     return "\n".join(
-        f"{safe(each['workload']) or 'unnamed'} (pid {each['pid']}): {safe(suspension_sentence(each, now))}"
+        f"{printable(each['workload']) or 'unnamed'} (pid {each['pid']}): {printable(suspension_sentence(each, now))}"
         for each in frame["snapshot"].get("suspended_programs") or ()
         if uuid is None or any(part["device_uuid"] == uuid for part in each["memory"])
     )
 
 
-def overhead_text(content: View) -> str:
+def overhead_text(view: FrameView) -> str:
     """Return the parts of each overhead that are known, one process on a line."""
     return "\n".join(
         f"overhead of {process.program} (pid {process.pid}) on GPU {process.gpu}: {process.overhead_parts}"
-        for process in content.processes
+        for process in view.processes
         if process.overhead_parts
     )
 
@@ -359,7 +365,7 @@ def engine_table(snapshot: Mapping[str, Any], width: int | None = None, uuid: st
     ]
     rows = [[*_engine_row(engine, used)] for engine in engines]
     hidden = [
-        f"{engine['name']}: its processes are unknown: {safe(engine['processes_problem'])}"
+        f"{engine['name']}: its processes are unknown: {printable(engine['processes_problem'])}"
         for engine in engines
         if engine.get("processes_problem") and not engine["problem"]
     ]
@@ -377,56 +383,56 @@ def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], i
     total = sum(sizes) if sizes else None
     kv_cache = kv_cache_bytes(engine, total)
     yield from (engine["name"], engine["kind"])
-    yield engine["problem"] or _service(engine)
-    yield size(total)
+    yield engine["problem"] or _service_state(engine)
+    yield size_or_dash(total)
     yield "-" if ratio is None else f"{ratio:.0%}" + (f" of {size_text(kv_cache)}" if kv_cache else "")
     yield from ("-" if engine[name] is None else str(engine[name]) for name in ("running", "waiting"))
     yield "-" if idle is None else duration_text(idle)
     yield ", ".join(model["name"] for model in engine["models"]) or "-"
 
 
-def _service(engine: Mapping[str, Any]) -> str:
+def _service_state(engine: Mapping[str, Any]) -> str:
     if engine.get("out_of_service_seconds") is not None:
         passed = duration_text(engine["out_of_service_seconds"])
-        return f"out of service for {passed}: {safe(engine['out_of_service_reason'])}"
+        return f"out of service for {passed}: {printable(engine['out_of_service_reason'])}"
     return "sleeping" if engine["sleeping"] else "paused" if engine.get("paused") else "up"
 
 
-def notes(content: View) -> Iterator[str]:
+def note_paragraphs(view: FrameView) -> Iterator[str]:
     """Yield paragraphs of notices, alerts and verdicts with their remedies. Some may be empty."""
-    yield _lines("", content.notices)
-    yield _lines("", content.stuck)
-    yield "\n".join(limit_sentences(row.sources.process for row in content.processes))
-    if content.reclaimable_bytes:
-        target = f"--device {content.only}" if content.only else "--all"
-        yield f"{flush_estimate(content)}: gpumond flush {target}"
-    if content.processes and not content.agents:
+    yield _lines("", view.notices)
+    yield _lines("", view.stuck)
+    yield "\n".join(limit_sentences(row.sources.process for row in view.processes))
+    if view.reclaimable_bytes:
+        target = f"--device {view.only_device}" if view.only_device else "--all"
+        yield f"{flush_estimate(view)}: gpumond flush {target}"
+    if view.processes and not view.agents:
         yield "no program runs the agent; start one with: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
-    yield _lines("alert ", content.alerts)
-    yield _lines("verdict ", content.verdicts)
-    if content.elsewhere:
-        noun = "more problem" if content.alerts or any(content.problems) else "problem"
-        yield f"{plural(content.elsewhere, noun)} on other GPUs"
+    yield _lines("alert ", view.alerts)
+    yield _lines("verdict ", view.verdicts)
+    if view.problems_elsewhere:
+        noun = "more problem" if view.alerts or any(view.problems) else "problem"
+        yield f"{plural(view.problems_elsewhere, noun)} on other GPUs"
 
 
 def _lines(word: str, remarks: Iterable[FrameNotice]) -> str:
     return "\n".join(line for each in remarks for line in (word + each.fact, *(f"  -> {step}" for step in each.steps)))
 
 
-def page(content: View, one_line: bool = False, completed: Callable[[str], str] = str) -> str:
+def status_page(view: FrameView, one_line: bool = False, completed: Callable[[str], str] = str) -> str:
     """Return devices, processes and notices as text.
 
     ``one_line``: several devices have one line each. ``completed`` completes the commands of a text.
     """
     colors = colors_of(os.environ) if sys.stdout.isatty() else "none"
     width = output_width() or 80
-    lines = device_lines(content, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
+    lines = device_lines(view, width, 0 if one_line else sys.maxsize, monochrome=colors == "none")
     devices = "\n".join(plain_text(line) if colors == "none" else ansi(line, colors) for line in lines)
-    paragraphs = (wrapped_text(completed(note), output_width()) for note in notes(content))
-    return "\n\n".join(section for section in (devices, process_table(content, output_width()), *paragraphs) if section)
+    paragraphs = (wrap_text(completed(note), output_width()) for note in note_paragraphs(view))
+    return "\n\n".join(section for section in (devices, process_table(view, output_width()), *paragraphs) if section)
 
 
-BAR = 20
+BAR_WIDTH = 20
 
 
 DEVICE_HIDEABLE = (">RESERVED", ">UNATTRIBUTED", ">STRANDED", ">MEMORY", ">CACHED")

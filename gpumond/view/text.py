@@ -104,7 +104,7 @@ def stacked_chart(
             before = highest[place]
             if before is None or sum(parts.values()) > sum(before.values()):
                 highest[place] = parts
-    _bridge(highest, [at for at, _ in points], (end - start) / max(width, 1))
+    _fill_gaps(highest, [at for at, _ in points], (end - start) / max(width, 1))
     top = max([top, *(sum(parts.values()) for parts in highest if parts is not None)]) or 1
     columns = [_column(parts, top, rows) for parts in highest]
     return [[column[row] for column in columns] for row in reversed(range(rows))]
@@ -154,7 +154,7 @@ def curve_rows(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) ->
 T = TypeVar("T")
 
 
-def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
+def _fill_gaps(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
     """Continue each value until the next one or the end, except over a gap in the history."""
     steps = sorted(after - before for before, after in pairwise(times))
     seconds = max(GAP_SECONDS, 2 * steps[len(steps) // 2]) if steps else GAP_SECONDS
@@ -165,7 +165,7 @@ def _bridge(columns: list[T | None], times: Sequence[float], column_seconds: flo
             columns[place + 1 : following] = [columns[place]] * (following - place - 1)
 
 
-GROUNDS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
+PART_COLORS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
 """The colors of the parts of a bar on a dark background."""
 
 Colors = Literal["none", "256", "true"]
@@ -180,31 +180,31 @@ STYLES: Mapping[str, str] = {
     "warn": "1;33",
     "bad": "1;31",
 }
-COLORED = ("warn", "bad")
+COLORED_STYLES = ("warn", "bad")
 """Styles that are bold on a terminal without colors."""
-CUBE = (0, 95, 135, 175, 215, 255)
+COLOR_CUBE_LEVELS = (0, 95, 135, 175, 215, 255)
 """Levels of each component in the color cube of a terminal with 256 colors."""
 
 
 class Span(NamedTuple):
-    """Text with a style of ``STYLES`` or none. ``ground`` and ``ink``: the shares of its background and text color."""
+    """Text with a style of ``STYLES`` or none. ``background`` and ``foreground``: the shares whose colors it has."""
 
     text: str
     style: str = ""
-    ground: str = ""
-    ink: str = ""
+    background: str = ""
+    foreground: str = ""
 
 
-Line = list[Span]
+StyledLine = list[Span]
 
 
 def display_width(text: str) -> int:
     """Return the number of columns that the text takes on a terminal."""
-    return len(text) if text.isascii() else sum(map(_cells_of, text))
+    return len(text) if text.isascii() else sum(map(_character_width, text))
 
 
 @lru_cache(maxsize=4096)
-def _cells_of(character: str) -> int:
+def _character_width(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
@@ -216,14 +216,14 @@ def cut(text: str, width: int) -> str:
         return text
     kept, room = "", width - 1
     for character in text:
-        room -= _cells_of(character)
+        room -= _character_width(character)
         if room < 0:
             break
         kept += character
     return f"{kept}…" if width > 0 else ""
 
 
-def padded(text: str, width: int, right: bool = False) -> str:
+def pad(text: str, width: int, right: bool = False) -> str:
     """Return the text in exactly ``width`` columns."""
     short = cut(text, width)
     space = " " * (width - display_width(short))
@@ -234,11 +234,11 @@ def width_of(line: Iterable[Span]) -> int:
     return sum(display_width(piece.text) for piece in line)
 
 
-def clipped(line: Line, width: int) -> Line:
+def clip_line(line: StyledLine, width: int) -> StyledLine:
     """Return the line, shortened to ``width`` columns."""
     if width_of(line) <= width:
         return line
-    kept: Line = []
+    kept: StyledLine = []
     room = max(1, width)
     for piece in line:
         own = display_width(piece.text)
@@ -250,9 +250,9 @@ def clipped(line: Line, width: int) -> Line:
     return kept
 
 
-def wrapped_line(line: Line, width: int) -> list[Line]:
+def wrap_line(line: StyledLine, width: int) -> list[StyledLine]:
     """Break a line at spaces into lines of at most ``width`` columns; a longer word is cut into pieces."""
-    lines: list[Line] = [[]]
+    lines: list[StyledLine] = [[]]
     used = 0
     for piece in line:
         for word in _words(piece.text, width):
@@ -291,20 +291,20 @@ def plain_text(line: Iterable[Span]) -> str:
 
 def _codes(piece: Span, colors: Colors) -> Iterator[str]:
     if colors != "none":
-        if piece.ground:
-            yield f"48;{_color(piece.ground, colors)}"
-        if piece.ink:
-            yield f"38;{_color(piece.ink, colors)}"
+        if piece.background:
+            yield f"48;{_color(piece.background, colors)}"
+        if piece.foreground:
+            yield f"38;{_color(piece.foreground, colors)}"
     if piece.style:
-        yield STYLES["bold" if colors == "none" and piece.style in COLORED else piece.style]
+        yield STYLES["bold" if colors == "none" and piece.style in COLORED_STYLES else piece.style]
 
 
 @lru_cache(maxsize=64)
 def _color(share: str, colors: Colors) -> str:
-    red, green, blue = bytes.fromhex(GROUNDS[share].lstrip("#"))
+    red, green, blue = bytes.fromhex(PART_COLORS[share].lstrip("#"))
     if colors == "true":
         return f"2;{red};{green};{blue}"
-    places = [min(range(6), key=lambda place: abs(CUBE[place] - part)) for part in (red, green, blue)]
+    places = [min(range(6), key=lambda place: abs(COLOR_CUBE_LEVELS[place] - part)) for part in (red, green, blue)]
     return f"5;{16 + 36 * places[0] + 6 * places[1] + places[2]}"
 
 
@@ -317,9 +317,9 @@ def colors_of(environ: Mapping[str, str]) -> Colors:
     return "256" if "256color" in environ.get("TERM", "") else "none"
 
 
-LEAST = 12
+MIN_COLUMN_WIDTH = 12
 """Width that a column of text keeps on a narrow terminal."""
-GAP = "  "
+COLUMN_GAP = "  "
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> list[str]:
@@ -332,22 +332,24 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
     right = [name.startswith(">") for name in header]
     widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
     if width is not None:
-        widths = _narrowed(widths, _least_widths(header, widths), width - len(GAP) * (len(header) - 1))
+        widths = _shrink_widths(widths, _min_widths(header, widths), width - len(COLUMN_GAP) * (len(header) - 1))
     return [
-        GAP.join(padded(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)).rstrip()
+        COLUMN_GAP.join(
+            pad(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
         for line in lines
     ]
 
 
-def _least_widths(header: Sequence[str], widths: Sequence[int]) -> list[int]:
-    """Return the smallest width of each column: its own for numbers, that of its header or ``LEAST`` for text."""
+def _min_widths(header: Sequence[str], widths: Sequence[int]) -> list[int]:
+    """Return the least width of each column: its own for numbers; ``MIN_COLUMN_WIDTH`` or its header's for text."""
     return [
-        width if name.startswith(">") else min(width, max(LEAST, display_width(name)))
+        width if name.startswith(">") else min(width, max(MIN_COLUMN_WIDTH, display_width(name)))
         for name, width in zip(header, widths, strict=True)
     ]
 
 
-def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+def _shrink_widths(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
     """Shorten the widest column that may be shorter, until all fit or none may."""
     narrowed = [*widths]
     while sum(narrowed) > room:
@@ -370,7 +372,7 @@ def fitting_columns(
     for name in hideable:
         if (
             width is None
-            or _least_width([header[at] for at in kept], [[row[at] for at in kept] for row in rows]) <= width
+            or _min_table_width([header[at] for at in kept], [[row[at] for at in kept] for row in rows]) <= width
         ):
             break
         if name in header:
@@ -379,59 +381,56 @@ def fitting_columns(
     return [header[at] for at in kept], [[row[at] for at in kept] for row in rows], hidden
 
 
-def _least_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+def _min_table_width(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     lines = [[name.lstrip(">") for name in header], *rows]
     widths = [max(display_width(line[column]) for line in lines) for column in range(len(header))]
-    return sum(_least_widths(header, widths)) + len(GAP) * (len(header) - 1)
+    return sum(_min_widths(header, widths)) + len(COLUMN_GAP) * (len(header) - 1)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None) -> str:
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int | None = None,
+    hideable: Sequence[str] = (),
+    complete: str = "",
+    last_width: int = 0,
+) -> str:
     """Return a table. A column is as wide as its widest cell; ``>`` at the start of its header aligns it right.
 
-    If it is wider than ``width``, by default that of the terminal, its last column is broken between words.
+    If it is wider than ``width``, by default that of the terminal, columns in ``hideable`` are left out in this order,
+    and the last column is broken between words. A line below the table names the columns that are left out, and
+    ``complete``, the command that shows them. ``last_width``: the width that the last column keeps.
     """
-    known = [[safe(cell) for cell in row] for row in rows]
-    first, *lines = table_lines(header, known)
+    names, cells, hidden = list(header), [list(map(printable, row)) for row in rows], list[str]()
     width = width or output_width()
-    if width is None or header[-1].startswith(">"):
-        return "\n".join([first, *lines])
-    room = width - len(first) + len(header[-1])
-    return "\n".join([first, *(_hanging(line, row[-1], width, room) for line, row in zip(lines, known, strict=True))])
-
-
-def narrowed_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], hideable: Sequence[str], complete: str, room: int = 0
-) -> str:
-    """Return a table as `table` does, without the columns in ``hideable`` that the terminal is too narrow for.
-
-    A line below the table names the columns that are left out, and the ``complete`` form. ``room``: the width that the
-    last column keeps, if it's more than that of its header.
-    """
-    width, names, known = output_width(), list(header), [list(map(safe, row)) for row in rows]
-    hidden = []
     for name in filter(header.__contains__, hideable):
-        if (
-            width is None
-            or display_width(table_lines(names, known)[0]) + max(0, room - display_width(names[-1])) <= width
-        ):
+        missing = max(0, last_width - display_width(names[-1]))
+        if width is None or display_width(table_lines(names, cells)[0]) + missing <= width:
             break
         at = names.index(name)
-        known = [row[:at] + row[at + 1 :] for row in known]
+        cells = [row[:at] + row[at + 1 :] for row in cells]
         hidden.append(names.pop(at).lstrip(">"))
-    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
-    return "\n".join([table(names, known), *note])
+    first, *lines = table_lines(names, cells)
+    if width is not None and not names[-1].startswith(">"):
+        room = width - len(first) + len(names[-1])
+        lines = [_wrap_last_cell(line, row[-1], width, room) for line, row in zip(lines, cells, strict=True)]
+    return "\n".join([first, *lines, *_hidden_note(hidden, complete, width)])
 
 
-MIN_HANGING = 40
+def _hidden_note(hidden: Sequence[str], complete: str, width: int | None) -> list[str]:
+    return [wrap_text(f"hidden: {', '.join(hidden)} (to see all: {complete})", width)] if hidden else []
+
+
+MIN_LAST_WIDTH = 40
 """Width from which a column's text stays in its column; else it is below its row."""
 
 
-def _hanging(line: str, last: str, width: int, room: int) -> str:
+def _wrap_last_cell(line: str, last: str, width: int, room: int) -> str:
     """Return a row of a table whose last cell is broken into lines."""
     if display_width(line) <= width or not last:
         return line
     begin, indent = line.removesuffix(last.rstrip()), width - room
-    if room < MIN_HANGING:
+    if room < MIN_LAST_WIDTH:
         begin, indent, room = f"{begin.rstrip()}\n    ", 4, width - 4
     return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_long_words=False, break_on_hyphens=False))
 
@@ -445,12 +444,11 @@ def fitting_table(
 ) -> str:
     """Return a table that fits the width, if there is one: text is shortened, and columns in ``hideable`` are left out.
 
-    A line below the table names the columns that are left out, and the ``complete`` form.
+    A line below the table names the columns that are left out, and ``complete``, the command that shows them.
     """
-    cells = [[safe(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     header, cells, hidden = fitting_columns(header, cells, width, hideable)
-    note = [wrapped_text(f"hidden: {', '.join(hidden)} ({complete} shows all)", width)] if hidden else []
-    return "\n".join([*table_lines(header, cells, width), *note])
+    return "\n".join([*table_lines(header, cells, width), *_hidden_note(hidden, complete, width)])
 
 
 def output_width() -> int | None:
@@ -458,7 +456,7 @@ def output_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def wrapped_text(text: str, width: int | None) -> str:
+def wrap_text(text: str, width: int | None) -> str:
     """Return the text with its lines broken between words, if there is a width."""
     if width is None:
         return text
@@ -466,33 +464,43 @@ def wrapped_text(text: str, width: int | None) -> str:
     return "\n".join("\n".join(own) for own in lines)
 
 
-def size(value: int | None) -> str:
+def size_or_dash(value: int | None) -> str:
     """Return a size such as ``31.2 GiB``, ``-`` if it is unknown."""
     return "-" if value is None else size_text(value)
 
 
-def moment(at: float | None) -> str:
+def time_text(at: float | None) -> str:
     """Return a Unix time in UTC, like the times in summaries; ``-`` if there is none."""
     return "-" if at is None else datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def exact_moment(at: float) -> str:
+def exact_time_text(at: float) -> str:
     """Return a Unix time in UTC with the milliseconds that it has."""
     seconds, milliseconds = divmod(round(1000 * at), 1000)
-    return f"{moment(seconds)[:-1]}{f'.{milliseconds:03}'.rstrip('0.')}Z"
+    return f"{time_text(seconds)[:-1]}{f'.{milliseconds:03}'.rstrip('0.')}Z"
 
 
-def safe(text: str) -> str:
-    """Replace control characters, escapes and marks that would change the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+def printable(text: object) -> str:
+    """Return untrusted text with a replacement for each character that could change the terminal or the adjacent text
+    (control characters, escapes, direction marks, surrogates)."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in shown)
 
 
-WIDTH = 72
-LABEL = 11
-COLUMNS = WIDTH - LABEL
-ROWS = 4
-BINS = 4 * COLUMNS
-ASCII = " ...:::##"
+def printable_excerpt(text: object, max_length: int = 200) -> str:
+    """Return untrusted text as `printable` does, in at most ``max_length`` characters."""
+    shown = printable(str(text)[: max_length + 1])
+    return shown if len(shown) <= max_length else f"{shown[: max_length - 1]}…"
+
+
+CHART_WIDTH = 72
+CHART_LABEL_WIDTH = 11
+CHART_COLUMNS = CHART_WIDTH - CHART_LABEL_WIDTH
+CHART_ROWS = 4
+CHART_INTERVALS = 4 * CHART_COLUMNS
+ASCII_BLOCKS = " ...:::##"
 
 
 class ChartCurve:
@@ -500,79 +508,81 @@ class ChartCurve:
 
     def __init__(self) -> None:
         self._start: float | None = None
-        self._stretch = 1.0
-        self._highest: list[float | None] = []
+        self._interval_seconds = 1.0
+        self._maxima: list[float | None] = []
 
     def add(self, at: float, value: float) -> None:
         """Add a point. ``at`` must not decrease."""
         if self._start is None:
             self._start = at
-        while (slot := int((at - self._start) / self._stretch)) >= BINS:
-            self._halve()
-        self._highest += [None] * (slot + 1 - len(self._highest))
-        before = self._highest[slot]
-        self._highest[slot] = value if before is None else max(before, value)
+        while (slot := int((at - self._start) / self._interval_seconds)) >= CHART_INTERVALS:
+            self._double_interval()
+        self._maxima += [None] * (slot + 1 - len(self._maxima))
+        before = self._maxima[slot]
+        self._maxima[slot] = value if before is None else max(before, value)
 
     def column(self, at: float) -> int:
         """Return the column of a time."""
-        used = max(1, len(self._highest))
-        slot = int((at - (self._start or 0.0)) / self._stretch)
-        return min(COLUMNS - 1, max(0, slot * COLUMNS // used))
+        used = max(1, len(self._maxima))
+        slot = int((at - (self._start or 0.0)) / self._interval_seconds)
+        return min(CHART_COLUMNS - 1, max(0, slot * CHART_COLUMNS // used))
 
     def columns(self) -> list[float | None]:
         """Return the maximum of each column, None for a column without a point."""
-        used = len(self._highest)
+        used = len(self._maxima)
         if not used:
             return []
-        own: list[list[float]] = [[] for _ in range(COLUMNS)]
-        for slot in range(max(used, COLUMNS)):
-            value = self._highest[slot * used // max(used, COLUMNS)]
+        own: list[list[float]] = [[] for _ in range(CHART_COLUMNS)]
+        for slot in range(max(used, CHART_COLUMNS)):
+            value = self._maxima[slot * used // max(used, CHART_COLUMNS)]
             if value is not None:
-                own[slot * COLUMNS // max(used, COLUMNS)].append(value)
+                own[slot * CHART_COLUMNS // max(used, CHART_COLUMNS)].append(value)
         return [max(values, default=None) for values in own]
 
     def points(self) -> list[tuple[float, float]]:
         """Return the start and the maximum of each interval with a point."""
         begin = self._start or 0.0
-        slots = enumerate(self._highest)
-        return [(begin + slot * self._stretch, value) for slot, value in slots if value is not None]
+        slots = enumerate(self._maxima)
+        return [(begin + slot * self._interval_seconds, value) for slot, value in slots if value is not None]
 
-    def _halve(self) -> None:
-        pairs = zip(self._highest[::2], [*self._highest[1::2], None], strict=False)
-        self._highest = [max((v for v in pair if v is not None), default=None) for pair in pairs]
-        self._stretch *= 2
+    def _double_interval(self) -> None:
+        pairs = zip(self._maxima[::2], [*self._maxima[1::2], None], strict=False)
+        self._maxima = [max((v for v in pair if v is not None), default=None) for pair in pairs]
+        self._interval_seconds *= 2
 
 
-def draw(curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None) -> list[str]:
+def draw_chart(
+    curve: ChartCurve, top: float | None, marks: Iterable[float] = (), blocks: str | None = None
+) -> list[str]:
     """Return lines of at most ``WIDTH`` characters, from 0 to ``top`` (or the maximum), with ``^`` below ``marks``."""
-    blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII)
+    blocks = blocks or (BLOCKS if can_show(BLOCKS) else ASCII_BLOCKS)
     columns = curve.columns()
     highest = max((value for value in columns if value is not None), default=0.0)
     scale = max(top or 0.0, highest) or 1.0
-    levels = [None if value is None else max(1, round(value / scale * ROWS * 8)) for value in columns]
-    labels = [size_text(scale), *[""] * (ROWS - 2), "0"]
+    levels = [None if value is None else max(1, round(value / scale * CHART_ROWS * 8)) for value in columns]
+    labels = [size_text(scale), *[""] * (CHART_ROWS - 2), "0"]
     lines = [
-        f"{label:>{LABEL - 1}} {cells}".rstrip()
-        for label, cells in zip(labels, curve_rows(levels, ROWS, blocks), strict=True)
+        f"{label:>{CHART_LABEL_WIDTH - 1}} {cells}".rstrip()
+        for label, cells in zip(labels, curve_rows(levels, CHART_ROWS, blocks), strict=True)
     ]
     places = {curve.column(at) for at in marks}
     if places:
-        lines.append(" " * LABEL + "".join("^" if at in places else " " for at in range(max(places) + 1)))
+        lines.append(" " * CHART_LABEL_WIDTH + "".join("^" if at in places else " " for at in range(max(places) + 1)))
     return lines
 
 
-SIMILAR = {"…": ".", "°": " ", "↑": "^", "↓": "v", "←": "<", "→": ">"}
+SIMILAR_CHARACTERS = {"…": ".", "°": " ", "↑": "^", "↓": "v", "←": "<", "→": ">"}
 """Characters for an encoding that lacks others."""
 
 
-def _similar(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     """Return the characters that are written instead of those that the encoding lacks, and where it continues."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(SIMILAR.get(each, "?") for each in error.object[error.start : error.end]), error.end
+    return "".join(SIMILAR_CHARACTERS.get(each, "?") for each in error.object[error.start : error.end]), error.end
 
 
-codecs.register_error("similar", _similar)
+codecs.register_error("similar", _replace_unencodable)
 
 
 def adapt_output() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumond.view.audit import PAIRS_LENGTH, described, sentence
+from gpumond.view.audit import MAX_DETAIL_LENGTH, audit_sentence, detail_text
 
 SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "ends_at": 0.0, "reason": "known"}
 
@@ -26,7 +26,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
         (
             "flush.receipts",
             {"pids": [7, 8], "released_bytes": 3 << 30, "outcomes": {"freed": 2}},
-            "flushed pids 7, 8: 3.0 GiB released (receipts: 2 freed)",
+            "flushed pids 7, 8: 3.0 GiB released (2 freed)",
         ),
         (
             "flush.request",
@@ -73,7 +73,7 @@ SILENCE = {"matchers": [{"name": "rule", "operator": "=", "value": "leak"}], "en
     ],
 )  # fmt: skip
 def test_entry_is_a_sentence(action: str, detail: object, text: str):
-    assert sentence(action, detail) == text
+    assert audit_sentence(action, detail) == text
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_entry_is_a_sentence(action: str, detail: object, text: str):
     ],
 )
 def test_unknown_shortened_and_damaged_detail_is_shown_as_pairs(action: str, detail: object, text: str):
-    assert sentence(action, detail) == f"{action}: {text}"
+    assert audit_sentence(action, detail) == f"{action}: {text}"
 
 
 def test_long_pairs_end_with_a_whole_pair():
-    text = described({f"key{number}": "x" * 30 for number in range(9)})
+    text = detail_text({f"key{number}": "x" * 30 for number in range(9)})
     assert text == f"key0: {'x' * 30}, key1: {'x' * 30}, …"
-    assert len(described({"key": "x" * 500})) <= PAIRS_LENGTH + 3
+    assert len(detail_text({"key": "x" * 500})) <= MAX_DETAIL_LENGTH + 3

@@ -8,7 +8,7 @@ import pytest
 
 from gpumond.commands.events import Follower
 from gpumond.commands.main import main
-from gpumond.view.events import folded
+from gpumond.view.events import group_events
 from tests.helpers.frames import busy_frame, fake_daemon
 
 
@@ -28,8 +28,8 @@ def event(at: float, kind: str = "oom", limit: int | None = None, pid: int = 10)
 
 def test_repeats_of_an_out_of_memory_error_are_one_line():
     events = [event(1.0), event(2.0, "flush"), event(3.0), event(4.0, pid=11), event(5.0, limit=1), event(62.0)]
-    assert [[one["at"] for one in group] for group in folded(events)] == [[1.0, 3.0, 62.0], [2.0], [4.0], [5.0]]
-    assert len(folded([event(1.0), event(62.0)])) == 2, "another time"
+    assert [[one["at"] for one in group] for group in group_events(events)] == [[1.0, 3.0, 62.0], [2.0], [4.0], [5.0]]
+    assert len(group_events([event(1.0), event(62.0)])) == 2, "another time"
 
 
 def test_repeats_that_arrive_later_are_one_line_a_minute():
@@ -73,6 +73,6 @@ def test_line_counts_the_repeats_and_json_has_each(capsys: pytest.CaptureFixture
 
 def test_events_of_an_exit_are_one_entry_that_tells_most_first():
     kinds = ("agent-disconnected", "verdict-ended", "process-ended", "alert-resolved")
-    groups = folded([event(float(at), kind) for at, kind in enumerate(kinds)] + [event(9.0, "agent-connected")])
+    groups = group_events([event(float(at), kind) for at, kind in enumerate(kinds)] + [event(9.0, "agent-connected")])
     first = ["process-ended", "agent-disconnected", "verdict-ended", "alert-resolved"]
     assert [[one["kind"] for one in group] for group in groups] == [first, ["agent-connected"]]

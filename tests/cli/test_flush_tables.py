@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.cli.arguments import DONE, NOTHING_TO_DO
 from gpumond.features.flush.command import _exit_code, plan_table, receipt_table
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 from tests.helpers.frames import busy_frame, fake_daemon
 from tests.helpers.screens import terminal
 
@@ -76,7 +76,7 @@ def test_receipt_table_has_planned_expected_released_and_the_drivers_count():
     raced = receipt | {"planned": receipt["expected"], "raced": True, "reason": "busy"}
     _, row, *_ = receipt_table([raced], NAMES.get).splitlines()
     assert row.endswith("busy; the program allocated or freed memory during the flush")
-    assert total == f"2.0 GiB released at {moment(1_000_000.0)} by root (token)"
+    assert total == f"2.0 GiB released at {time_text(1_000_000.0)} by root (token)"
 
 
 @pytest.mark.parametrize(("outcome", "released"), [("woken", 0), ("suspended", None)])
@@ -90,7 +90,7 @@ def test_past_receipts_state_when_and_by_whom():
     past = make_receipt(started_at=1_000_000.0, requested_by="token@uid:0", reason="busy", planned=None)
     header, row, *_ = receipt_table([past], NAMES.get, past=True).splitlines()
     assert (header.split()[0], header.split()[-2:]) == ("FINISHED", ["BY", "REASON"])
-    assert row.startswith(f"{moment(1_000_000.0)}   10  train")
+    assert row.startswith(f"{time_text(1_000_000.0)}   10  train")
     assert row.endswith("0.10 s  root (token)  busy")
 
 

@@ -16,7 +16,7 @@ from gpumond.cli.arguments import parse_time_argument
 from gpumond.commands.history import parse_past_time
 from gpumond.commands.main import main
 from gpumond.view.moments import table_at
-from gpumond.view.text import exact_moment
+from gpumond.view.text import exact_time_text
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 
@@ -212,7 +212,7 @@ def test_time_is_a_clock_an_iso_time_or_how_long_ago(text: str, ago: float):
 
 def test_time_is_shown_as_it_was_given():
     assert parse_past_time("5m", NOW + 0.7) == NOW - 300.0
-    assert [exact_moment(NOW + seconds) for seconds in (0.0, 0.5, 0.05, 0.9999)] == [
+    assert [exact_time_text(NOW + seconds) for seconds in (0.0, 0.5, 0.05, 0.9999)] == [
         "2026-11-28 06:30:00Z",
         "2026-11-28 06:30:00.5Z",
         "2026-11-28 06:30:00.05Z",

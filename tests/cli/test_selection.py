@@ -21,9 +21,9 @@ from gpumond.facts.units import GIB, clock_text, parse_size_argument, rough_dura
 from gpumond.features.alerts.command import _next_steps, _runbook
 from gpumond.features.quotas.admission_client import WaitStatusLine, parse_size
 from gpumond.features.quotas.command import no_request_text, queue_table, queue_text
-from gpumond.view.frame import view
+from gpumond.view.frame import frame_view
 from gpumond.view.rows import quota_sentence, requests_ahead, reserve_sentences
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 from tests.helpers.frames import fake_daemon, make_frame
 from tests.helpers.running import gpumond_here
 from tests.helpers.values import make_device, make_process, make_suspended
@@ -108,7 +108,7 @@ def test_queue_is_shown_with_what_is_missing_and_since_when():
         "ann",
         "1 min",
     ]
-    notices = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    notices = [notice for notice in frame_view(frame).notices if notice.kind == "waiting"]
     assert [(notice.title, notice.text) for notice in notices] == [("waiting", sentence)]
 
 
@@ -118,7 +118,7 @@ def test_queue_names_what_is_ahead_with_its_size():
     frame = make_frame(make_device(used_bytes=GIB), make_device("GPU-b", index=1), queue=(first, elsewhere, QUEUED))
     sentence = "pretrain (pid 4242, ann) is number 2 in the queue, behind bigjob (30.0 GiB)"
     assert sentence in queue_text(frame)
-    assert any("on GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in view(frame).notices)
+    assert any("on GPU 0, behind bigjob (30.0 GiB); 8.0" in notice.text for notice in frame_view(frame).notices)
 
 
 def test_queue_states_room_that_earlier_requests_claim():
@@ -132,15 +132,17 @@ def test_queue_states_room_that_earlier_requests_claim():
 def test_waiting_memory_is_a_part_of_the_free_memory_that_nobody_else_is_promised():
     device = make_device(used_bytes=GIB, free_bytes=12 * GIB, processes=(make_process(10, GIB),))
     frame = make_frame(device, queue=(QUEUED,))
-    assert [each.waiting_bytes for each in view(frame).devices] == [12 * GIB]
+    assert [each.waiting_bytes for each in frame_view(frame).devices] == [12 * GIB]
     quota = {"reserve_bytes": 5 * GIB, "reserve_quota": "gold"}
     frame["processes"][0]["quota"] = quota
-    assert [each.waiting_bytes for each in view(frame).devices] == [8 * GIB]
+    assert [each.waiting_bytes for each in frame_view(frame).devices] == [8 * GIB]
     grant = {"id": "b", "device_uuid": "GPU-a", "pid": 7, "user": "", "workload": "eval"}
     frame["grants"] = [grant | {"need_bytes": 3 * GIB, "unused_bytes": 3 * GIB}]
-    assert [each.waiting_bytes for each in view(frame).devices] == [5 * GIB]
+    assert [each.waiting_bytes for each in frame_view(frame).devices] == [5 * GIB]
     frame["snapshot"]["quotas"] = [{"pid": 7, "quota": quota}]
-    assert [each.waiting_bytes for each in view(frame).devices] == [7 * GIB], "a grant is a part of the quota's reserve"
+    assert [each.waiting_bytes for each in frame_view(frame).devices] == [7 * GIB], (
+        "a grant is a part of the quota's reserve"
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_grant_is_shown_until_its_memory_is_used():
         "20.0 GiB of GPU 0 is granted to pretrain (pid 4242, ann), which isn't using it yet",
         "20.0 GiB of GPU 0 is granted to pid 4242, which uses 5.0 GiB of it so far",
     ]
-    assert [notice.text for notice in view(frame).notices if notice.kind == "granted"] == sentences
+    assert [notice.text for notice in frame_view(frame).notices if notice.kind == "granted"] == sentences
     assert queue_text(frame) == "\n".join((f"{no_request_text(frame)}\n", *sentences))
 
 
@@ -201,7 +203,7 @@ def test_a_wait_names_another_device_that_has_room():
     for other, named in ((free, True), (full, False)):
         (notice,) = [
             notice
-            for notice in view(make_frame(make_device(used_bytes=GIB), other, queue=(QUEUED,))).notices
+            for notice in frame_view(make_frame(make_device(used_bytes=GIB), other, queue=(QUEUED,))).notices
             if notice.kind == "waiting"
         ]
         end = "; GPU 1 has 30.0 GiB available: to use it, start pretrain (pid 4242, ann) with --need-device 1"
@@ -223,7 +225,7 @@ def test_holders_of_the_memory_are_named_where_a_program_waits():
     held = (MemoryHolder(7, "embeddings", 9 * GIB), MemoryHolder(8, "finetune", GIB))
     frame = make_frame(make_device(used_bytes=GIB), queue=(replace(QUEUED, holders=held),))
     names = "largest programs are embeddings (pid 7, 9.0 GiB) and finetune (pid 8, 1.0 GiB)"
-    (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    (notice,) = [notice for notice in frame_view(frame).notices if notice.kind == "waiting"]
     assert notice.text.endswith(f"; GPU 0's {names}")
     assert f"pretrain (pid 4242, ann) is waiting; GPU 0's {names}" in queue_text(frame)
 
@@ -258,7 +260,7 @@ def test_suspended_program_that_waits_is_not_to_be_started_again():
     )
     suspended = (make_suspended(4242, 20 * GIB),)
     frame = make_frame(full, other, queue=(QUEUED,), suspended_programs=suspended)
-    (notice,) = [notice for notice in view(frame).notices if notice.kind == "waiting"]
+    (notice,) = [notice for notice in frame_view(frame).notices if notice.kind == "waiting"]
     for text in (queue_text(frame), notice.text):
         assert "--need-device" not in text
         assert (
@@ -268,7 +270,7 @@ def test_suspended_program_that_waits_is_not_to_be_started_again():
 
 def test_request_whose_turn_is_later_states_no_missing_memory():
     later = replace(QUEUED, available_bytes=-10 * GIB, missing_bytes=30 * GIB)
-    content = view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
+    content = frame_view(make_frame(make_device(used_bytes=GIB), queue=(later,)))
     assert [notice.text for notice in content.notices if notice.kind == "waiting"] == [
         "pretrain (pid 4242, ann) has been waiting 1 min for 20.0 GiB on GPU 0, behind 1 other request"
     ]
@@ -365,7 +367,7 @@ def test_times_are_those_of_the_summaries_in_each_time_zone(monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setenv("TZ", "America/New_York")
         time.tzset()
-        assert moment(1e6) == f"1970-01-12 {clock_text(1e6).replace(' UTC', 'Z')}"
+        assert time_text(1e6) == f"1970-01-12 {clock_text(1e6).replace(' UTC', 'Z')}"
     time.tzset()
 
 

@@ -22,9 +22,9 @@ from gpumond.facts.shares import SHARES
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.verdicts import AT_PEAK_CONDITION, VERDICT_REMEDIES
 from gpumond.features.quotas.command import quota_text
-from gpumond.view.frame import view, view_of_device
+from gpumond.view.frame import frame_view, view_of_device
 from gpumond.view.rows import limit_sentences
-from gpumond.view.tables import device_lines, device_table, notes, process_table, suspended_programs
+from gpumond.view.tables import device_lines, device_table, note_paragraphs, process_table, suspended_programs
 from gpumond.view.text import plain_text
 from tests.helpers import forks
 from tests.helpers.agents import GIB
@@ -51,7 +51,7 @@ def test_verdict_is_followed_by_its_remedy():
         since=1.0,
         summary="serve (pid 11) freed 2.0 GiB of GPU 0",
     )
-    *_, text = notes(view(busy_frame(verdicts=(leak, release))))
+    *_, text = note_paragraphs(frame_view(busy_frame(verdicts=(leak, release))))
     assert text.splitlines() == [
         "verdict leak: train (pid 10) grows",
         *(f"  -> {step}" for step in VERDICT_REMEDIES["leak"].replace("PID", "10").split("; ")),
@@ -69,7 +69,7 @@ def long_frame() -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_tables_fit_the_width(width: int):
-    content = view(long_frame())
+    content = frame_view(long_frame())
     for table in (device_table(content, False, width, bars=True), process_table(content, width)):
         assert max(map(len, table.splitlines())) <= width
         assert "40.0 GiB" in table
@@ -77,7 +77,7 @@ def test_tables_fit_the_width(width: int):
 
 
 def test_columns_that_do_not_fit_are_named():
-    content = view(long_frame())
+    content = frame_view(long_frame())
     narrow = process_table(content, 80).splitlines()
     assert "OVERHEAD" not in narrow[0]
     assert narrow[-1].startswith("hidden: OVERHEAD")
@@ -89,12 +89,12 @@ def test_column_opaque_is_shown_where_a_program_has_taken_memory_since_its_repor
     process, other = make_process(1, 9 * GIB), make_process(2, GIB)
     report = make_report(1, (make_pool(live=5 * GIB, cached=GIB),))
     device = make_device(used_bytes=10 * GIB, processes=(process, other))
-    assert "OPAQUE" in process_table(view(make_frame(device, reports=(report,))))
+    assert "OPAQUE" in process_table(frame_view(make_frame(device, reports=(report,))))
     alone = replace(device, used_bytes=9 * GIB, processes=(process,))
     frame = make_frame(alone, reports=(report,))
-    assert "OPAQUE" not in process_table(view(frame))
+    assert "OPAQUE" not in process_table(frame_view(frame))
     frame["processes"][0] |= {"used_bytes": 11 * GIB, "opaque_bytes": 2 * GIB}
-    header, row = process_table(view(frame)).splitlines()
+    header, row = process_table(frame_view(frame)).splitlines()
     sizes = [float(number) for number, unit in pairwise(row.split()) if unit == "GiB"]
     assert "OPAQUE" in header
     assert sizes[0] == 11 == sum(sizes[1:])
@@ -105,7 +105,7 @@ def test_limit_below_the_used_memory_says_that_overhead_is_not_counted():
     device = make_device(used_bytes=4 * GIB, processes=(make_process(1, 4 * GIB),))
     frame = make_frame(device, reports=(report,))
     sentence = "the limit of train (3.0 GiB) doesn't include its overhead (1.0 GiB)"
-    assert sentence in notes(view(frame))
+    assert sentence in note_paragraphs(frame_view(frame))
     assert list(limit_sentences(frame["processes"])) == [sentence]
     assert "limit 3.0 GiB (no quota)" in quota_text([], frame)
     frame["processes"][0]["limit_bytes"] = 4 * GIB
@@ -121,10 +121,10 @@ def test_flush_of_one_device_promises_the_cache_of_that_device():
         make_device(uuid, index=index, used_bytes=9 * GIB, processes=(make_process(1, 9 * GIB),))
         for index, uuid in enumerate(("GPU-a", "GPU-b"))
     ]
-    content = view(make_frame(*devices, reports=(report,)))
-    (text,) = filter(None, notes(view_of_device(content, "GPU-b")))
+    content = frame_view(make_frame(*devices, reports=(report,)))
+    (text,) = filter(None, note_paragraphs(view_of_device(content, "GPU-b")))
     assert text == "a flush of the programs on GPU 1 would release about 3.0 GiB: gpumond flush --device 1"
-    assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in notes(content)
+    assert "a flush of all programs would release about 4.0 GiB: gpumond flush --all" in note_paragraphs(content)
 
 
 def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
@@ -152,14 +152,14 @@ def test_one_device_shows_its_own_notices_and_counts_the_problems_of_others():
     frame = make_frame(
         *devices, verdicts=(leak, suspicion), alerts=alerts, faults=faults, suspended_programs=(suspended,)
     )
-    text = "\n".join(notes(view_of_device(view(frame), "GPU-b")))
+    text = "\n".join(note_paragraphs(view_of_device(frame_view(frame), "GPU-b")))
     assert "GPU 1: lost" in text
     assert "nvml: lost" in text
     assert "GPU 0" not in text
     assert text.count("alert full") == 1
     assert "leak" not in text
     assert text.endswith("\n2 more problems on other GPUs")
-    assert "other GPUs" not in "\n".join(notes(view(frame)))
+    assert "other GPUs" not in "\n".join(note_paragraphs(frame_view(frame)))
     assert suspended_programs(frame, "GPU-b") == "" != suspended_programs(frame, "GPU-a") == suspended_programs(frame)
 
 
@@ -202,15 +202,15 @@ def test_processes_are_sorted_by_waste_and_are_csv(capsys: pytest.CaptureFixture
 
 
 def test_bar_shows_the_shares():
-    table = device_table(view(busy_frame()), bars=True)
+    table = device_table(frame_view(busy_frame()), bars=True)
     assert "#" * 5 + "+" * 3 + "x" in table
     assert table.splitlines()[-1] == "# live  + cached  x stranded  = overhead  ? opaque  . free"
 
 
 def test_reserved_memory_is_shown_where_the_driver_states_it():
-    assert "RESERVED" not in device_table(view(busy_frame()))
-    (device,) = view(busy_frame()).devices
-    reserving = replace(view(busy_frame()), devices=(replace(device, reserved_bytes=2 * GIB),))
+    assert "RESERVED" not in device_table(frame_view(busy_frame()))
+    (device,) = frame_view(busy_frame()).devices
+    reserving = replace(frame_view(busy_frame()), devices=(replace(device, reserved_bytes=2 * GIB),))
     header, row, legend = device_table(reserving, bars=True).splitlines()
     assert header.split().index("RESERVED") == header.split().index("USED") + 1
     assert "50.0 GiB   2.0 GiB" in row
@@ -218,8 +218,8 @@ def test_reserved_memory_is_shown_where_the_driver_states_it():
 
 
 def test_what_waits_takes_the_end_of_the_free_memory():
-    (device,) = view(busy_frame()).devices
-    waiting = replace(view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
+    (device,) = frame_view(busy_frame()).devices
+    waiting = replace(frame_view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
     _, row, legend = device_table(waiting, bars=True).splitlines()
     assert "??......//" in row
     assert legend.endswith(". free  / waiting")
@@ -358,7 +358,7 @@ def test_verdicts_name_the_alerts_that_status_shows_as_verdicts(capsys: pytest.C
     shown = capsys.readouterr().out
     assert "alerts: out-of-memory (train, pid 10); " in shown
     assert "gpumond alerts" in shown.replace(sys.executable + " -m ", "")
-    assert [row.status for row in view(frame).processes] == ["out-of-memory", ""]
+    assert [row.status for row in frame_view(frame).processes] == ["out-of-memory", ""]
 
 
 def test_time_to_full_names_its_condition(capsys: pytest.CaptureFixture[str]):
@@ -410,4 +410,4 @@ def test_alerts_are_in_the_order_of_status_and_have_their_severity(capsys: pytes
         ["warning", "later"],
     ]
     assert [line.partition(":")[0] for line in lines if line.endswith(": do it")] == order
-    assert [notice.title.split()[0] for notice in view(frame).alerts] == order
+    assert [notice.title.split()[0] for notice in frame_view(frame).alerts] == order

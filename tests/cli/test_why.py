@@ -21,7 +21,7 @@ from gpumond.features.agent_requests.command import findings, notes_on_excess, n
 from gpumond.features.agent_requests.routes import WHY_EXAMPLE, Why
 from gpumond.serve.examples import LIVE_CLASSES
 from gpumond.view.live_memory import why_lines as lines
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon
 from tests.helpers.running import gpumond_here, until
 from tests.helpers.screens import terminal
@@ -98,12 +98,12 @@ def test_findings_state_value_threshold_and_remedy():
     }
     rules = {"cache": {"value": "reclaimable_bytes", "above": GIB}, "leak": {"value": "leak", "above": 0}}
     first, remedy, *alerts = findings(frame, 7, rules)
-    assert first == f"verdict leak since {moment(1e6)}: train leaks"
+    assert first == f"verdict leak since {time_text(1e6)}: train leaks"
     assert remedy == "  -> restart the program before the GPU is full"
     assert alerts == [
-        f"alert cache firing since {moment(2e6)}; reclaimable_bytes is 2.0 GiB (threshold: above 1.0 GiB)",
+        f"alert cache firing since {time_text(2e6)}; reclaimable_bytes is 2.0 GiB (threshold: above 1.0 GiB)",
         "alert leak firing again since 00:01:02 UTC",
-        f"alert quota-exceeded firing since {moment(2e6)}: train uses 1.0 GiB more",
+        f"alert quota-exceeded firing since {time_text(2e6)}: train uses 1.0 GiB more",
     ]
 
 

@@ -18,7 +18,7 @@ from gpumond.config.web_file import certificate_subjects
 from gpumond.facts.errors import ConfigError, DaemonError, TokenReviewError
 from gpumond.features.fleet.connection import Client, parse_machine, read_credentials
 from gpumond.features.fleet.flush import FLUSHES_ROUTE
-from gpumond.serve.authentication import KNOWN_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
+from gpumond.serve.authentication import ACCOUNT_CACHE_SECONDS, KubernetesTokenReviews, account_of, make_token_reviews
 from tests.helpers import certificates
 from tests.helpers.running import RunningDaemon, free_port
 from tests.helpers.serving import TlsDaemon, start_daemon
@@ -167,19 +167,19 @@ def reviews(address: str, account: Path, now: list[float]) -> KubernetesTokenRev
 def test_review_is_remembered_for_a_minute(account: Path, api_server: Stub):
     now = [100.0]
     own = reviews(api_server.address, account, now)
-    assert own.known("a.runner.c") is None
-    assert asyncio.run(own.account("a.runner.c")) == own.known("a.runner.c") == "argo/runner"
-    now[0] += KNOWN_SECONDS
-    assert own.known("a.runner.c") is None
+    assert own.cached_account("a.runner.c") is None
+    assert asyncio.run(own.review("a.runner.c")) == own.cached_account("a.runner.c") == "argo/runner"
+    now[0] += ACCOUNT_CACHE_SECONDS
+    assert own.cached_account("a.runner.c") is None
 
 
 @pytest.mark.needs("openssl")
 def test_review_that_fails_has_a_reason(place: Path, account: Path):
     with pytest.raises(TokenReviewError, match="no response from the API server"):
-        asyncio.run(reviews(f"127.0.0.1:{free_port()}", account, [0.0]).account("a.b.c"))
+        asyncio.run(reviews(f"127.0.0.1:{free_port()}", account, [0.0]).review("a.b.c"))
     with stub(review, place / "client.crt") as other:
         with pytest.raises(TokenReviewError, match="API server: the certificate isn't valid"):
-            asyncio.run(reviews(other.address, account, [0.0]).account("a.runner.c"))
+            asyncio.run(reviews(other.address, account, [0.0]).review("a.runner.c"))
         assert other.requests == []  # no token was sent
 
 

@@ -239,7 +239,7 @@ async def failing(directory: Path) -> None:
         raise OSError("the caller has failed")
 
     with pytest.raises(OSError, match="the caller"):
-        await serve(settings_of(directory), "sim", bound=bound)
+        await serve(settings_of(directory), "sim", on_listening=bound)
 
 
 async def cancelled(directory: Path) -> None:

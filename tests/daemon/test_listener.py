@@ -18,7 +18,7 @@ from gpumond.serve.listener import HttpListener, HttpPeer, first_to_close
 
 
 def make_peer(stage: str, since: float, begun: bool = False) -> HttpPeer:
-    peer = HttpPeer("10.0.0.1", None, 0.0, begun=lambda: begun)
+    peer = HttpPeer("10.0.0.1", None, 0.0, has_response_started=lambda: begun)
     peer.enter(stage, since)  # type: ignore[arg-type]
     return peer
 
@@ -87,8 +87,8 @@ class ClientsOfListener:
             connections=connections,
             per_user=per_user,
             reserved=reserved,
-            owner=uid_of_source,
-            rejected=self.reasons.append,
+            uid_of_peer=uid_of_source,
+            count_rejection=self.reasons.append,
         )
         self.clients: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 from tests.fakenvml import FakeDriver, machine
 from tests.helpers.alert_listener import Listener
 from tests.helpers.running import RunningDaemon, gpumond, until
@@ -270,7 +270,7 @@ def test_command_adds_lists_and_deletes_silences(daemon: RunningDaemon, driver: 
     added = daemon.run("silence", "add", "rule=full", "gpu=~[0-9]+", "--for", "1h30m", "--reason", "new disk")
     assert (added.returncode, added.stderr) == (0, "")
     (entry,) = daemon.get("silences")
-    id, end = entry["silence"]["id"], moment(entry["silence"]["ends_at"])
+    id, end = entry["silence"]["id"], time_text(entry["silence"]["ends_at"])
     assert added.stdout == f"silence {id} until {end}: silences 1 active alert\n"
     assert entry["silence"]["reason"] == "new disk"
     assert entry["silence"]["ends_at"] - entry["silence"]["starts_at"] == pytest.approx(5400)

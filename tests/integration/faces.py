@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumond.facts.units import size_text
 from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES, VERDICT_REMEDIES
-from gpumond.view.text import size
+from gpumond.view.text import size_or_dash
 from tests.helpers.browser import LIVE, PageSession, show_frame
 from tests.helpers.frames import FakeDaemon, fake_daemon
 from tests.helpers.running import RunningDaemon, Series, series_of
@@ -160,7 +160,7 @@ def _of_page(frame: Any, session: PageSession) -> Iterator[str]:
                 [
                     text
                     for process in processes
-                    for text in (str(process["pid"]), *(size(_bytes(process, column)) for column in columns))
+                    for text in (str(process["pid"]), *(size_or_dash(_bytes(process, column)) for column in columns))
                 ],
             ),
             "problems": (sorted(problems), _problems(frame)),
@@ -192,7 +192,7 @@ def of_command(frame: Any, face: str, text: str) -> Iterator[str]:
             held = [_held(frame, device, share) for share in ("cached", "stranded", "unattributed")]
             reserved = [device["reserved_bytes"]] if device["reserved_bytes"] else []
             sizes = (device["size_bytes"], device["used_bytes"], *reserved, *held)
-            parts = [" ".join((str(device["index"]), device["name"], *map(size, sizes), "up"))]
+            parts = [" ".join((str(device["index"]), device["name"], *map(size_or_dash, sizes), "up"))]
         yield from (f"{face}: {part!r} is not on it" for part in parts if not any(part in line for line in lines))
     known = {(_gpu(frame, process), str(process["pid"])) for process in frame["processes"]}
     shown = [line for line in lines if tuple(line.split(" ")[:2]) in known]
@@ -223,7 +223,7 @@ def _row(frame: Any, process: Any) -> str:
     columns = ["used", *(name for name in OF_PROCESSES if name != "opaque" or opaque)]
     if any(each["limit_bytes"] is not None for each in frame["processes"]):
         columns.append("limit")
-    sizes = (size(process[f"{name}_bytes"]) for name in columns)
+    sizes = (size_or_dash(process[f"{name}_bytes"]) for name in columns)
     words = (_gpu(frame, process), str(process["pid"]), process["workload"] or process["comm"], process["user"] or "")
     return " ".join(" ".join((*words, *sizes, *_status(frame, process))).split())
 

@@ -17,7 +17,7 @@ from gpumond.facts.units import size_text
 from gpumond.features.flush.routes import FLUSH_EXAMPLE, FLUSH_RESPONSE
 from gpumond.features.quotas.command import LIMIT_KEYS
 from gpumond.serve.examples import RECEIPT
-from gpumond.view.text import size
+from gpumond.view.text import size_or_dash
 from tests.helpers.agents import GIB
 from tests.helpers.browser import LIVE, PROGRAMS, PageSession, needs_chromium, open_page, show_frame, sign_in
 from tests.helpers.curves import MIB
@@ -76,7 +76,7 @@ def test_numbers_of_the_page_equal_those_of_the_api_in_the_same_frame(session: P
             *(process[f"{name}_bytes"] for name in SHARES[:5]),
         )
     ]
-    assert sizes == [size(value) for value in expected]
+    assert sizes == [size_or_dash(value) for value in expected]
     titles = "all => all.map(cell => cell.title)"
     assert session.page.locator("tbody .of-used").evaluate_all(titles) == [
         f"{process['used_bytes']} B" for process in processes

@@ -36,7 +36,7 @@ from gpumond.features.oom.case_service import (
 from gpumond.features.oom.remedies import Evidence, remedies
 from gpumond.tick.history import DEVICE_SIGNALS, History
 from gpumond.tick.ledger import make_ledger
-from gpumond.view.text import moment
+from gpumond.view.text import time_text
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
 from tests.oom.seeded import APPLY, SEEDED, Plan, run
 
@@ -368,7 +368,7 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
         "GPU memory 0.2 s before the error (this program's rows: at the error)",
         "GPU memory 0.2 s before the error (the program's report: 0.9 s before the error)",
     ]
-    assert moment(9.0) in html_document(case, ())
+    assert time_text(9.0) in html_document(case, ())
 
 
 @pytest.mark.parametrize("show", [terminal_text, html_document])

@@ -34,10 +34,10 @@ from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
 from gpumond.programs.agent_connection import SocketLimits
 from gpumond.serve.authentication import (
-    IN_TOTAL as SIGN_INS,
-    KNOWN_SECONDS,
+    ACCOUNT_CACHE_SECONDS,
     MAX_PENDING_REVIEWS,
-    PER_CALLER,
+    MAX_SIGN_INS,
+    MAX_SIGN_INS_PER_CALLER,
     REVIEW_SECONDS,
 )
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
@@ -49,7 +49,7 @@ from gpumond.serve.limits import (
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
     MAX_PREVIEWS,
-    MAX_WAITING,
+    MAX_WAITING_REQUESTS,
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
 )
@@ -104,15 +104,15 @@ STATED = {
     "characters",
     "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
     "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
-    "sign-in codes, and browser sessions": f"{PER_CALLER} of each per caller, {SIGN_INS} in total",
+    "sign-in codes, and browser sessions": f"{MAX_SIGN_INS_PER_CALLER} of each per caller, {MAX_SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",
-    "age of a token review's result": f"{KNOWN_SECONDS:g} s",
+    "age of a token review's result": f"{ACCOUNT_CACHE_SECONDS:g} s",
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
     "connections reserved for `/metrics` and probes": f"{RESERVED_CONNECTIONS} more",
     "requests that wait for an earlier response, per connection": f"{MAX_PIPELINED}",
-    "reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING} more wait",
+    "reads per user": f"{CONCURRENT_REQUESTS} at once, {MAX_WAITING_REQUESTS} more wait",
     "requests per user other than reads": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
     "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",

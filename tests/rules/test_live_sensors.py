@@ -201,7 +201,7 @@ def test_reload_applies_receivers_and_names_settings_that_need_a_restart(
         f"receivers: [{receiver}]\nrules: [{json.dumps(NO_AGENTS)}]\nretention: 7d\ncompat: dcgm\nsocket_mode: '666'\n"
     )
     status, answer = request_json(daemon, "/-/reload", {})
-    assert (status, answer.strip().partition("; requires a restart: ")[2]) == (200, "socket_mode")
+    assert (status, answer.strip().partition("; restart the daemon to apply ")[2]) == (200, "socket_mode")
     until(lambda: [alert["rule"] for request in listener.requests for alert in request.json["alerts"]] == ["no-agents"])
     until(lambda: daemon.value("DCGM_FI_DEV_FB_FREE_BYTES") is not None)
     listener.close()

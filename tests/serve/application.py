@@ -33,7 +33,7 @@ from gpumond.features.silences.silences import Silences
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
-from gpumond.serve.app import create_app, state_of
+from gpumond.serve.app import app_state, create_app
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import ALERT, AUDIT_ENTRY, RECEIPT, SNAPSHOT
 from gpumond.store.audit import AuditEntry
@@ -150,7 +150,7 @@ def application() -> FastAPI:
 def serving(view: Any, tokens: Tokens | None = None) -> FastAPI:
     """Return the application with this view, until the next call."""
     app = application()
-    app.state = state_of(view, tokens or Tokens("secret"))
+    app.state = app_state(view, tokens or Tokens("secret"))
     return app
 
 

@@ -12,7 +12,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumond.config.tokens import Token, token_digest
-from gpumond.serve.app import state_of
+from gpumond.serve.app import app_state
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.guard import Guard, Policy
 from tests.serve.application import View, application
@@ -43,10 +43,12 @@ class PeerMiddleware:
 class GuardedApi:
     """API behind its guard, with a view of fixed values."""
 
-    def __init__(self, policy: Policy = Policy(), others: Sequence[Token] = OTHERS, view: View | None = None) -> None:
+    def __init__(
+        self, policy: Policy = Policy(), file_tokens: Sequence[Token] = OTHERS, view: View | None = None
+    ) -> None:
         self.view: Any = view or View()
-        self.tokens = Tokens("gpm_own", others=lambda: others, clock=lambda: 0.0)
-        self.state = state_of(self.view, self.tokens)
+        self.tokens = Tokens("gpm_own", file_tokens=lambda: file_tokens, clock=lambda: 0.0)
+        self.state = app_state(self.view, self.tokens)
         application().state = self.state
         self.app = Guard(application(), self.tokens, policy)
 

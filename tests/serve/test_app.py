@@ -96,7 +96,7 @@ def test_unfinished_flush_is_never_200():
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "target"),
+        ({}, "body.target: required, but not given"),
         ({"target": {}}, "exactly one"),
         ({"target": {"pid": 1, "all": True}}, "exactly one"),
         ({"target": {"pid": "1"}}, "pid"),
@@ -142,6 +142,11 @@ def test_openapi_describes_every_route_with_an_example_of_its_answer():
 def test_unknown_routes_are_problems_too():
     answer = ask(View(), "/api/v1/nothing")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert answer.json()["detail"] == "this daemon doesn't serve /api/v1/nothing; /docs lists what it serves"
+    refused = ask(View(), "/api/v1/frame", "POST", json={})
+    assert refused.json()["detail"] == "/api/v1/frame doesn't accept POST; it accepts GET and HEAD"
+    unnamed = ask(View(), "/api/v1/history")
+    assert unnamed.json()["detail"] == "query parameter uuid: required, but not given"
 
 
 def _fields(receipt: Receipt) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.page.files import POLICY, STYLE
-from gpumond.serve.pages import reference, type_of
+from gpumond.serve.pages import reference_page, type_html
 from tests.serve.application import View, ask
 from tests.serve.docs_reader import Reader
 
@@ -69,7 +69,7 @@ def test_descriptions_are_escaped():
         "paths": {f"/{hostile}": {"get": operation}},
         "components": {"schemas": {hostile: {"description": hostile, "properties": {hostile: {"type": hostile}}}}},
     }
-    read = Reader(reference(document))
+    read = Reader(reference_page(document))
     assert "img" not in {tag for tag, _ in read.elements}
     assert read.text.count("<img src=x onerror=alert(1)>") >= 7
     assert "code" in {tag for tag, _ in read.elements}
@@ -89,7 +89,7 @@ def test_descriptions_are_escaped():
     ],
 )
 def test_type_as_text(schema: Any, words: str):
-    assert type_of(schema) == words
+    assert type_html(schema) == words
 
 
 @pytest.mark.parametrize("name", [*(rule.name for rule in BUILT_IN), "daemon-down", "readings-stale", "Verdicts"])

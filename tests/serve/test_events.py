@@ -31,7 +31,7 @@ def test_reader_receives_events_from_its_connection_on():
         assert [published["pid"] for published in reader.events()] == [2]
         reader.disconnect.set()
         await reader.task
-        assert app.state.event_streams.held == 0
+        assert app.state.event_streams.used == 0
 
     asyncio.run(run())
 
@@ -98,7 +98,7 @@ def test_stuck_reader_is_disconnected_and_blocks_no_other():
             view.events.publish(frame_with_agents(*range(1, pid + 1)), (), ())
         await quick.wait(lambda text: text.count("data:") == 299)
         await asyncio.wait_for(slow.task, 10)
-        assert app.state.event_streams.held == 1
+        assert app.state.event_streams.used == 1
         quick.disconnect.set()
         await quick.task
 
@@ -121,7 +121,7 @@ def test_streams_of_one_user_exclude_no_other_user():
         for reader in (*greedy[1:], honest, another):
             reader.disconnect.set()
             await reader.task
-        assert app.state.event_streams.held == 0
+        assert app.state.event_streams.used == 0
 
     asyncio.run(run())
 

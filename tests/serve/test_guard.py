@@ -76,7 +76,7 @@ def test_wrong_token_is_refused_on_the_unix_socket():
 
 
 def test_empty_token_is_refused_whatever_the_file_contains():
-    api = GuardedApi(others=[Token("nothing", frozenset({"admin"}), token_digest(""))])
+    api = GuardedApi(file_tokens=[Token("nothing", frozenset({"admin"}), token_digest(""))])
     for headers in (bearer(""), {"Authorization": "Bearer"}, {"Authorization": "bearer  "}):
         assert api.flush(headers).status_code == 401
         assert api.flush(headers, uid=os.geteuid()).status_code == 401
@@ -85,7 +85,7 @@ def test_empty_token_is_refused_whatever_the_file_contains():
 
 def test_revoked_token_is_refused():
     others = list(OTHERS)
-    api = GuardedApi(others=others)
+    api = GuardedApi(file_tokens=others)
     assert api.flush(bearer("gpm_flusher")).status_code == 200
     others.clear()
     assert api.flush(bearer("gpm_flusher")).status_code == 401
@@ -191,7 +191,7 @@ def test_changed_password_is_refused():
 
 
 def test_rate_limit_refills_and_drops_the_oldest_users():
-    rate = TokenBucket(2, 60.0, keys=2)
+    rate = TokenBucket(2, 60.0, max_keys=2)
     for _ in range(2):
         assert rate.wait("a", 0.0) == 0
         rate.count("a", 0.0)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from gpumond.diagnosis import sentences
 from gpumond.facts.pools import API_FORCE_HINT, Receipt
 from gpumond.serve.examples import RECEIPT
-from gpumond.view.text import size
+from gpumond.view.text import size_or_dash
 from tests.helpers.agents import GIB
 from tests.serve.live_frames import as_json, changes_as_json, random_wholes
 from tests.serve.page_modules import needs_node, run_module
@@ -44,7 +44,7 @@ SIZES = [
 
 
 def test_sizes_are_written_as_on_the_command_line():
-    assert run_module("format", "given.map(m.sizeText)", *SIZES) == [size(value) for value in SIZES]
+    assert run_module("format", "given.map(m.sizeText)", *SIZES) == [size_or_dash(value) for value in SIZES]
 
 
 DURATIONS = {

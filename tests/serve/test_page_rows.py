@@ -13,7 +13,7 @@ import pytest
 from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.live import live_frame
-from gpumond.view.rows import processes
+from gpumond.view.rows import process_rows
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_report
@@ -94,7 +94,7 @@ def test_verdict_is_that_of_the_command_line():
         frame["snapshot"]["suspended_programs"] = chance.choice(([], [], [suspended]))
         frames.append(frame)
     found = run_module("processlist", "given.map((frame) => m.rowsOf(frame)[0].verdict)", *frames)
-    assert found == [next(processes(frame)).status for frame in frames]
+    assert found == [next(process_rows(frame)).status for frame in frames]
     assert {"", "steady", "leak", "out-of-memory", "quota-exceeded", "suspended", "parent exited"} <= set(found)
 
 

@@ -92,7 +92,7 @@ def test_sizes_are_texts_or_integers(size: object, size_bytes: int):
 
 def test_unprivileged_users_and_scopes_are_refused_by_name():
     view = View()
-    tokens = Tokens("secret", others=lambda: (Token("ci", frozenset({"flush"}), token_digest("flusher")),))
+    tokens = Tokens("secret", file_tokens=lambda: (Token("ci", frozenset({"flush"}), token_digest("flusher")),))
     app = serving(view, tokens)
 
     async def send(uid: int | None, headers: dict[str, str], method: str) -> httpx.Response:

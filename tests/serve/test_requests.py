@@ -305,7 +305,7 @@ def test_headers_of_the_web_configuration_replace_the_defaults():
 
 def test_refusals_are_counted_by_reason():
     reasons: list[str] = []
-    api = GuardedApi(Policy(rejected=reasons.append))
+    api = GuardedApi(Policy(count_rejection=reasons.append))
     api.ask("GET", "/metrics", headers={"Host": "evil.com"})
     api.flush({**ADMIN, "Origin": "http://evil.com"})
     assert reasons == ["host", "origin"]

@@ -9,7 +9,14 @@ import pytest
 
 from gpumond.config.tokens import Token, token_digest
 from gpumond.host.peer import counted_name
-from gpumond.serve.authentication import CODE_SECONDS, IN_TOTAL, PER_CALLER, SESSION_SECONDS, Caller, SignIns
+from gpumond.serve.authentication import (
+    CODE_SECONDS,
+    MAX_SIGN_INS,
+    MAX_SIGN_INS_PER_CALLER,
+    SESSION_SECONDS,
+    Caller,
+    SignIns,
+)
 from gpumond.serve.guard import Policy
 from gpumond.store.audit import is_user
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, RULE, GuardedApi
@@ -119,12 +126,12 @@ def test_answers_are_not_stored_by_browsers():
 def test_codes_and_sessions_end(after: float):
     sign_ins = SignIns()
     if after > SESSION_SECONDS:
-        token = sign_ins.exchange(sign_ins.code(Caller("caller", frozenset()), None, 0.0), 0.0)
+        token = sign_ins.exchange(sign_ins.create_code(Caller("caller", frozenset()), None, 0.0), 0.0)
         assert token is not None
         assert sign_ins.session(token_digest(token), 1.0) is not None
         assert sign_ins.session(token_digest(token), after) is None
     else:
-        assert sign_ins.exchange(sign_ins.code(Caller("caller", frozenset()), None, 0.0), after) is None
+        assert sign_ins.exchange(sign_ins.create_code(Caller("caller", frozenset()), None, 0.0), after) is None
 
 
 @pytest.mark.parametrize(("body", "seconds"), [({}, CODE_SECONDS), ({"valid_seconds": 600}, 600.0)])
@@ -133,7 +140,7 @@ def test_code_ends_at_the_requested_time(body: dict[str, float], seconds: float)
     answer = api.ask("POST", "/api/v1/sessions/code", json=body, headers=ADMIN).json()
     assert answer["valid_seconds"] == seconds
     sign_ins = SignIns()
-    code = sign_ins.code(Caller("caller", frozenset()), None, 0.0, seconds)
+    code = sign_ins.create_code(Caller("caller", frozenset()), None, 0.0, seconds)
     assert sign_ins.exchange(code, seconds + 1) is None
 
 
@@ -144,10 +151,10 @@ def test_code_ends_after_at_most_ten_minutes():
 
 def test_oldest_code_of_a_caller_ends_above_the_limit():
     sign_ins = SignIns()
-    other = sign_ins.code(Caller("other", frozenset()), None, 0.0)
-    codes = [sign_ins.code(Caller("caller", frozenset()), None, 0.0) for _ in range(PER_CALLER + 1)]
-    assert [sign_ins.exchange(code, 1.0) is not None for code in codes] == [False] + [True] * PER_CALLER
+    other = sign_ins.create_code(Caller("other", frozenset()), None, 0.0)
+    codes = [sign_ins.create_code(Caller("caller", frozenset()), None, 0.0) for _ in range(MAX_SIGN_INS_PER_CALLER + 1)]
+    assert [sign_ins.exchange(code, 1.0) is not None for code in codes] == [False] + [True] * MAX_SIGN_INS_PER_CALLER
     assert sign_ins.exchange(other, 1.0) is not None
-    for number in range(IN_TOTAL + 1):
-        sign_ins.code(Caller(f"caller-{number}", frozenset()), None, 0.0)
-    assert len(sign_ins._codes) == IN_TOTAL
+    for number in range(MAX_SIGN_INS + 1):
+        sign_ins.create_code(Caller(f"caller-{number}", frozenset()), None, 0.0)
+    assert len(sign_ins._codes) == MAX_SIGN_INS

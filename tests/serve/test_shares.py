@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gpumond.serve.http import FEW_RESPONSES, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
-from gpumond.serve.limits import LOOPBACK, UserAmounts, user_of
+from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
 
 KIB = 1024
 
@@ -33,7 +33,7 @@ def test_user_is_a_uid_or_an_address_and_all_loopback_addresses_are_one(uid: int
 
 
 def test_user_has_at_most_its_share_of_the_whole():
-    shares: UserAmounts[str] = UserAmounts(5, 3)
+    shares: UserLimits[str] = UserLimits(5, 3)
     for holder in "abc":
         assert shares.admits("greedy")
         shares.add("greedy", holder)
@@ -42,10 +42,10 @@ def test_user_has_at_most_its_share_of_the_whole():
     assert not shares.admits("honest", 3)
     shares.add("honest", "d", 2)
     assert not shares.admits("another")
-    assert (shares.held, shares.of("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
+    assert (shares.used, shares.used_by("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
     assert shares.holders("greedy") == ("a", "b", "c")
     assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
-    assert (shares.held, shares.of("greedy"), shares.of("unknown")) == (4, 2, 0)
+    assert (shares.used, shares.used_by("greedy"), shares.used_by("unknown")) == (4, 2, 0)
 
 
 class Reader:

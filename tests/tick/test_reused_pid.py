@@ -16,7 +16,7 @@ from gpumond.features.alerts.action_decisions import annotate, decide_actions, t
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe
-from gpumond.view.frame import view
+from gpumond.view.frame import frame_view
 from tests.helpers.agents import GIB
 from tests.helpers.frames import make_frame
 from tests.helpers.values import (
@@ -147,7 +147,7 @@ def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
 def test_top_shows_no_old_report_and_no_old_verdict_for_the_new_process():
     refusing = make_report(PID, (POOL,), flush_policy="never", start_ticks=100)
     device = make_device(UUID, used_bytes=4 * GIB, processes=(listed(200),))
-    content = view(make_frame(device, reports=(refusing,), verdicts=(LEAK,)))
+    content = frame_view(make_frame(device, reports=(refusing,), verdicts=(LEAK,)))
     (new,) = content.processes
     assert (new.key[1], new.flush_policy, new.verdict) == (NEW, None, "")
 

@@ -19,7 +19,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.host.machine import read_start_ticks
 from gpumond.serve.examples import RECEIPT
 from gpumond.top.processes import AncestorCache, send_signal, signal_refusal
-from gpumond.view.frame import view
+from gpumond.view.frame import frame_view
 from gpumond.view.rows import ProcessRow
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, busy_frame, fake_daemon, make_frame, share_history
@@ -476,7 +476,7 @@ def frame_of(*pids: int, ticks: int | None = None) -> dict[str, Any]:
 
 
 def row_of(pid: int, ticks: int | None = None) -> ProcessRow:
-    return view(frame_of(pid, ticks=ticks)).processes[0]
+    return frame_view(frame_of(pid, ticks=ticks)).processes[0]
 
 
 def test_key_k_sends_the_signal_to_the_marked_programs_after_a_confirmation():

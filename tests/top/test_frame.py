@@ -19,9 +19,9 @@ from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.doctor import _frame_findings as findings_of
 from gpumond.features.fleet.plan import Criteria, plan_flushes
 from gpumond.features.fleet.status import status_of_frame, status_table, summary
-from gpumond.top.processes import Ancestor, SortOrder, grouped, table_rows, tree
-from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, merged, view
-from gpumond.view.tables import device_table, engine_table, notes, page, process_table
+from gpumond.top.processes import Ancestor, SortOrder, group_rows, table_rows, tree_rows
+from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, frame_view, merge_views
+from gpumond.view.tables import device_table, engine_table, note_paragraphs, process_table, status_page
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
 from tests.helpers.fuzzing import fuzzed
@@ -90,15 +90,15 @@ def full_frame() -> dict[str, Any]:
 
 def show(frame: Any) -> str:
     """Return all that the command line, `top` and `fleet` make of a frame."""
-    content, state = view(frame), status_of_frame(MACHINE, frame)
+    content, state = frame_view(frame), status_of_frame(MACHINE, frame)
     checked = frame_of(frame)
     parts = [
         device_table(content, True, 80, True),
         process_table(content, 80),
         engine_table(checked["snapshot"], 80),
-        *notes(content),
-        page(merged([("node-1", content), ("node-2", content)])),
-        *(str(row.facts) + row.words for row in content.processes),
+        *note_paragraphs(content),
+        status_page(merge_views([("node-1", content), ("node-2", content)])),
+        *(str(row.details) + row.search_text for row in content.processes),
         status_table([state]),
         summary([state]),
         json.dumps(checked, allow_nan=False),
@@ -127,7 +127,9 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
     with pytest.raises(DaemonError, match="older than this command's"):
-        decode_response(404, b'{"status": 404, "detail": "Not Found"}')
+        decode_response(
+            404, b'{"status": 404, "detail": "this daemon doesn\'t serve /api/v1/new; /docs lists what it serves"}'
+        )
     with pytest.raises(DaemonError, match="no program with an agent"):
         decode_response(404, b'{"status": 404, "detail": "no program with an agent matches"}')
 
@@ -200,11 +202,11 @@ def four(**fields: Any) -> dict[str, Any]:
     return make_frame(make_device(used_bytes=11 * GIB, processes=processes), reports=(report,), **fields)
 
 
-ROWS = view(four()).processes
+ROWS = frame_view(four()).processes
 
 
 def test_group_has_the_sums_of_its_members():
-    analysis, research, unknown = sorted(grouped(ROWS, "user"), key=lambda group: group.process.program)
+    analysis, research, unknown = sorted(group_rows(ROWS, "user"), key=lambda group: group.process.program)
     assert [group.process.program for group in (analysis, research, unknown)] == [
         "analysis (2)",
         "research (1)",
@@ -217,8 +219,11 @@ def test_group_has_the_sums_of_its_members():
 
 
 def test_processes_are_grouped_by_workload_and_by_container():
-    assert {group.process.program for group in grouped(ROWS, "workload")} == {"python (3)", "train (1)"}
-    assert {group.process.program for group in grouped(ROWS, "container")} == {"ml/trainer-0 (2)", "no container (2)"}
+    assert {group.process.program for group in group_rows(ROWS, "workload")} == {"python (3)", "train (1)"}
+    assert {group.process.program for group in group_rows(ROWS, "container")} == {
+        "ml/trainer-0 (2)",
+        "no container (2)",
+    }
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_group_has_the_status_of_its_members_or_counts_them(first: str, second: 
     members[:2] = [
         replace(row, level="warn", status=status) for row, status in zip(members, (first, second), strict=False)
     ]
-    (group,) = grouped(members, "user")
+    (group,) = group_rows(members, "user")
     assert group.process.status == expected
 
 
@@ -252,7 +257,7 @@ def test_tree_shows_children_below_the_nearest_ancestor_with_memory():
         keys[3]: (shell,),
         keys[4]: (launcher, shell),
     }
-    rows = tree(sorted(ROWS, key=lambda row: -row.pid), lineage)
+    rows = tree_rows(sorted(ROWS, key=lambda row: -row.pid), lineage)
     assert [(row.process.program, row.process.pid, row.depth) for row in rows] == [
         ("torchrun", 90, 0),
         ("python", 4, 1),
@@ -264,7 +269,7 @@ def test_tree_shows_children_below_the_nearest_ancestor_with_memory():
 
 
 def test_tree_without_known_ancestors_is_a_list():
-    rows = tree(ROWS, {ProcessKey(1, 100): ()})
+    rows = tree_rows(ROWS, {ProcessKey(1, 100): ()})
     assert [(row.process.pid, row.depth) for row in rows] == [(row.pid, 0) for row in ROWS]
 
 

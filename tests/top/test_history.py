@@ -11,8 +11,8 @@ import pytest
 
 from gpumond.facts.errors import DaemonError
 from gpumond.facts.shares import SHARES
-from gpumond.top.screen import HistoryChart, SensorHistory, chart_lines, extended, read_history, read_utilization
-from gpumond.view.frame import View, history_key_of, view
+from gpumond.top.screen import HistoryChart, SensorHistory, chart_lines, extend_history, read_history, read_utilization
+from gpumond.view.frame import FrameView, frame_view, history_key_of
 from gpumond.view.text import plain_text, width_of
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame
@@ -39,7 +39,7 @@ class Recorded:
         raise NotImplementedError
 
 
-CONTENT = view(busy_frame())
+CONTENT = frame_view(busy_frame())
 DEVICE, TRAIN = history_key_of(CONTENT.devices[0]), CONTENT.processes[0].key
 
 
@@ -70,18 +70,18 @@ def test_history_without_points_is_empty():
 @pytest.mark.parametrize(("of", "bands"), [(DEVICE, gib(20, 12, 6, 2, 10)), (TRAIN, gib(20, 12, 6, 2))])
 def test_each_frame_extends_the_history(of: Any, bands: dict[str, int]):
     past = HistoryChart(of, 999_990.0, ((999_000.0, gib(1)), (999_990.0, gib(1, 1, 1))))
-    longer = extended(past, CONTENT)
+    longer = extend_history(past, CONTENT)
     assert longer.points == ((999_990.0, gib(1, 1, 1)), (1_000_000.0, bands))
     assert longer.until == 1_000_000.0
-    assert extended(longer, CONTENT) is longer
+    assert extend_history(longer, CONTENT) is longer
 
 
 def test_chart_is_stacked_and_colored_by_share():
     past = HistoryChart(DEVICE, 600.0, tuple((float(at), gib(8, 4, 0, 4)) for at in range(0, 601, 10)))
     head, top, bottom = chart_lines(past, "", 60, 2, False)
     assert plain_text(head).startswith("used in the last 10 min: 16.0 GiB  ")
-    assert {(piece.text[0], piece.ink, piece.ground) for piece in bottom[1:]} == {("█", "live", "")}
-    assert {(piece.text[0], piece.ink, piece.ground) for piece in top[1:]} == {("▄", "cached", "overhead")}
+    assert {(piece.text[0], piece.foreground, piece.background) for piece in bottom[1:]} == {("█", "live", "")}
+    assert {(piece.text[0], piece.foreground, piece.background) for piece in top[1:]} == {("▄", "cached", "overhead")}
     head, top, bottom = chart_lines(past, "", 60, 2, True)
     assert [plain_text(line) for line in (top, bottom)] == [f"  16.0 GiB {'█' * 49}", f"         0 {'█' * 49}"]
 
@@ -96,7 +96,7 @@ def test_large_chart_has_its_times():
 
 
 def test_busy_and_power_of_a_device_are_curves_once_they_are_known_twice():
-    def at(seconds: float, busy: float | None, watts: float | None) -> View:
+    def at(seconds: float, busy: float | None, watts: float | None) -> FrameView:
         device = replace(CONTENT.devices[0], busy_ratio=busy, watts=watts)
         return replace(CONTENT, taken_at=seconds, devices=(device,))
 
@@ -133,7 +133,7 @@ def test_utilization_before_the_first_frame_is_that_of_the_daemon():
     device = replace(CONTENT.devices[0], busy_ratio=0.25, watts=300.0)
     sensors.add(replace(CONTENT, taken_at=599.0, devices=(device,)))
     sensors.add(replace(CONTENT, taken_at=600.0, devices=(device,)))
-    sensors.precede("GPU-a", read_utilization(Known(), "GPU-a", 600.0))
+    sensors.prepend("GPU-a", read_utilization(Known(), "GPU-a", 600.0))
     (line,) = sensors.lines("GPU-a", 100)
     text = plain_text(line)
     assert text.startswith("last 10 min: busy up to 75% ▆▆▆")

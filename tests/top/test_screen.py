@@ -16,29 +16,29 @@ from gpumond.top.screen import (
     chart_rows,
     device_at,
     estimate_line,
+    first_line_shown,
     heights,
     help_lines,
     hint_line,
     notice_lines,
     notices_in_full,
-    scrolled,
 )
-from gpumond.view.frame import view
+from gpumond.view.frame import frame_view
 from gpumond.view.notices import FrameNotice
 from gpumond.view.text import (
-    Line,
     Span,
+    StyledLine,
     ansi,
-    clipped,
+    clip_line,
     colors_of,
     cut,
     display_width,
-    padded,
+    pad,
     plain_text,
     table as whole_table,
     table_lines as table,
     width_of,
-    wrapped_line,
+    wrap_line,
 )
 from tests.helpers.frames import busy_frame
 
@@ -84,12 +84,12 @@ def test_chart_takes_free_rows_of_a_large_screen(rows: int, free: int, expected:
 @pytest.mark.parametrize("problems", range(9))
 def test_chart_is_drawn_for_the_rows_that_it_has(problems: int):
     """A part of a higher chart would show only what exceeds the rest of it."""
-    shown = view(busy_frame())
+    shown = frame_view(busy_frame())
     table = ProcessList()
     table.fill(shown.processes, {})
     notices = [FrameNotice("bad", f"problem {number}", "", f"kind {number}") for number in range(problems)]
 
-    def chart_lines(_width: int, rows: int) -> list[Line]:
+    def chart_lines(_width: int, rows: int) -> list[StyledLine]:
         return [[Span(f"chart of {rows} rows")], *[[Span("row of the chart")]] * rows]
 
     for height in range(10, 40):
@@ -117,15 +117,15 @@ def test_way_to_quit_is_shown_at_any_width():
     [(80, "a flush of all programs would release about 12.0 GiB"), (40, "a flush would release about 12.0 GiB")],
 )
 def test_flush_estimate_keeps_its_amount(width: int, expected: str):
-    (line,) = estimate_line(view(busy_frame()), width)
+    (line,) = estimate_line(frame_view(busy_frame()), width)
     assert plain_text(line) == expected
 
 
 def test_selected_device_is_scrolled_into_view():
     lines = [[Span(f"GPU {at}", "chosen" if at == 7 else "bold")] for at in range(10)]
-    assert scrolled(lines, 4, 0, "GPU-7") == 4
-    assert scrolled(lines, 4, 9, "GPU-7") == 6
-    assert scrolled(lines, 20, 5, "GPU-7") == 0
+    assert first_line_shown(lines, 4, 0, "GPU-7") == 4
+    assert first_line_shown(lines, 4, 9, "GPU-7") == 6
+    assert first_line_shown(lines, 20, 5, "GPU-7") == 0
 
 
 def test_line_belongs_to_the_device_above():
@@ -272,7 +272,7 @@ LINES = st.lists(st.builds(Span, st.text(st.sampled_from("ab 漢…é"), max_siz
 
 @given(LINES, st.integers(1, 40))
 def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Span], width: int):
-    short = clipped(line, width)
+    short = clip_line(line, width)
     assert width_of(short) <= width
     if width_of(line) <= width:
         assert short == line
@@ -282,7 +282,7 @@ def test_clipped_line_is_at_most_as_long_as_the_width(line: list[Span], width: i
 
 @given(LINES, st.integers(2, 40))
 def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
-    lines = wrapped_line(line, width)
+    lines = wrap_line(line, width)
     assert all(width_of(each) <= 2 * width for each in lines)  # a cell of a cut word may be wide
     text = "".join(piece.text for each in lines for piece in each)
     assert text.replace(" ", "") == "".join(piece.text for piece in line).replace(" ", "")
@@ -290,13 +290,13 @@ def test_wrapped_lines_contain_all_words(line: list[Span], width: int):
 
 @given(st.lists(st.text("ab,", min_size=1, max_size=5), max_size=9), st.integers(5, 20))
 def test_wrapped_lines_fit_without_a_space_at_the_end(words: list[str], width: int):
-    lines = wrapped_line([Span(" ".join(words))], width)
+    lines = wrap_line([Span(" ".join(words))], width)
     assert all(width_of(each) <= width for each in lines)
 
 
 @given(st.text(st.sampled_from("ab漢é…"), max_size=12), st.integers(2, 20), st.booleans())
 def test_fitted_text_has_the_width(text: str, width: int, right: bool):
-    assert display_width(padded(text, width, right)) == width
+    assert display_width(pad(text, width, right)) == width
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,12 @@ def test_cut_counts_columns(text: str, width: int, expected: str):
 
 
 def test_styles_and_colors_of_a_line():
-    line = [Span("a"), Span("b", "bold"), Span("c", ground="live"), Span("d", ground="live", ink="cached")]
+    line = [
+        Span("a"),
+        Span("b", "bold"),
+        Span("c", background="live"),
+        Span("d", background="live", foreground="cached"),
+    ]
     assert ansi(line, "none") == "a\x1b[1mb\x1b[0mcd"
     assert ansi(line, "true").endswith("\x1b[48;2;51;81;253mc\x1b[0m\x1b[48;2;51;81;253;38;2;45;165;149md\x1b[0m")
     assert "48;5;" in ansi(line, "256")

@@ -9,7 +9,7 @@ import pytest
 
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import Sensors
-from gpumond.view.frame import device_at_index, merged, neighbor, processes_on, split_merged_uuid, view
+from gpumond.view.frame import device_at_index, frame_view, merge_views, neighbor_uuid, processes_on, split_merged_uuid
 from tests.helpers.agents import GIB
 from tests.helpers.frames import FakeDaemon, fake_daemon, make_frame, share_history
 from tests.helpers.running import until
@@ -174,8 +174,8 @@ def test_selected_device_hides_problems_of_the_others(fake: FakeDaemon):
 
 
 def test_merged_views_have_the_rows_of_all_daemons():
-    one, other = view(three()), view(three(1))
-    both = merged([("a", one), ("gone", None), ("b", other)])
+    one, other = frame_view(three()), frame_view(three(1))
+    both = merge_views([("a", one), ("gone", None), ("b", other)])
     assert [device.label for device in both.devices] == ["a:0", "a:1", "a:2", "b:0"]
     assert [row.gpu for row in both.processes] == ["a:2", "a:1", "a:0", "b:0"]
     assert [split_merged_uuid(device.uuid) for device in both.devices[-2:]] == [(0, "GPU-2"), (2, "GPU-0")]
@@ -189,16 +189,16 @@ def test_frames_of_several_daemons_are_requested_every_second(fake: FakeDaemon):
 
 
 def test_selection_cycles_through_all_devices_and_none():
-    content = view(three())
-    assert [neighbor(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
-    assert [neighbor(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
+    content = frame_view(three())
+    assert [neighbor_uuid(content, uuid, 1) for uuid in (None, "GPU-0", "GPU-2")] == ["GPU-0", "GPU-1", None]
+    assert [neighbor_uuid(content, uuid, -1) for uuid in (None, "GPU-0", "gone")] == ["GPU-2", None, "GPU-2"]
     assert [device_at_index(content, index) for index in (0, 2, 3)] == ["GPU-0", "GPU-2", None]
 
 
 def test_device_shows_the_processes_of_its_instances():
     whole = make_device("GPU-0", index=0, used_bytes=2 * GIB, processes=())
     instance = make_device("MIG-0", index=0, parent_uuid="GPU-0", used_bytes=GIB, processes=(make_process(10, GIB),))
-    content = view(make_frame(whole, instance))
+    content = frame_view(make_frame(whole, instance))
     assert [row.pid for row in processes_on(content, "GPU-0")] == [10]
     assert [row.pid for row in processes_on(content, "MIG-0")] == [10]
     assert [row.pid for row in processes_on(content, None)] == [10]

@@ -14,13 +14,23 @@ from gpumond.facts.program import PoolLimit
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import SourceState
 from gpumond.facts.units import duration_text
-from gpumond.top.processes import ProcessList, SortOrder, arranged, laid_out
+from gpumond.top.processes import ProcessList, SortOrder, lay_out_columns, sort_and_filter
 from gpumond.top.screen import detail_lines as details
-from gpumond.view.frame import merged, view
+from gpumond.view.frame import frame_view, merge_views
 from gpumond.view.notices import USUALLY_INTENDED, FrameNotice, stuck_processes
-from gpumond.view.rows import ProcessRow, plain
+from gpumond.view.rows import ProcessRow
 from gpumond.view.tables import device_lines, flush_estimate, process_table
-from gpumond.view.text import COLORS, FILLS, GROUNDS, StackCell, bar, block_character, plain_text, stacked_chart
+from gpumond.view.text import (
+    COLORS,
+    FILLS,
+    PART_COLORS,
+    StackCell,
+    bar,
+    block_character,
+    plain_text,
+    printable_excerpt,
+    stacked_chart,
+)
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, holding_with, make_frame
 from tests.helpers.values import make_device, make_pool, make_process, make_quotas, make_report, make_suspended
@@ -50,7 +60,7 @@ def described(row: ProcessRow) -> str:
 
 
 def test_shares_are_those_of_the_ledger():
-    content = view(busy_frame())
+    content = frame_view(busy_frame())
     (device,) = content.devices
     expected = {"live": 20, "cached": 12, "stranded": 6, "overhead": 2, "opaque": 10, "unattributed": 0}
     assert device.shares == {share: size * GIB for share, size in expected.items()}
@@ -68,7 +78,7 @@ def test_shares_are_those_of_the_ledger():
 
 def test_unmapped_bytes_are_shown_where_there_are_any():
     report = make_report(10, (make_pool(live=20 * GIB, unmapped_bytes=15 * GIB),))
-    unmapped, mapped = view(busy_frame(reports=(report,))), view(busy_frame())
+    unmapped, mapped = frame_view(busy_frame(reports=(report,))), frame_view(busy_frame())
     (device,), (train, python) = unmapped.devices, unmapped.processes
     assert (device.unmapped_bytes, train.unmapped_bytes, python.unmapped_bytes) == (15 * GIB, 15 * GIB, None)
     assert train.state == "15.0 GiB unmapped"
@@ -86,7 +96,7 @@ def test_limit_and_quota_are_shown_where_there_are_any():
     pool = make_pool(live=20 * GIB)
     report = replace(make_report(10, (pool,)), limits=(PoolLimit(pool.allocator, pool.device_uuid, 30 * GIB, "team"),))
     quotas = make_quotas(report, (25 * GIB, "small"), (30 * GIB, "team"), (10_000 * GIB, "team"))
-    limited, free = view(busy_frame(reports=(report,), quotas=quotas)), view(busy_frame())
+    limited, free = frame_view(busy_frame(reports=(report,), quotas=quotas)), frame_view(busy_frame())
     for seen, shown in ((limited, True), (free, False)):
         table = process_table(seen)
         assert ("LIMIT" in table) is shown
@@ -114,7 +124,7 @@ def test_kv_cache_of_an_engine_is_a_part_of_its_live_memory(pids: tuple[int, ...
     processes = tuple(EngineProcess(pid, 100) for pid in pids)
     known: dict[str, Any] = {"kv_cache_used_ratio": 0.04} | fields
     engine = EngineReading(name="chat", kind="sglang", up=True, processes=processes, **known)
-    content = view(busy_frame(engines=(engine,)))
+    content = frame_view(busy_frame(engines=(engine,)))
     train = next(row for row in content.processes if row.pid == 10)
     shown = described(train)
     assert text in shown
@@ -125,14 +135,14 @@ def test_kv_cache_in_a_program_without_an_agent_is_a_part_of_its_opaque_memory()
     engine = EngineReading(
         name="chat", kind="sglang", up=True, processes=(EngineProcess(11, 100),), kv_cache_used_ratio=0.5
     )
-    content = view(busy_frame(engines=(engine,)))
+    content = frame_view(busy_frame(engines=(engine,)))
     python = next(row for row in content.processes if row.pid == 11)
     assert "opaque 10.0 GiB (KV cache: 50% in use)" in described(python)
 
 
 def test_refused_flush_is_not_promised():
     report = make_report(10, (make_pool(live=20 * GIB, cached=12 * GIB, stranded=6 * GIB),), flush_policy="never")
-    content = view(busy_frame(reports=(report,)))
+    content = frame_view(busy_frame(reports=(report,)))
     assert (content.reclaimable_bytes, content.refused_bytes) == (0, 12 * GIB)
     assert (
         flush_estimate(content)
@@ -142,7 +152,7 @@ def test_refused_flush_is_not_promised():
 
 
 def test_process_without_an_agent_has_no_reclaimable_bytes():
-    content = view(busy_frame(reports=()))
+    content = frame_view(busy_frame(reports=()))
     assert (content.reclaimable_bytes, flush_estimate(content), content.agents) == (None, "", 0)
 
 
@@ -159,7 +169,7 @@ def test_process_without_an_agent_has_no_reclaimable_bytes():
     ],
 )
 def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], state: str):
-    content = view(make_frame(make_device(**fields)))
+    content = frame_view(make_frame(make_device(**fields)))
     assert content.devices[0].state == state
     shown = "\n".join("".join(piece.text for piece in line) for line in device_lines(content, 80, 24, True))
     assert state in shown
@@ -167,10 +177,10 @@ def test_device_state_is_shown_unless_it_is_normal(fields: dict[str, object], st
 
 
 def test_verdict_with_a_trouble_precedes_others():
-    (train, _) = view(busy_frame(verdicts=(CHURN, LEAK))).processes
+    (train, _) = frame_view(busy_frame(verdicts=(CHURN, LEAK))).processes
     assert (train.verdict, train.is_notable) == ("leak", True)
     assert train.verdicts == ("train leaks", "train goes up and down")
-    (notice,) = view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
+    (notice,) = frame_view(busy_frame(verdicts=(CHURN, LEAK))).verdicts
     advice = "find out what retains the memory: gpumond why --pid 10; restart the program before the GPU is full"
     subject = {"program": "train (pid 10)", "gpu": "GPU 0", "full_in": 60.0}
     assert notice == FrameNotice("warn", "leak", "train leaks", "leak", advice, "GPU-a", **subject)
@@ -186,14 +196,14 @@ def test_alert_on_a_process_hides_its_healthy_pattern():
         ((info,), (CHURN,), "churn"),
         ((replace(alert, start_ticks=101),), (CHURN,), "churn"),
     ):
-        (train, _) = view(busy_frame(verdicts=verdicts, alerts=alerts)).processes
+        (train, _) = frame_view(busy_frame(verdicts=verdicts, alerts=alerts)).processes
         assert train.verdict == shown
 
 
 def test_most_severe_alert_of_a_process_precedes_newer_ones_and_its_verdicts():
     def status(*alerts: Alert, verdict: Verdict = CHURN, width: int = 40) -> tuple[str, str]:
         own = (replace(each, pid=10, start_ticks=100, labels=(*each.labels, ("uuid", "GPU-a"))) for each in alerts)
-        row = view(busy_frame(alerts=tuple(own), verdicts=(verdict,))).processes[0]
+        row = frame_view(busy_frame(alerts=tuple(own), verdicts=(verdict,))).processes[0]
         return row.status_in(width), row.level
 
     error, retries = make_alert("out-of-memory", severity="critical"), make_alert("retries", active_at=999_990.0)
@@ -211,7 +221,7 @@ def test_alert_that_outlives_its_verdict_is_no_verdict():
     alert = replace(make_alert("fragmentation"), labels=(("uuid", "GPU-a"),), pid=10, start_ticks=100)
     split = replace(CHURN, kind="fragmentation", summary="train is split")
     for verdicts, shown in (((split,), ("fragmentation", "warn")), ((), ("", "")), ((CHURN,), ("churn", ""))):
-        (train, _) = view(busy_frame(alerts=(alert,), verdicts=verdicts)).processes
+        (train, _) = frame_view(busy_frame(alerts=(alert,), verdicts=verdicts)).processes
         assert (train.status, train.level) == shown
 
 
@@ -222,7 +232,7 @@ def test_verdict_of_which_an_alert_informs_is_not_repeated():
         (replace(of_train, pid=11), ["leak"]),
         (replace(of_train, rule="x"), ["leak"]),
     ):
-        content = view(busy_frame(verdicts=(LEAK,), alerts=(alert,)))
+        content = frame_view(busy_frame(verdicts=(LEAK,), alerts=(alert,)))
         assert [notice.title for notice in content.verdicts] == kinds
 
 
@@ -230,20 +240,20 @@ def test_alert_begins_with_its_program_and_gpu_and_is_as_urgent_as_its_verdict()
     labels = (("uuid", "GPU-a"), ("severity", "warning"))
     texts = (("summary", "train (pid 10) is leaking on GPU 0 (since 1 min)"),)
     alert = replace(make_alert("leak"), labels=labels, annotations=texts, pid=10, start_ticks=100)
-    content = view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
+    content = frame_view(busy_frame(alerts=(alert, replace(alert, pid=None, start_ticks=None)), verdicts=(LEAK,)))
     leak, device = content.alerts
     assert (leak.split_subject, leak.full_in) == (("train (pid 10) on GPU 0", " is leaking (since 1 min)"), 60.0)
     assert device.split_subject[0] == "GPU 0"
-    (pending,) = view(busy_frame(alerts=(replace(alert, phase="pending", fired_at=None),))).alerts
+    (pending,) = frame_view(busy_frame(alerts=(replace(alert, phase="pending", fired_at=None),))).alerts
     assert pending.split_subject == ("pending: train (pid 10) on GPU 0", " is leaking (since 1 min)")
-    both = merged([("a", content), ("b", content)])
+    both = merge_views([("a", content), ("b", content)])
     assert [alert.split_subject[0] for alert in both.alerts[:2]] == ["a: train (pid 10) on GPU 0", "a: GPU 0"]
     assert both.alerts[0].split_subject[1] == leak.split_subject[1]
 
 
 def test_alerts_are_sorted_by_phase_and_severity():
     alerts = (make_alert("idle", "pending"), make_alert("full"), make_alert("leak", severity="critical"))
-    assert view(busy_frame(alerts=alerts)).alerts == (
+    assert frame_view(busy_frame(alerts=alerts)).alerts == (
         FrameNotice("bad", "leak firing for 1 min 40 s", "leak it is", "alert leak"),
         FrameNotice("warn", "full firing for 1 min 40 s", "full it is", "alert full"),
         FrameNotice("note", "idle pending for 1 min 40 s", "idle it is", "alert idle pending", state="pending"),
@@ -252,13 +262,13 @@ def test_alerts_are_sorted_by_phase_and_severity():
 
 def test_alert_that_came_back_says_since_when():
     texts = (("summary", "full it is; again since 00:00:03 UTC"),)
-    (shown,) = view(busy_frame(alerts=(replace(make_alert("full"), annotations=texts),))).alerts
+    (shown,) = frame_view(busy_frame(alerts=(replace(make_alert("full"), annotations=texts),))).alerts
     assert (shown.title, shown.text) == ("full firing again since 00:00:03 UTC", "full it is")
 
 
 def test_silenced_alert_is_a_note():
     silenced = replace(make_alert("full"), silenced_by=("0" * 16,))
-    (shown,) = view(busy_frame(alerts=(silenced,))).alerts
+    (shown,) = frame_view(busy_frame(alerts=(silenced,))).alerts
     title = "full firing for 1 min 40 s, silenced"
     assert shown == FrameNotice("note", title, "full it is", "alert full, silenced", state="silenced")
 
@@ -266,7 +276,7 @@ def test_silenced_alert_is_a_note():
 def test_faults_and_conditions_are_named_with_their_remedies():
     faults = (FaultWithRemedy("nvml", "gpu_is_lost", "GPU-a", "fell off the bus", "reset it"),)
     conditions = (ConditionWithRemedy(None, "private_pid_namespace", "share it"),)
-    assert view(busy_frame(faults=faults, conditions=conditions)).notices == (
+    assert frame_view(busy_frame(faults=faults, conditions=conditions)).notices == (
         FrameNotice("warn", "GPU 0: gpu_is_lost", "fell off the bus: reset it", "gpu_is_lost", device_uuid="GPU-a"),
         FrameNotice("note", "this machine: private_pid_namespace", "share it", "private_pid_namespace"),
     )
@@ -275,7 +285,7 @@ def test_faults_and_conditions_are_named_with_their_remedies():
 def test_source_that_is_down_is_shown_once():
     source = SourceState(name="nvml", up=False, responsive=False, reason="timeout", detail="no answer in 5 s")
     faults = (FaultWithRemedy("nvml", "timeout", None, "no answer in 5 s", "see dmesg"),)
-    content = view(make_frame(source=source, faults=faults))
+    content = frame_view(make_frame(source=source, faults=faults))
     assert content.notices == (FrameNotice("bad", "no GPU can be read (timeout)", "no answer in 5 s: see dmesg"),)
 
 
@@ -297,13 +307,13 @@ def test_remedy_in_the_detail_of_a_fault_is_shown_once():
     full = Alert(
         rule="full", phase="pending", labels=(), annotations=(("summary", "full it is"),), value=1.0, active_at=0.0
     )
-    content = view(make_frame(source=source, faults=faults, alerts=(down, full)))
+    content = frame_view(make_frame(source=source, faults=faults, alerts=(down, full)))
     assert [notice.text for notice in content.notices] == [words, "no access: join the group video"]
     assert [alert.text for alert in content.alerts] == ["", "full it is"]
 
 
 def test_missing_device_is_a_notice():
-    assert [notice.title for notice in view(make_frame()).notices] == ["no GPU found"]
+    assert [notice.title for notice in frame_view(make_frame()).notices] == ["no GPU found"]
 
 
 @pytest.mark.parametrize(
@@ -318,15 +328,15 @@ def test_missing_device_is_a_notice():
     ids=["escape", "direction", "lines", "markup", "long"],
 )
 def test_text_of_programs_is_one_plain_line(text: str, expected: str):
-    assert plain(text) == expected
+    assert printable_excerpt(text) == expected
 
 
 def test_devices_of_a_narrow_screen_keep_bar_and_memory():
     one = make_device("GPU-a", name="NVIDIA H100 80GB HBM3", used_bytes=10 * GIB, free_bytes=70 * GIB)
-    content = view(make_frame(one, replace(one, uuid="GPU-b", index=1)))
+    content = frame_view(make_frame(one, replace(one, uuid="GPU-b", index=1)))
     lines = [plain_text(line) for line in device_lines(content, 40, 20, True)]
     assert [line.startswith((" 0 !!", " 1 !!")) and line.endswith("10.0/80.0 GiB") for line in lines[:2]] == [True] * 2
-    assert plain_text(device_lines(view(make_frame(one)), 40, 20, True)[0]) == "GPU 0  10.0 GiB of 80.0 GiB  12%"
+    assert plain_text(device_lines(frame_view(make_frame(one)), 40, 20, True)[0]) == "GPU 0  10.0 GiB of 80.0 GiB  12%"
 
 
 def test_totals_of_many_devices_count_an_instance_once():
@@ -334,11 +344,11 @@ def test_totals_of_many_devices_count_an_instance_once():
     part = make_device(
         "MIG-b", index=1, parent_uuid="GPU-a", size_bytes=40 * GIB, used_bytes=10 * GIB, free_bytes=30 * GIB
     )
-    *_, legend = device_lines(view(make_frame(whole, part)), 80, 10, True)
+    *_, legend = device_lines(frame_view(make_frame(whole, part)), 80, 10, True)
     assert "".join(piece.text for piece in legend) == "! unattributed 10.0 GiB  . free 70.0 GiB"
 
 
-ROWS = view(
+ROWS = frame_view(
     make_frame(
         make_device(
             used_bytes=7 * GIB,
@@ -363,11 +373,11 @@ ROWS = view(
     ],
 )
 def test_sorting_puts_largest_numbers_first_and_unknown_last(order: SortOrder, pids: list[int]):
-    assert [row.pid for row in arranged(ROWS, order, "")] == pids
+    assert [row.pid for row in sort_and_filter(ROWS, order, "")] == pids
 
 
 def test_bar_of_shares_gives_no_order():
-    columns = laid_out(200, ROWS)
+    columns = lay_out_columns(200, ROWS)
     names = [column.name for column in columns]
     at = names.index("shares")
     assert SortOrder(names[at - 1]).next(columns) == SortOrder(names[at + 1])
@@ -392,7 +402,7 @@ def test_bar_of_shares_gives_no_order():
     ],
 )
 def test_filter_searches_all_names_of_a_process(words: str, pids: list[int]):
-    assert [row.pid for row in arranged(ROWS, SortOrder(), words)] == pids
+    assert [row.pid for row in sort_and_filter(ROWS, SortOrder(), words)] == pids
 
 
 def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
@@ -418,9 +428,9 @@ def test_count_of_the_rows_is_complete_on_a_narrow_screen():
 
 @pytest.mark.parametrize(("users", "shown"), [(("ann", "ann"), False), (("ann", "ben"), True)])
 def test_users_are_a_column_if_there_are_several(users: tuple[str, ...], shown: bool):
-    rows = [replace(row, user=user) for row, user in zip(view(busy_frame()).processes, users, strict=True)]
-    assert ("user" in [column.name for column in laid_out(110, rows)]) == shown
-    assert "user" not in [column.name for column in laid_out(80, rows)], "shares come first"
+    rows = [replace(row, user=user) for row, user in zip(frame_view(busy_frame()).processes, users, strict=True)]
+    assert ("user" in [column.name for column in lay_out_columns(110, rows)]) == shown
+    assert "user" not in [column.name for column in lay_out_columns(80, rows)], "shares come first"
 
 
 def test_column_that_had_a_value_stays():
@@ -429,18 +439,18 @@ def test_column_that_had_a_value_stays():
     table = ProcessList()
     for rows, shown in (([known], False), ([row, known], True), ([known], True), ([], True)):
         table.fill(rows, {})
-        assert ("opaque" in [column.name for column in table.laid_out(200)]) == shown
+        assert ("opaque" in [column.name for column in table.columns_in(200)]) == shown
 
 
 def test_verdict_has_room_for_its_count_before_longer_programs():
-    columns = {column.name: column.width for column in laid_out(150, view(busy_frame()).processes)}
+    columns = {column.name: column.width for column in lay_out_columns(150, frame_view(busy_frame()).processes)}
     assert columns["verdict"] == len("allocation-retries +1")
     assert columns["program"] > 14
 
 
 @pytest.mark.parametrize("width", [40, 79, 90, 119, 200])
 def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
-    columns = laid_out(width, view(busy_frame()).processes)
+    columns = lay_out_columns(width, frame_view(busy_frame()).processes)
     names = [column.name for column in columns]
     assert [name for name in names if name in ("gpu", "program", "used", "verdict")] == [
         "gpu",
@@ -457,10 +467,10 @@ def test_columns_fit_the_screen_and_the_verdict_is_hidden_last(width: int):
 def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload():
     launcher, trainer = make_report(20, (), workload="train"), make_report(21, (), workload="cpu-only")
     (report,) = (make_report(10, (make_pool(live=20 * GIB),), workload="train"),)
-    content = view(busy_frame(reports=(report, launcher, trainer)))
+    content = frame_view(busy_frame(reports=(report, launcher, trainer)))
     assert [notice.title for notice in content.notices] == ["connected, without GPU memory: cpu-only"]
     suspended = replace(make_suspended(21, 9 * GIB), workload="cpu-only")
-    content = view(busy_frame(reports=(report, launcher, trainer), suspended_programs=(suspended,)))
+    content = frame_view(busy_frame(reports=(report, launcher, trainer), suspended_programs=(suspended,)))
     assert [notice for notice in content.notices if "without GPU memory" in notice.title] == []
 
 
@@ -493,7 +503,7 @@ def test_programs_with_an_agent_and_without_device_memory_are_named_by_workload(
 )
 def test_stuck_process_is_named_with_its_remedy(fields: dict[str, Any], what: str, remedy: str):
     (entry,) = stuck_processes([holding_with(**fields), holding_with(**fields)])
-    assert entry.what.startswith(what)
+    assert entry.sentence.startswith(what)
     assert remedy in entry.remedy
 
 
@@ -564,8 +574,8 @@ def test_overcount_does_not_exceed_the_bar():
 
 
 def test_parts_have_distinct_marks_and_a_color():
-    assert len(set(FILLS.values())) == len(FILLS) == len(set(GROUNDS.values()))
-    assert FILLS.keys() == GROUNDS.keys() == COLORS.keys() | {"reserved", "waiting"}
+    assert len(set(FILLS.values())) == len(FILLS) == len(set(PART_COLORS.values()))
+    assert FILLS.keys() == PART_COLORS.keys() == COLORS.keys() | {"reserved", "waiting"}
     assert all(mark.isascii() and len(mark) == 1 for mark in FILLS.values())
 
 

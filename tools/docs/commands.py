@@ -161,10 +161,12 @@ def _sections(
 def _refer_to_earlier(rows: list[str], earlier: Mapping[str, str]) -> Iterator[str]:
     """Yield the rows, but a single one for those that are equal to an earlier section's."""
     counts = Counter(earlier[row] for row in rows if row in earlier)
-    for other in [other for other, count in counts.items() if count >= MIN_REPEATED_ROWS]:
-        names = ", ".join(re.sub("`(-[^ `]+).*", r"`\1`", row[2:].strip()) for row in rows if earlier.get(row) == other)
-        rows = [row for row in rows if earlier.get(row) != other]
-        rows.append(f"| {names} | as for [`{other}`](#{other.replace(' ', '-')}) |\n")
+    for earlier_command in (command for command, count in counts.items() if count >= MIN_REPEATED_ROWS):
+        names = ", ".join(
+            re.sub("`(-[^ `]+).*", r"`\1`", row[2:].strip()) for row in rows if earlier.get(row) == earlier_command
+        )
+        rows = [row for row in rows if earlier.get(row) != earlier_command]
+        rows.append(f"| {names} | as for [`{earlier_command}`](#{earlier_command.replace(' ', '-')}) |\n")
     yield from rows
 
 

@@ -71,7 +71,9 @@ class Figure:
         if isinstance(key, int):
             return Figure(self.value[key])
         return Figure(
-            LIST_FUNCTIONS[key](self.value) if key in LIST_FUNCTIONS else [one[key] for one in self.value if key in one]
+            LIST_FUNCTIONS[key](self.value)
+            if key in LIST_FUNCTIONS
+            else [each[key] for each in self.value if key in each]
         )
 
     def __getattr__(self, unit: str) -> Figure:

@@ -61,8 +61,8 @@ def document() -> str:
 def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the section of a command, and those of its subcommands."""
     yield f'.SS "{_roff_text(parser.prog)}"\n{_roff_text(parser.description or "")}\n'
-    for own in subcommands(parser):
-        yield from _sections(own)
+    for subparser in subcommands(parser):
+        yield from _sections(subparser)
     for action in options(parser):
         yield f".TP\n{_term(action)}\n{_roff_text(help_of(parser, action))}\n"
     if isinstance(parser.epilog, str) and parser.epilog.startswith("examples:"):
@@ -91,8 +91,8 @@ def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 def argument_name(action: argparse.Action) -> str:
     """Return the name of an argument, or of an option's value."""
     choices = "|".join(map(str, action.choices)) if action.choices else ""
-    named = action.metavar if isinstance(action.metavar, str) else ""
-    return named or choices or action.dest.upper().replace("_", "-")
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    return metavar or choices or action.dest.upper().replace("_", "-")
 
 
 def _term(action: argparse.Action) -> str:

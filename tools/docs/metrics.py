@@ -30,22 +30,6 @@ series](recorded-series.md#new-series-per-day), leave out `process`.
 
 With MIG, don't sum over all devices: a MIG device's values include its instances. Use `gpumond_machine_*`, or exclude
 the instances with `unless on(uuid) gpumond_device_info{parent_uuid!=""}`.
-
-`gpumond_process_info` names each process's user, pod and job. To sum used memory by a pod label, such as `team`,
-configure kube-state-metrics to export the label (`--metric-labels-allowlist`), and query:
-
-```promql
-sum by (label_team) (
-    sum by (pod, namespace) (
-        gpumond_process_memory_used_bytes * on (job, instance, pid) group_left (pod, namespace)
-        label_replace(label_replace(max by (job, instance, pid, pod_name, pod_namespace) (
-            gpumond_process_info{pod_name!=""}
-        ), "pod", "$1", "pod_name", "(.*)"), "namespace", "$1", "pod_namespace", "(.*)")
-    )
-    * on (pod, namespace) group_left (label_team) max by (pod, namespace, label_team) (kube_pod_labels)
-)
-```
-
 """
 
 SECTIONS: Mapping[str, str] = {
@@ -68,6 +52,25 @@ describe the [driver process](terms.md#programs).
 
 | name | type | labels | meaning |
 |---|---|---|---|
+"""
+
+POD_LABELS = """
+## Sums by pod label
+
+`gpumond_process_info` names each process's user, pod and job. To sum used memory by a pod label, such as `team`,
+configure kube-state-metrics to export the label (`--metric-labels-allowlist`), and query:
+
+```promql
+sum by (label_team) (
+    sum by (pod, namespace) (
+        gpumond_process_memory_used_bytes * on (job, instance, pid) group_left (pod, namespace)
+        label_replace(label_replace(max by (job, instance, pid, pod_name, pod_namespace) (
+            gpumond_process_info{pod_name!=""}
+        ), "pod", "$1", "pod_name", "(.*)"), "namespace", "$1", "pod_namespace", "(.*)")
+    )
+    * on (pod, namespace) group_left (label_team) max by (pod, namespace, label_team) (kube_pod_labels)
+)
+```
 """
 
 DCGM_HEADER = """
@@ -115,6 +118,7 @@ def document() -> str:
     theirs += "| DCGM_FI_DEV_XID_ERROR | DCGM_FI_DEV_XID_ERRORS |\n"
     return (
         ours
+        + POD_LABELS
         + theirs
         + UNAVAILABLE_HEADER
         + "".join(f"| {name} | {why} |\n" for name, why in UNAVAILABLE_METRICS.items())
@@ -130,20 +134,20 @@ def dcgm_row(family: dcgm.DcgmFamily) -> str:
 
 def sections() -> Iterator[str]:
     """Yield a table for each section; above it, the labels that all of its metrics have."""
-    left = list(FAMILIES)
+    remaining = list(FAMILIES)
     for title, names in SECTIONS.items():
-        own = [family for family in left if re.match(rf"gpumond_({names})(_|$)", family.name)]
-        left = [family for family in left if family not in own]
-        common = [label for label in own[0].labels if all(label in family.labels for family in own)]
+        families = [family for family in remaining if re.match(rf"gpumond_({names})(_|$)", family.name)]
+        remaining = [family for family in remaining if family not in families]
+        common = [label for label in families[0].labels if all(label in family.labels for family in families)]
         yield f"\n## {title}\n"
         if common:
             *others, last = (f"`{label}`" for label in common)
             labels = f"{', '.join(others)} and {last}" if others else last
             yield f"\nAll of these metrics have the label{'s' * bool(others)} {labels}.\n"
         yield f"\n| name | type | {'other ' * bool(common)}labels | meaning |\n|---|---|---|---|\n"
-        for family in sorted(own, key=lambda family: family.name):
-            labels_left = tuple(label for label in family.labels if label not in common)
-            yield row(family.name, family.kind, labels_left, family.help) + "\n"
+        for family in sorted(families, key=lambda family: family.name):
+            other_labels = tuple(label for label in family.labels if label not in common)
+            yield row(family.name, family.kind, other_labels, family.help) + "\n"
 
 
 def daemon_rows() -> Iterator[str]:

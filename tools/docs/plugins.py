@@ -41,7 +41,7 @@ def adapters() -> Iterator[str]:
     yield "memory](allocators.md#managed-memory), and `gpumond.sim.allocator` for the demo's allocator.\n"
     yield "| library | packages |\n|---|---|"
     packages = ((spec.library, ", ".join(f"`{package}`" for package in spec.packages) or "-") for spec in ADAPTERS)
-    rows = (f"| `{library}` | {listed} |" for library, listed in packages)
+    rows = (f"| `{library}` | {package_names} |" for library, package_names in packages)
     yield from dict.fromkeys(rows)
 
 

@@ -74,7 +74,7 @@ def document() -> str:
 
 
 def sections(paths: dict[str, Any], similar_rows: list[str]) -> Iterator[str]:
-    """Yield a section for each new example, and add to ``alike`` the rows of the other routes."""
+    """Yield a section for each new example, and add to ``similar_rows`` those of the other routes."""
     format_by_json: dict[str, str] = {}
     for path, methods in paths.items():
         for method, operation in methods.items():
@@ -92,15 +92,17 @@ def sections(paths: dict[str, Any], similar_rows: list[str]) -> Iterator[str]:
                     if elsewhere:
                         yield "\n" + wrap(f"`…` is {', '.join(dict.fromkeys(elsewhere))}.") + "\n"
                     link = f"[{title}](#{re.sub(r'[^a-z0-9_ -]', '', title.lower()).replace(' ', '-')})"
-                    for place, part in parts(example):
-                        format_by_json.setdefault(json_text(part), f"{part_words(place)} {link}" if place else link)
+                    for path_in_example, part in parts(example):
+                        format_by_json.setdefault(
+                            json_text(part), f"{part_words(path_in_example)} {link}" if path_in_example else link
+                        )
 
 
-def part_words(place: str) -> str:
+def part_words(path: str) -> str:
     """Return the words for a part of an example, to which the example's link is added."""
-    whole = place.removesuffix("[0]").removeprefix("[0].")
-    text = f"`{whole}` in" if whole else ""
-    return text if not place.endswith("[0]") else f"one element of {text}".rstrip()
+    list_path = path.removesuffix("[0]").removeprefix("[0].")
+    text = f"`{list_path}` in" if list_path else ""
+    return text if not path.endswith("[0]") else f"one element of {text}".rstrip()
 
 
 def shortened(value: Any, places: Mapping[str, str], top: bool = True) -> tuple[Any, list[str]]:
@@ -126,15 +128,15 @@ def shortened(value: Any, places: Mapping[str, str], top: bool = True) -> tuple[
     return list(kept.values()), elsewhere
 
 
-def parts(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the objects and lists of an example, each with its place in it."""
     if isinstance(value, dict | list):
-        yield place, value
+        yield path, value
     if isinstance(value, dict):
         for key, part in value.items():
-            yield from parts(part, f"{place}.{key}".lstrip("."))
+            yield from parts(part, f"{path}.{key}".lstrip("."))
     elif isinstance(value, list) and value:
-        yield from parts(value[0], f"{place}[0]")
+        yield from parts(value[0], f"{path}[0]")
 
 
 def without_unknown_values(value: Any) -> Any:

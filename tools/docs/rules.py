@@ -150,7 +150,7 @@ def values() -> Iterator[str]:
         if sensors:
             yield f"\n{wrap(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
         for unit in dict.fromkeys(unit for _, unit, _ in sensors):
-            yield f"| {unit} | {', '.join(name for name, of, _ in sensors if of == unit)} |"
+            yield f"| {unit} | {', '.join(name for name, row_unit, _ in sensors if row_unit == unit)} |"
         yield from meaning_table("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
         yield from meaning_table("placeholder", PLACEHOLDERS, scope)
 

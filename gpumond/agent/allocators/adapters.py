@@ -102,6 +102,10 @@ class FlushRefused(Exception):
     """A flush, limit or snapshot is unsafe or impossible; the message states the reason. Nothing was done."""
 
 
+class TensorsBusy(Exception):
+    """The program changed its tensors for so long that none could be read; the message states the reason."""
+
+
 class AllocatorAdapter:
     """Reads and flushes one library's pools. Never imports the library, never creates a context.
 
@@ -228,14 +232,14 @@ class TensorTracking(Protocol):
         """Return the classes of live bytes by device; empty while nothing is live.
 
         It takes some milliseconds, and with ``search_seconds`` about as long as this, for classes that require a search
-        of all objects.
+        of all objects. A search raises TensorsBusy.
         """
 
     def find_older_objects(self) -> None:
         """Find the objects that the program created before the agent, once."""
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:
-        """Return all tensors that are on a device. It may take some tens of milliseconds."""
+        """Return all tensors that are on a device. It may take some tens of milliseconds. Raises TensorsBusy."""
 
 
 class CaptureGuards(Protocol):

@@ -61,10 +61,10 @@ if hasattr(os, "register_at_fork"):
 
 def version() -> str | None:
     """Return the CUDA version that the driver supports, such as ``13.0``."""
-    number = ctypes.c_int()
-    if not _succeeds("cuDriverGetVersion", ctypes.byref(number)):
+    version_number = ctypes.c_int()
+    if not _succeeds("cuDriverGetVersion", ctypes.byref(version_number)):
         return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+    return f"{version_number.value // 1000}.{version_number.value % 1000 // 10}"
 
 
 def device_count() -> int | None:

@@ -99,7 +99,8 @@ class CupyAdapter(CudaAdapter):
     def limit(self, limit_bytes: int | None, device: str | int | None) -> Sequence[AppliedLimit]:
         """Limit each pool on each device with a live context; without a limit, the program's own one applies."""
         pools = [pool for pool in self._pools() if not _is_async(pool)]
-        selected = [i for i in cuda.devices_with_context() if device in (None, i, cuda.device_uuid(i))]
+        ordinals = cuda.devices_with_context()
+        selected = [ordinal for ordinal in ordinals if device in (None, ordinal, cuda.device_uuid(ordinal))]
         if not pools:
             raise FlushRefused("CuPy's stream-ordered pool can't be limited")
 
@@ -114,8 +115,9 @@ class CupyAdapter(CudaAdapter):
     def own_limits(self) -> Mapping[str, int]:
         pools = [pool for pool in self._pools() if not _is_async(pool)]
         ordinals = cuda.devices_with_context()
-        own = zip(ordinals, visit_devices(self._cupy, ordinals, lambda i: self._own_limit(i, pools)), strict=True)
-        return {uuid: size for i, size in own if size and (uuid := cuda.device_uuid(i)) is not None}
+        limits = visit_devices(self._cupy, ordinals, lambda ordinal: self._own_limit(ordinal, pools))
+        uuids = map(cuda.device_uuid, ordinals)
+        return {uuid: size for uuid, size in zip(uuids, limits, strict=True) if size and uuid is not None}
 
     def _own_limit(self, ordinal: int, pools: Iterable[Any]) -> int:
         """Return the lowest limit that the program has set on the current device; 0 means no limit to CuPy."""

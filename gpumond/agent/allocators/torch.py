@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpumond.agent.allocators.adapters import (
     AllocatorAdapter,
     FlushRefused,
     HistoryRecording,
+    TensorsBusy,
     TensorTracking,
     TrackedTensor,
     to_call,
@@ -42,6 +43,7 @@ from gpumond.agent.allocators.torch_formulas import (
     reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_threads import threads_paused
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.facts.units import plural
@@ -211,7 +213,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _annotated_snapshot(self) -> Mapping[str, Any]:
         snapshot: Mapping[str, Any] = self._cuda.memory._snapshot()
-        torch_classes.annotate(self._torch, "cuda", snapshot)
+        with suppress(TensorsBusy):  # the snapshot then has no classes
+            torch_classes.annotate(self._torch, "cuda", snapshot)
         return snapshot
 
     def _check_snapshot(self, must_be_fast: bool) -> None:
@@ -244,8 +247,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def live_sites(self) -> Sequence[AllocationSite]:
         if not self._cuda.is_initialized() or not self._c._cuda_isHistoryEnabled():
             return ()
-        found, _ = sites(self._segments(MAX_OOM_SNAPSHOT_BLOCKS) or ())
-        return found
+        live_sites, _ = sites(self._segments(MAX_OOM_SNAPSHOT_BLOCKS) or ())
+        return live_sites
 
     def finish_history(self, write: Callable[[object], Dump]) -> tuple[Dump, Sequence[AllocationSite], int]:
         memory = self._cuda.memory
@@ -298,7 +301,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         return getattr(self._c, "_cuda_hasPrimaryContext", cuda.has_context)
 
     def _held_bytes(self) -> int:
-        return sum(current_value(self._c._cuda_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+        stats = map(self._c._cuda_memoryStats, range(self._device_count()))
+        return sum(current_value(each, "reserved_bytes") for each in stats)
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:
@@ -336,9 +340,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
         if not self._cuda.is_initialized() or not any(self._live_bytes().values()):
             return ()
-        found = torch_classes.measure_classes(self._torch, "cuda", search_seconds)
+        classes = torch_classes.measure_classes(self._torch, "cuda", search_seconds)
         return tuple(
-            torch_classes.with_rest(found, ordinal, self.name, uuid, size)
+            torch_classes.with_rest(classes, ordinal, self.name, uuid, size)
             for ordinal, size in self._live_bytes().items()  # again: a search takes time
             if size and (uuid := self._uuid(ordinal)) is not None
         )
@@ -351,7 +355,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         TORCH_OBJECTS.install()
         version = self._torch.version
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
-            torch_classes.search_heap(self._torch)
+            with threads_paused(0):
+                torch_classes.search_heap(self._torch)
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:
         return torch_classes.tracked_tensors(self._torch, "cuda") if self._cuda.is_initialized() else ()
@@ -407,7 +412,7 @@ CallStack = tuple[tuple[str, int, str], ...]
 
 def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSite], int]:
     """Return live memory by the stack that allocated it, largest first, and the bytes of blocks without a stack."""
-    found: dict[CallStack, list[int]] = {}
+    totals: dict[CallStack, list[int]] = {}
     unrecorded = 0
     for segment in segments:
         for block in segment["blocks"]:
@@ -417,10 +422,10 @@ def sites(segments: Iterable[Mapping[str, Any]]) -> tuple[Sequence[AllocationSit
             if not stack:
                 unrecorded += block["size"]
                 continue
-            total = found.setdefault(stack, [0, 0])
+            total = totals.setdefault(stack, [0, 0])
             total[0] += block["size"]
             total[1] += 1
-    ordered = sorted(found.items(), key=lambda entry: -entry[1][0])
+    ordered = sorted(totals.items(), key=lambda entry: -entry[1][0])
     return [
         AllocationSite(size, blocks, tuple(to_call(*call) for call in stack)) for stack, (size, blocks) in ordered
     ], unrecorded

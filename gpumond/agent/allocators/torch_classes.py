@@ -15,11 +15,13 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import compress
 from typing import Any
 
 from gpumond.agent.allocators.adapters import TrackedTensor
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
+from gpumond.agent.allocators.torch_threads import threads_paused
 from gpumond.facts.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
@@ -52,13 +54,16 @@ BytesByClass = Mapping[int, Sequence[int | None]]
 def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -> BytesByClass:
     """Visit the tensors on devices of a kind such as ``cuda``.
 
-    ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. Time counts
-    while this thread runs: the program is not paused while its other threads do.
+    ``search_seconds``: time limit for a search of the heap, which finds the other tensors; 0 for no search. A search
+    pauses the other threads, and raises TensorsBusy.
     """
-    deadline = time.thread_time() + search_seconds
-    tensors = search_heap(torch, deadline) if search_seconds else None
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor could run code of the program
-        visit = _Visit(device_type)
+    visit = _Visit(device_type)
+    with (
+        threads_paused() if search_seconds else nullcontext(),
+        torch._C.DisableTorchFunctionSubclass(),  # a subclass of Tensor could run code of the program
+    ):
+        deadline = time.thread_time() + search_seconds
+        tensors = search_heap(torch, deadline) if search_seconds else None
         if TORCH_OBJECTS.is_complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
             if tensors is not None:
@@ -68,15 +73,15 @@ def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -
 
 def annotate(torch: Any, device_type: str, snapshot: Mapping[str, Any]) -> None:
     """Add the class of each parameter, gradient, optimizer state and buffer to its block in a memory snapshot, and to
-    the allocation in its history, as ``user_metadata``, which follows that of the program.
+    the allocation in its history, as ``user_metadata``, which follows that of the program. Raises TensorsBusy.
     """
     read_address = getattr(torch._C, "_data_address", None)
     if read_address is None:
         return
-    if not TORCH_OBJECTS.is_complete:
-        search_heap(torch, time.thread_time() + HEAP_SEARCH_SECONDS)
     visit = _Visit(device_type, read_address)
-    with torch._C.DisableTorchFunctionSubclass():
+    with threads_paused(), torch._C.DisableTorchFunctionSubclass():
+        if not TORCH_OBJECTS.is_complete:
+            search_heap(torch, time.thread_time() + HEAP_SEARCH_SECONDS)
         if TORCH_OBJECTS.is_complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
     blocks = {block.get("address"): block for segment in snapshot["segments"] for block in segment["blocks"]}
@@ -111,7 +116,7 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
     released first.
     """
     base_numbers = _BaseNumbers(torch)
-    found: tuple[list[Reference], ...] = ([], [], [])
+    references: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
     objects.reverse()
     while objects:  # another thread may run between two chunks
@@ -121,10 +126,10 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
         del objects[-CHUNK_OBJECTS:]
         for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
             try:
-                found[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
+                references[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
             except TypeError:  # a subclass without weak references
                 continue
-    return found
+    return references
 
 
 def _existing_objects(references: Iterable[Reference]) -> Iterator[Any]:
@@ -133,11 +138,11 @@ def _existing_objects(references: Iterable[Reference]) -> Iterator[Any]:
 
 
 def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
-    """Return all tensors on devices of a kind, each with the size of its storage."""
+    """Return all tensors on devices of a kind, each with the size of its storage. Raises TensorsBusy."""
     tracked: list[TrackedTensor] = []
     storages: set[int] = set()
-    _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
-    with torch._C.DisableTorchFunctionSubclass():
+    with threads_paused(), torch._C.DisableTorchFunctionSubclass():
+        _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
         for tensor in _existing_objects(tensors):
             try:
                 storage = tensor.untyped_storage()
@@ -154,7 +159,7 @@ def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
 def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
     """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
     sizes = measured.get(ordinal, measured[NO_DEVICE])
-    rest = live_bytes - sum(size or 0 for size in sizes)
+    remainder = live_bytes - sum(size or 0 for size in sizes)
     parameters, gradients, optimizer, buffers, tensors = sizes
     return LiveClasses(
         allocator=allocator,
@@ -165,8 +170,8 @@ def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid:
         optimizer_bytes=optimizer,
         buffers_bytes=buffers,
         tensors_bytes=tensors,
-        activations_bytes=None if None in sizes else max(0, rest),
-        excess_bytes=max(0, -rest),
+        activations_bytes=None if None in sizes else max(0, remainder),
+        excess_bytes=max(0, -remainder),
     )
 
 

@@ -58,8 +58,8 @@ class DeviceStatistics(NamedTuple):
 
 
 def current_value(stats: Stats, name: str) -> int:
-    found = stats.get(name)
-    return int(found["all"]["current"]) if found else 0
+    statistic = stats.get(name)
+    return int(statistic["all"]["current"]) if statistic else 0
 
 
 def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatistics:
@@ -233,16 +233,16 @@ class UnmappedSegments:
 
     def _unmapped_addresses(self) -> frozenset[int] | None:
         """Return the addresses of unmapped segments; None if the state of one is unknown."""
-        known = _unmapped_by_vllm()
-        found = set()
+        unmapped_by_address = _unmapped_by_vllm()
+        addresses = set()
         for segment in self._private_segments:
             address = segment["address"]
-            mapped = not known[address] if address in known else self._is_mapped(address)
+            mapped = not unmapped_by_address[address] if address in unmapped_by_address else self._is_mapped(address)
             if mapped is None:
                 return None
             if not mapped:
-                found.add(address)
-        return frozenset(found)
+                addresses.add(address)
+        return frozenset(addresses)
 
 
 def unmapped_by_device(segments: Iterable[Mapping[str, Any]], addresses: frozenset[int]) -> dict[int, UnmappedBytes]:

@@ -64,7 +64,8 @@ class XpuAdapter(AllocatorAdapter):
         return len(self._xpu.default_generators)  # device_count() may query the driver
 
     def _held_bytes(self) -> int:
-        return sum(current_value(self._c._xpu_memoryStats(i), "reserved_bytes") for i in range(self._device_count()))
+        stats = map(self._c._xpu_memoryStats, range(self._device_count()))
+        return sum(current_value(each, "reserved_bytes") for each in stats)
 
     def _uuid(self, ordinal: int) -> str | None:
         if ordinal not in self._uuids:
@@ -89,10 +90,10 @@ def amd_device_uuid(properties: Any, sysfs: str = "/sys") -> str | None:
     if re.fullmatch("[0-9a-f]{16}", digits) and digits.strip("0"):
         return f"AMD-{digits}"
     parts = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
-    numbers = [number for number in parts if isinstance(number, int)]
-    if len(numbers) < 3:
+    address_parts = [part for part in parts if isinstance(part, int)]
+    if len(address_parts) < 3:
         return None
-    address = "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+    address = "{:04x}:{:02x}:{:02x}.0".format(*address_parts)
     unique = _read_text(f"{sysfs}/bus/pci/devices/{address}/unique_id").removeprefix("0x").lower()
     return f"AMD-{unique}" if re.fullmatch("[0-9a-f]{1,32}", unique) and unique.strip("0") else f"DRM-pci-{address}"
 
@@ -105,7 +106,7 @@ def intel_device_uuid(properties: Any, sysfs: str = "/sys") -> str | None:
     identified if no other device of its model is in the machine.
     """
     uuid, device_id = _uuid(properties), getattr(properties, "device_id", None)
-    vendor, device, _, domain = (int.from_bytes(uuid[at : at + 2], "little") for at in (0, 2, 4, 6))
+    vendor, device, _, domain = (int.from_bytes(uuid[offset : offset + 2], "little") for offset in (0, 2, 4, 6))
     if len(uuid) == 16 and vendor == INTEL_VENDOR_ID and device_id in (None, device):
         address = f"{domain:04x}:{uuid[8]:02x}:{uuid[9]:02x}.{uuid[10]:x}"
         return f"DRM-pci-{address}" if Path(f"{sysfs}/bus/pci/devices/{address}").exists() else None

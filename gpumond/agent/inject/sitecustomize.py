@@ -16,8 +16,8 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
     try:
         from _frozen_importlib_external import PathFinder
 
-        _found = PathFinder.find_spec("gpumond")
-        if _found is None:
+        _spec = PathFinder.find_spec("gpumond")
+        if _spec is None:
             # This environment has no gpumond: take the one that this file belongs to, and nothing else from there.
             sys.path.append(os.path.dirname(_PACKAGE))
             try:
@@ -27,8 +27,8 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
             gpumond.agent.autostart.start()
         else:
             # gpumond.py or a package of the program itself is not imported.
-            _place = next(iter(_found.submodule_search_locations or [""]))
-            if _place == _PACKAGE or os.path.exists(os.path.join(_place, "agent", "inject", "sitecustomize.py")):
+            _folder = next(iter(_spec.submodule_search_locations or [""]))
+            if _folder == _PACKAGE or os.path.exists(os.path.join(_folder, "agent", "inject", "sitecustomize.py")):
                 import gpumond.agent.autostart
 
                 gpumond.agent.autostart.start()
@@ -39,11 +39,11 @@ if os.environ.get("GPUMOND_AGENT") == "1" and sys.version_info >= (3, 10):
     ):  # the program starts, whatever happens to the agent; a module of its own may end with SystemExit
         pass
 
-_ours = sys.modules.pop(__name__)  # the user's own is next; its errors are its own
+_this_module = sys.modules.pop(__name__)  # the user's own is next; its errors are its own
 try:
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 except ImportError as error:
     if getattr(error, "name", "sitecustomize") != "sitecustomize":
         raise
 finally:
-    sys.modules.setdefault(__name__, _ours)
+    sys.modules.setdefault(__name__, _this_module)

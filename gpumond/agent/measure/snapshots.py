@@ -63,7 +63,7 @@ class RequestedSnapshots:
 
     def __init__(self) -> None:
         self._last_request_at = -REQUEST_INTERVAL_SECONDS
-        self._last_number = 0
+        self._last_id = 0
         self._files: dict[int, str] = {}
 
     def write(self, workload: str) -> Dump:
@@ -92,12 +92,12 @@ class RequestedSnapshots:
 
         return self._write_to_directory(workload, suffix, save)
 
-    def read_part(self, number: int, offset: int, size: int) -> tuple[bytes, int]:
+    def read_part(self, snapshot_id: int, offset: int, size: int) -> tuple[bytes, int]:
         """Return bytes of a kept file, and its size. Raises OSError with the reason."""
-        path = self._files.get(number)
+        path = self._files.get(snapshot_id)
         if path is None:
-            kept = ", ".join(map(str, self._files)) or "none"
-            raise FileNotFoundError(f"snapshot {number} doesn't exist; available: {kept}")
+            available = ", ".join(map(str, self._files)) or "none"
+            raise FileNotFoundError(f"snapshot {snapshot_id} doesn't exist; available: {available}")
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.pread(file, size, offset), os.fstat(file).st_size
@@ -113,11 +113,11 @@ class RequestedSnapshots:
         dump = write(os.path.join(folder, name))
         if dump.path is None:
             return dump
-        self._last_number += 1
-        self._files[self._last_number] = dump.path
+        self._last_id += 1
+        self._files[self._last_id] = dump.path
         for old in list(self._files)[:-MAX_FILES]:
             _remove(self._files.pop(old))
-        return replace(dump, id=self._last_number)
+        return replace(dump, id=self._last_id)
 
 
 def _file_name(workload: str) -> str:
@@ -197,9 +197,9 @@ class _PipeCopy:
 
 
 def _write_all(file: int, chunk: bytes) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[os.write(file, rest) :]
+    remaining = memoryview(chunk)
+    while remaining:
+        remaining = remaining[os.write(file, remaining) :]
 
 
 def _remove(path: str) -> None:

@@ -48,17 +48,17 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # a frame that refers to itself would keep the program's variables
     names: dict[int, str] = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
-    found: list[tuple[int, str, FrameType]] = []
+    threads: list[tuple[int, str, FrameType]] = []
     for ident, frame in islice(frames.items(), SEARCHED_THREADS):
         depth = _library_depth(frame)
         if depth is not None:
-            found.append((depth, names.get(ident, "unnamed"), frame))
-    found.sort(key=lambda entry: entry[:2])
+            threads.append((depth, names.get(ident, "unnamed"), frame))
+    threads.sort(key=lambda entry: entry[:2])
     return tuple(
         ThreadStack(
             printable_text(name)[:MAX_FUNCTION], tuple(_call(*call) for call in islice(_walk(frame), THREAD_CALLS))
         )
-        for _, name, frame in found[:MAX_THREADS]
+        for _, name, frame in threads[:MAX_THREADS]
     )
 
 

@@ -47,8 +47,8 @@ def usage_by_device(pools: Iterable[PoolUsage]) -> dict[str, DeviceUsage]:
         if pool.inside is not None or pool.live_bytes is None:
             continue
         usage = DeviceUsage(pool.live_bytes, pool.stranded_bytes, pool.peak_live_bytes, pool.retries or 0)
-        known = by_device.get(pool.device_uuid)
-        by_device[pool.device_uuid] = usage if known is None else _add_usage(known, usage)
+        previous = by_device.get(pool.device_uuid)
+        by_device[pool.device_uuid] = usage if previous is None else _add_usage(previous, usage)
     return by_device
 
 

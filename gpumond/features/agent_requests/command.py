@@ -22,7 +22,7 @@ from gpumond.host.files import write_error_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
-from gpumond.view.text import moment, output_width, safe, size, table, wrapped_text
+from gpumond.view.text import output_width, printable, size_or_dash, table, time_text, wrap_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,17 +89,17 @@ def findings(frame: Mapping[str, Any], pid: int, rules: Mapping[str, Mapping[str
     """Yield a program's active verdicts, each with its remedy, and its alerts with their thresholds."""
     for verdict in frame.get("verdicts", ()):
         if verdict["pid"] == pid and verdict["kind"] not in PATTERN_NAMES:
-            yield safe(f"verdict {verdict['kind']} since {moment(verdict['since'])}: {verdict['summary']}")
+            yield printable(f"verdict {verdict['kind']} since {time_text(verdict['since'])}: {verdict['summary']}")
             steps = steps_of(VERDICT_REMEDIES.get(verdict["kind"], "").replace("PID", str(pid)))
             yield from (f"  -> {step}" for step in steps if "gpumond why" not in step)
     for alert in frame.get("alerts", ()):
         if alert.get("pid") == pid:
             summary, _, is_past = dict(alert.get("annotations", ())).get("summary", "").partition(ALERT_WAS)
             summary, _, again = summary.partition(AGAIN_SINCE)
-            since = f"again since {again}" if again else f"since {moment(alert['fired_at'] or alert['active_at'])}"
+            since = f"again since {again}" if again else f"since {time_text(alert['fired_at'] or alert['active_at'])}"
             state = f"{alert['phase']} {since}"
             reason = _threshold_text(alert, rules) or (f": {summary}" if alert["rule"] not in VERDICT_NAMES else "")
-            yield safe(f"alert {alert['rule']} {summary if is_past else state + reason}")
+            yield printable(f"alert {alert['rule']} {summary if is_past else state + reason}")
 
 
 def _threshold_text(alert: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]) -> str:
@@ -219,7 +219,7 @@ class LimitCommand:
                 raise ValueError("the size must be above 0")
         except ValueError as error:
             problem = f"SIZE {arguments.limit!r:.80}: {error}"
-            example = safe(f"gpumond limit {arguments.limit:.80} 40GiB")
+            example = printable(f"gpumond limit {arguments.limit:.80} 40GiB")
             raise ConfigError(problem if has_target else f"SIZE is required, for example: {example}") from None
         if not has_target:
             raise ConfigError("one of NAME, --pid, --workload and --device is required; see `gpumond limit --help`")
@@ -229,7 +229,7 @@ class LimitCommand:
             and not arguments.yes
             and (warnings := _excess_warnings(arguments, programs, limit_bytes))
         ):
-            print(wrapped_text("\n".join(warnings), output_width()), file=sys.stderr)
+            print(wrap_text("\n".join(warnings), output_width()), file=sys.stderr)
             if sys.stdin.isatty() and not arguments.json:
                 confirm(f"Limit to {size_text(limit_bytes)}?", "nothing was limited")
         body = {"limit_bytes": limit_bytes, "device": arguments.device}
@@ -248,7 +248,7 @@ class LimitCommand:
                 program.workload or names.get(program.pid) or "-",
                 each["allocator"] or "-",
                 gpus.get(each["device_uuid"], each["device_uuid"] or "-").removeprefix("GPU "),
-                "none" if each["limit_bytes"] is None else size(each["limit_bytes"]),
+                "none" if each["limit_bytes"] is None else size_or_dash(each["limit_bytes"]),
                 "yes" if each["applied"] else "no",
                 each["reason"],
             ]
@@ -259,7 +259,7 @@ class LimitCommand:
         limited_devices = {each["device_uuid"] for _, limits in answers for each in limits if each["applied"]}
         lines = notes_on_quotas(frame, limit_bytes, {program.pid for program, _ in answers})
         for line in (*lines, *notes_on_small_devices(frame, limit_bytes, limited_devices)):
-            print(wrapped_text(line, output_width()))
+            print(wrap_text(line, output_width()))
         if limit_bytes is not None and limited_devices:
             print(
                 client.paragraph(
@@ -292,9 +292,9 @@ def notes_on_quotas(frame: Mapping[str, Any], limit_bytes: int | None, pids: Col
         quota = process["quota"] or {}
         quota_bytes = quota.get("limit_bytes")
         if process["pid"] in pids and quota_bytes is not None and (limit_bytes is None or limit_bytes > quota_bytes):
-            name = safe(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
+            name = printable(f"{process['workload'] or process['comm'] or 'the program'} (pid {process['pid']})")
             reset = f"will soon reset the limit of {name} to {size_text(quota_bytes)}"
-            yield f"the {safe(quota['limit_quota'])} quota {reset}"
+            yield f"the {printable(quota['limit_quota'])} quota {reset}"
 
 
 def _excess_warnings(
@@ -314,7 +314,7 @@ def notes_on_excess(agent: Mapping[str, Any], limit_bytes: int, device_uuid: str
         if held_bytes - cached_bytes <= limit_bytes or device_uuid not in (None, pool["device_uuid"]):
             continue
         more = f" besides its cache ({size_text(cached_bytes)})" if cached_bytes else ""
-        name = safe(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
+        name = printable(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
         excess = size_text(held_bytes - cached_bytes - limit_bytes)
         consequence = f"its next allocation from the driver fails unless it frees {excess}{more}"
         yield f"{name} holds {size_text(held_bytes)}: with this limit, {consequence}"

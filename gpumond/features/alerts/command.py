@@ -13,8 +13,8 @@ from gpumond.facts.frame import Alert
 from gpumond.page.runbooks import RUNBOOKS
 from gpumond.view.frame import checked_as
 from gpumond.view.notices import steps_of
-from gpumond.view.rows import by_urgency
-from gpumond.view.text import moment, output_width, safe, table, wrapped_text
+from gpumond.view.rows import sort_by_urgency
+from gpumond.view.text import output_width, printable, table, time_text, wrap_text
 
 PAIRS = ("labels", "annotations")
 """Fields that are objects in the output, so jq can name a label."""
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = client.get(arguments.url, "/api/v1/alerts" + ("/history" if arguments.past else ""))
     alerts = checked_as(tuple[Alert, ...], answer, "alerts")
     if alerts and not arguments.past:
-        alerts = [alert for alert, _ in by_urgency(alerts, client.frame(arguments.url)["verdicts"])]
+        alerts = [alert for alert, _ in sort_by_urgency(alerts, client.frame(arguments.url)["verdicts"])]
     ends = {}
     if any(alert.get("silenced_by") for alert in alerts) and not arguments.past:
         silences = [entry["silence"] for entry in client.get(arguments.url, "/api/v1/silences")]
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     nothing = "no past alerts" if arguments.past else "no active alerts"
     header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
     entries = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in alerts]
-    steps = wrapped_text("\n".join(_next_steps(entries, arguments.url)), output_width())
+    steps = wrap_text("\n".join(_next_steps(entries, arguments.url)), output_width())
     text = f"{table(header, _rows(alerts, ends))}\n{steps}".rstrip() if alerts else nothing
     print_result(arguments, entries, lambda: text)
     return DONE
@@ -54,8 +54,8 @@ def _next_steps(alerts: Sequence[Mapping[str, Any]], url: str) -> Iterator[str]:
                 subjects.setdefault(alert["annotations"].get("description") or "", []).append(_subject(alert["labels"]))
         steps = []
         for text, subjects_of_text in subjects.items():
-            about = f"{rule} of {safe(', '.join(subjects_of_text))}" if len(subjects) > 1 else rule
-            steps += [f"{about}: {client.with_commands(safe(step), url)}" for step in steps_of(text)]
+            about = f"{rule} of {printable(', '.join(subjects_of_text))}" if len(subjects) > 1 else rule
+            steps += [f"{about}: {client.with_commands(printable(step), url)}" for step in steps_of(text)]
         runbook = [_runbook(web_ui, rule)] if rule in RUNBOOKS else []
         if steps or runbook:
             yield from ("", *steps, *runbook)
@@ -92,9 +92,9 @@ def _rows(alerts: Iterable[dict[str, Any]], ends: Mapping[str, float]) -> Iterat
         silenced = ""
         if alert.get("silenced_by") and phase != "resolved":
             until = max((ends[id] for id in alert["silenced_by"] if id in ends), default=None)
-            silenced = "silenced" + (f" until {moment(until)}" if until is not None else "")
-        times = [moment(alert["fired_at"] or alert["active_at"])]
-        times += [moment(alert["resolved_at"])] if phase == "resolved" else []
+            silenced = "silenced" + (f" until {time_text(until)}" if until is not None else "")
+        times = [time_text(alert["fired_at"] or alert["active_at"])]
+        times += [time_text(alert["resolved_at"])] if phase == "resolved" else []
         yield [
             phase,
             labels.get("severity") or "-",

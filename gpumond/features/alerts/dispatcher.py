@@ -353,7 +353,12 @@ class AlertsPart(Part):
             backoff_seconds=self._receivers.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
-            core.store, self.outbox, core.get(FlushService).flush, core.began, self._request_end, self._suspend
+            core.store,
+            self.outbox,
+            core.get(FlushService).flush,
+            core.started_monotonic,
+            self._request_end,
+            self._suspend,
         )
         self._dispatch: Dispatch | None = None
         core.provide(AlertsPart, self)

@@ -11,7 +11,7 @@ from gpumond.facts.alerts import as_resolved
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.dispatcher import AlertsPart, ReceiverTest
 from gpumond.serve import examples
-from gpumond.serve.authentication import count_request
+from gpumond.serve.authentication import count_at_rate
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.resources import compressed_json
 from gpumond.serve.routes import Router, core_of, json_response
@@ -32,7 +32,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     You get 200 even if the receiver doesn't accept the message. 429: you have requested ten tests within a minute.
     """
     tokens = request.app.state.tokens
-    count_request(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
+    count_at_rate(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
     return json_response(ReceiverTest, await core_of(request).get(AlertsPart).test_receiver(name, by))
 
 

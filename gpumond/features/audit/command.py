@@ -14,8 +14,8 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, parse_count, print_result
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.units import caller_text
-from gpumond.view.audit import sentence
-from gpumond.view.text import moment, table
+from gpumond.view.audit import audit_sentence
+from gpumond.view.text import table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +65,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _rows(entries: Sequence[dict[str, Any]], user_name: Callable[[int], str | None]) -> Iterator[list[str]]:
     for entry in entries:
-        text = sentence(entry["action"], entry["detail"])
-        yield [str(entry["seq"]), moment(entry["at"]), caller_text(entry["actor"], user_name=user_name), text]
+        text = audit_sentence(entry["action"], entry["detail"])
+        yield [str(entry["seq"]), time_text(entry["at"]), caller_text(entry["actor"], user_name=user_name), text]
 
 
 def _verify(arguments: argparse.Namespace) -> int:

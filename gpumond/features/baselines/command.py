@@ -33,7 +33,7 @@ from gpumond.features.baselines.statistics import (
     parse_measure_threshold,
 )
 from gpumond.view import html_report
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
@@ -110,7 +110,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     route = f"{ROUTE}/{arguments.name}/compare"
     if arguments.duration is not None:
         client.post(arguments.url, route, {"for_seconds": arguments.duration}, timeout_seconds=30)
@@ -125,7 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         ) from None
     print_result(arguments, answer, lambda: _comparison_text(comparison))
     if arguments.html is not None:
-        html_report.write(arguments.html, _html_page(comparison))
+        html_report.write_report(arguments.html, _html_page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
     for failure in failures:
         print_error(f"gpumond: {failure}")
@@ -200,7 +200,7 @@ def _length_warning(comparison: Comparison) -> str:
 
 def _html_page(comparison: Comparison) -> str:
     """Return the comparison as an HTML document: the table, and a chart of each workload."""
-    started = [moment(at) for at in (comparison.before_started_at, comparison.after_started_at)]
+    started = [time_text(at) for at in (comparison.before_started_at, comparison.after_started_at)]
     parts = [
         html_report.paragraph(
             f"Before: {comparison.before_seconds:.0f} s from {started[0]}. "
@@ -222,7 +222,7 @@ def _html_page(comparison: Comparison) -> str:
             for name, typical, peak in measures
         ]
         parts += [html_report.heading(workload), html_report.bars("typical values and peaks before and after", rows)]
-    return html_report.page(f"{comparison.name}: before and after", parts)
+    return html_report.html_page(f"{comparison.name}: before and after", parts)
 
 
 def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Difference, Difference]]]]:
@@ -269,6 +269,6 @@ def _measure_rows(baseline: Any) -> Iterator[list[str]]:
 
 
 def _baseline_row(entry: Any) -> list[str]:
-    started = moment(entry["started_at"] or None)
+    started = time_text(entry["started_at"] or None)
     state = "complete" if entry["complete"] else "measuring"
     return [entry["name"], started, f"{entry['seconds']:.0f}", state, ", ".join(entry["workloads"])]

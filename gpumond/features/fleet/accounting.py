@@ -130,10 +130,10 @@ def selector(metric: str, job: str | None, *matchers: str) -> str:
 def device_expression(job: str | None, metric: str, *matchers: str) -> str:
     """Return the expression of a metric of whole devices, with their model."""
     target = ", ".join(TARGET_LABELS)
-    whole = selector("gpumond_device_info", job, 'parent_uuid=""')
+    whole_devices = selector("gpumond_device_info", job, 'parent_uuid=""')
     return (
         f"max by ({target}, uuid) ({selector(metric, job, *matchers)}) * on ({target}, uuid) group_left (model) "
-        f'label_replace(max by ({target}, uuid, name) ({whole}), "model", "$1", "name", "(.*)")'
+        f'label_replace(max by ({target}, uuid, name) ({whole_devices}), "model", "$1", "name", "(.*)")'
     )
 
 
@@ -145,7 +145,9 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
     target, owner = ", ".join(TARGET_LABELS), ", ".join(OWNER_LABELS)
 
     size = device_expression(job, "gpumond_device_memory_size_bytes")
-    read = f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
+    read_devices = (
+        f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
+    )
     all_devices = f"sum by ({target}) (max by ({target}, state) ({selector('gpumond_devices', job)}))"
     down = f"max by ({target}) ({selector('gpumond_driver_up', job)}) < 1"
     unattributed = device_expression(job, "gpumond_device_memory_share_bytes", 'share="unattributed"')
@@ -164,7 +166,7 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
         "unattributed": f"sum by ({target}, model) ({unattributed})",
         "size": f"sum by (model) ({size})",
         "devices": f"count by (model) ({size})",
-        "known": f"clamp_max({read} / {all_devices}, 1) or (({all_devices} == 0) unless ({down})) + 1",
+        "known": f"clamp_max({read_devices} / {all_devices}, 1) or (({all_devices} == 0) unless ({down})) + 1",
     }
 
 
@@ -204,8 +206,8 @@ async def read_accounts(prometheus: Prometheus, job: str | None, period: Period,
 def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[SeriesSample]]]) -> Accounts:
     """Return the accounts from the results of ``read_accounts``' queries: name, part and samples of each."""
     result = Accounts(period)
-    known: defaultdict[Target, float] = defaultdict(float)
-    listed: defaultdict[Target, float] = defaultdict(float)
+    known_seconds: defaultdict[Target, float] = defaultdict(float)
+    target_seconds: defaultdict[Target, float] = defaultdict(float)
     totals: defaultdict[str, defaultdict[Period, float]] = defaultdict(lambda: defaultdict(float))
     for name, part, samples in values:
         for sample in samples:
@@ -213,9 +215,9 @@ def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[S
             seconds = sample.value * period.step
             totals[name][part] += seconds
             if name == "known":
-                known[target] += seconds
+                known_seconds[target] += seconds
             elif name == "listed":
-                listed[target] += seconds
+                target_seconds[target] += seconds
             elif name in ("size", "devices"):
                 getattr(result, name)[sample.labels.get("model", "")] += seconds
             elif name != "any":
@@ -226,21 +228,22 @@ def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[S
                     if measure != name:
                         totals[measure][part] += seconds
     gap = period.seconds - sum(totals["any"].values())
-    for target in {*known, *listed}:
-        seconds = known[target]
-        result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, listed[target] + gap)))
+    for target in {*known_seconds, *target_seconds}:
+        seconds = known_seconds[target]
+        result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, target_seconds[target] + gap)))
+    targets = len(target_seconds)
     for measure in ("used", "wasted"):
         result.curves[measure] = [
-            ((part.begin + part.end) / 2, value / part.seconds / (_known_ratio(totals, part, len(listed)) or 1.0))
-            for part, value in sorted(totals[measure].items())
+            ((part.begin + part.end) / 2, total / part.seconds / (_known_ratio(totals, part, targets) or 1.0))
+            for part, total in sorted(totals[measure].items())
         ]
     return result
 
 
-def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, machines: int) -> float:
-    """Return the known part of the machines' time in a part of the period; 0 if nothing is known about it."""
+def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, targets: int) -> float:
+    """Return the known part of the targets' time in a part of the period; 0 if nothing is known about it."""
     gap = part.seconds - totals["any"][part]
-    return Coverage(totals["known"][part], totals["listed"][part] + gap * machines).ratio
+    return Coverage(totals["known"][part], totals["listed"][part] + gap * targets).ratio
 
 
 def _target(sample: SeriesSample) -> Target:
@@ -362,7 +365,7 @@ def _group_usage(
                 )
     targets = {target for target, _, _ in members} if machines is None else {*machines}
     coverages = [each for target, each in accounts.coverage.items() if target in targets]
-    known, expected = sum(each.known for each in coverages), sum(each.expected for each in coverages)
+    known_seconds, expected_seconds = sum(each.known for each in coverages), sum(each.expected for each in coverages)
     return Usage(
         group=group,
         used=measures.get("used", 0.0),
@@ -370,7 +373,7 @@ def _group_usage(
         idle_and_reclaimable=measures.get("idle_and_reclaimable"),
         wasted=measures.get("wasted"),
         mean_gibibytes=extrapolated / accounts.period.seconds / GIB,
-        coverage=Coverage(known, expected).ratio,
+        coverage=Coverage(known_seconds, expected_seconds).ratio,
         cost=costs["used"] if prices else None,
         wasted_cost=costs["wasted"] if prices else None,
     )

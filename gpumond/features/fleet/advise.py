@@ -33,7 +33,7 @@ from gpumond.features.fleet.accounting import (
     selector,
 )
 from gpumond.features.fleet.discovery import SeriesSample, add_prometheus_arguments, make_prometheus, query_all
-from gpumond.view.text import moment, safe, size, table
+from gpumond.view.text import printable, size_or_dash, table, time_text
 
 DEFAULT_HEADROOM_RATIO = 0.1
 """Part of the need that a limit adds, by default."""
@@ -256,8 +256,9 @@ async def run(arguments: argparse.Namespace) -> int:
     rows = advise_programs(values, labels, arguments.headroom)
     if not rows:
         print_error(
-            f"gpumond: Prometheus has no series gpumond_owner_needed_bytes from {moment(end - arguments.duration)} to "
-            f"{moment(end)}; check --for, --job, the daemons' version, and the groups of the scrape (collect[])"
+            "gpumond: Prometheus has no series gpumond_owner_needed_bytes from "
+            f"{time_text(end - arguments.duration)} to {time_text(end)}; "
+            "check --for, --job, the daemons' version, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
     shown = rows[: arguments.limit or None]
@@ -311,10 +312,10 @@ def _advice_table(columns: Sequence[str], rows: Sequence[SizeAdvice]) -> str:
                 *(name or "(none)" for name in row.group),
                 row.model,
                 f"{row.hours:.1f}",
-                size(int(row.needed_bytes)),
-                size(int(row.usual_bytes)),
-                size(row.limit_bytes),
-                size(row.reserve_bytes),
+                size_or_dash(int(row.needed_bytes)),
+                size_or_dash(int(row.usual_bytes)),
+                size_or_dash(row.limit_bytes),
+                size_or_dash(row.reserve_bytes),
                 "-" if row.per_device is None else str(row.per_device),
                 row.profile or "-",
                 row.reason,
@@ -338,7 +339,7 @@ def _queries_text(queries: Mapping[str, str], end: float, arguments: argparse.Na
         "No limit is proposed if one computed from the first half of the period would have been exceeded in the "
         "second half."
     )
-    period = f"Period: {duration_text(arguments.duration)} until {moment(end)}. The queries, evaluated at {end:.0f}:"
+    period = f"Period: {duration_text(arguments.duration)} until {time_text(end)}. The queries, evaluated at {end:.0f}:"
     names = {
         "needed": "NEEDED",
         "earlier": "NEEDED in the first half",
@@ -347,5 +348,5 @@ def _queries_text(queries: Mapping[str, str], end: float, arguments: argparse.Na
         "size": "size",
         "allocated": "GPUs with programs",
     }
-    lines = (f"{names[name]}: {safe(query)}" for name, query in queries.items())
+    lines = (f"{names[name]}: {printable(query)}" for name, query in queries.items())
     return "\n".join((formulas, period, *lines))

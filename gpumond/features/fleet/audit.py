@@ -13,9 +13,9 @@ from gpumond.facts.errors import ConfigError
 from gpumond.facts.units import caller_text
 from gpumond.features.fleet.connection import Machine
 from gpumond.features.fleet.discovery import read_each, select_machines, unread_machines
-from gpumond.view.audit import sentence
+from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 AUDIT_ROUTE = "/api/v1/audit"
 
@@ -48,7 +48,8 @@ async def run(arguments: argparse.Namespace) -> int:
 
     answers = await read_each(machines, read, arguments.parallel)
     missing = unread_machines(machines, answers)
-    entries = sorted((entry for own in answers if isinstance(own, list) for entry in own), key=lambda each: each["at"])
+    entries = [entry for answer in answers if isinstance(answer, list) for entry in answer]
+    entries.sort(key=lambda entry: entry["at"])
     document = {"entries": entries, "missing": [each._asdict() for each in missing]}
     print_result(arguments, document, lambda: "\n\n".join((_entry_table(entries), *map(str, missing))))
     if missing:
@@ -60,14 +61,21 @@ def entries_of(machine: Machine, answer: object) -> list[dict[str, Any]]:
     """Return the entries of a machine with its name. Raises DaemonError if the answer is of another form."""
     checked = checked_as(tuple[_AuditEntry, ...], answer, "audit")
     details = [each.get("detail") for each in answer] if isinstance(answer, list) else []
-    return [{"machine": machine.name, **own, "detail": detail} for own, detail in zip(checked, details, strict=True)]
+    return [
+        {"machine": machine.name, **entry, "detail": detail} for entry, detail in zip(checked, details, strict=True)
+    ]
 
 
 def _entry_table(entries: Sequence[dict[str, Any]]) -> str:
     if not entries:
         return "no entry"
     rows = [
-        (each["machine"], moment(each["at"]), caller_text(each["actor"]), sentence(each["action"], each["detail"]))
+        (
+            each["machine"],
+            time_text(each["at"]),
+            caller_text(each["actor"]),
+            audit_sentence(each["action"], each["detail"]),
+        )
         for each in entries
     ]
     return table(("MACHINE", "AT", "BY", "ENTRY"), rows)

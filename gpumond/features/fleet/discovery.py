@@ -40,7 +40,7 @@ from gpumond.features.fleet.connection import (
 )
 from gpumond.host.files import read_error_text, read_text
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 R = TypeVar("R")
 
@@ -268,14 +268,14 @@ def machines_from_file(path: Path, scheme: str) -> Iterator[Machine]:
         raise ConfigError(str(error)) from None
 
 
-def machines_from_groups(groups: Any, scheme: str, where: str) -> Iterator[Machine]:
+def machines_from_groups(groups: Any, scheme: str, source: str) -> Iterator[Machine]:
     """Yield the machines of a list in the format of file_sd."""
-    for group in _check_list(groups, where):
+    for group in _check_list(groups, source):
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
-            raise DiscoveryError(f'{where}: expected a list of {{"targets": [ADDRESS], "labels": {{NAME: TEXT}}}}')
+            raise DiscoveryError(f'{source}: expected a list of {{"targets": [ADDRESS], "labels": {{NAME: TEXT}}}}')
         labels = group.get("labels") or {}
         if not isinstance(labels, Mapping):
-            raise DiscoveryError(f"{where}: expected names and strings under labels")
+            raise DiscoveryError(f"{source}: expected names and strings under labels")
         for address in group["targets"]:
             yield parse_machine(str(address), {str(name): str(text) for name, text in labels.items()}, scheme=scheme)
 
@@ -287,12 +287,12 @@ def machines_from_prometheus(
 
     ``daemons``: their labels ``job`` and ``instance``.
     """
-    known = {(each.get("job"), each.get("instance")) for each in daemons}
+    daemon_keys = {(each.get("job"), each.get("instance")) for each in daemons}
     for target in targets:
         labels, scraped = target.get("labels"), target.get("scrapeUrl")
         if not isinstance(labels, Mapping) or not isinstance(scraped, str):
             continue
-        if (labels.get("job"), labels.get("instance")) not in known:
+        if (labels.get("job"), labels.get("instance")) not in daemon_keys:
             continue
         url = urlsplit(scraped)
         texts = {str(name): str(text) for name, text in labels.items()}
@@ -312,8 +312,8 @@ def machines_from_endpoint_slices(answer: Any, scheme: str) -> Iterator[Machine]
                 continue
             host = f"[{addresses[0]}]" if item.get("addressType") == "IPv6" else addresses[0]
             labels = {"instance": endpoint.get("nodeName"), "namespace": pod.get("namespace"), "pod": pod.get("name")}
-            known = {name: text for name, text in labels.items() if text}
-            yield parse_machine(f"{host}:{port}" if port else host, known, scheme=scheme)
+            present_labels = {name: text for name, text in labels.items() if text}
+            yield parse_machine(f"{host}:{port}" if port else host, present_labels, scheme=scheme)
 
 
 def machines_from_slurm_nodes(text: str, scheme: str) -> Iterator[Machine]:
@@ -333,17 +333,17 @@ def file_sd_groups(machines: Iterable[Machine]) -> list[dict[str, Any]]:
     return groups
 
 
-def _check_list(value: Any, where: str) -> Sequence[Any]:
+def _check_list(value: Any, source: str) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise DiscoveryError(f"{where}: expected a list, as in: - targets: [node1:9917]")
+        raise DiscoveryError(f"{source}: expected a list, as in: - targets: [node1:9917]")
     return value
 
 
-def _parse_json(text: str, where: str) -> Any:
+def _parse_json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise DiscoveryError(f"{where}: not JSON") from None
+        raise DiscoveryError(f"{source}: not JSON") from None
 
 
 FILE_FORMAT = "a file that lists your daemons, as in: - targets: [node1:9917]"
@@ -583,7 +583,7 @@ class UnreadMachine(NamedTuple):
 
     def __str__(self) -> str:
         address = f" ({self.url})" if self.url else ""
-        return safe(f"unavailable: {self.machine}{address}: {self.problem}")
+        return printable(f"unavailable: {self.machine}{address}: {self.problem}")
 
 
 def unread_machines(machines: Iterable[Machine], answers: Iterable[object]) -> list[UnreadMachine]:

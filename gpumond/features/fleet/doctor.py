@@ -23,7 +23,7 @@ from gpumond.features.fleet.status import (
     status_of_frame,
 )
 from gpumond.view.frame import frame_of
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 NO_RESPONSE_REMEDY = "check that gpumond runs there (systemctl status gpumond), and its address, certificate and token"
 NO_AGENT_REMEDY = (
@@ -97,10 +97,10 @@ def _frame_findings(machine: Machine, frame: Mapping[str, Any]) -> Iterator[Flee
 
 def _drift_findings(deployments: Mapping[str, Deployment | DaemonError]) -> Iterator[FleetFinding]:
     """Yield the machines whose version, configuration or rules are not the most frequent ones."""
-    known = {name: each for name, each in deployments.items() if isinstance(each, Deployment)}
-    majority = majority_of(known.values())
+    answered = {name: each for name, each in deployments.items() if isinstance(each, Deployment)}
+    majority = majority_of(answered.values())
     for field, (subject, remedy) in DRIFT_FINDINGS.items():
-        for name, deployment in known.items():
+        for name, deployment in answered.items():
             if field in differing_fields(deployment, majority):
                 detail = f"{getattr(deployment, field) or 'unknown'}; most machines have {majority[field]}"
                 yield FleetFinding(name, "note", subject, detail, remedy)
@@ -126,5 +126,7 @@ def _lines(findings: Sequence[FleetFinding]) -> Iterator[str]:
     for finding, names in findings_by_subject(findings):
         more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
         detail = f" ({finding.detail})" if len(names) == 1 and finding.detail else ""
-        yield safe(f"{MARKS[finding.state]}  {finding.subject}: {', '.join(names[:MAX_LISTED_NAMES])}{more}{detail}")
-        yield safe(f"      -> {finding.remedy}")
+        yield printable(
+            f"{MARKS[finding.state]}  {finding.subject}: {', '.join(names[:MAX_LISTED_NAMES])}{more}{detail}"
+        )
+        yield printable(f"      -> {finding.remedy}")

@@ -56,10 +56,10 @@ from gpumond.features.fleet.plan import (
 )
 from gpumond.host.machine import MACHINE_NAME
 from gpumond.view.frame import frame_of, receipts_of
-from gpumond.view.text import safe, size, table
+from gpumond.view.text import printable, size_or_dash, table
 
 FLUSHES_ROUTE = "/api/v1/flushes"
-MAY_SLEEP_OUTCOMES = ("freed", "partial", "timeout", "failed")
+MAY_SLEEP_OUTCOMES = frozenset(("freed", "partial", "timeout", "failed"))
 """Outcomes of a serving engine that may sleep now."""
 MARGIN_SECONDS = 15.0
 """Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
@@ -302,7 +302,7 @@ ENGINE_COMMANDS = ("sleep", "wake")
 """Commands that select serving engines only."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options of ``flush``, ``sleep`` or ``wake``."""
     selection = parser.add_argument_group(
         "selection",
@@ -316,7 +316,7 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     add_option(selection, "--workload PATTERN", "processes of matching workloads, such as 'train-*'")
     add_option(selection, "--user PATTERN", "processes of matching users")
     parser.set_defaults(engine=None, step=None, min_reclaimable=0, keep=DEFAULT_KEEP, max_unavailable=None, force=False)
-    if what in ENGINE_COMMANDS:
+    if command in ENGINE_COMMANDS:
         add_option(selection, "--engine PATTERN", "serving engines whose name in the configuration matches")
     else:
         add_option(
@@ -326,16 +326,16 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             action="append",
             choices=STEPS,
         )
-    if what != "wake":
+    if command != "wake":
         add_option(
             parser,
             "--min-reclaimable SIZE",
             "skip engines that use less than SIZE"
-            if what == "sleep"
+            if command == "sleep"
             else "skip processes that would release less than SIZE",
             type=option_type(parse_size),
         )
-    if what == "sleep":
+    if command == "sleep":
         add_option(
             parser,
             "--keep N",
@@ -348,8 +348,8 @@ def add_arguments(parser: argparse.ArgumentParser, what: str) -> None:
             "how many engines of each name may be unavailable at once (default: all but --keep)",
             type=option_type(parse_max_unavailable),
         )
-    if what != "wake":
-        force = "release even if the last release got no response" if what == "sleep" else "ignore the cooldown"
+    if command != "wake":
+        force = "release even if the last release got no response" if command == "sleep" else "ignore the cooldown"
         add_option(parser, "--force", force)
     add_option(parser, "--dry-run", "print the plan, and change nothing")
     add_option(parser, "--yes", "don't ask for confirmation")
@@ -395,7 +395,7 @@ async def run(arguments: argparse.Namespace) -> int:
     else:
         queried, missing = processes_by_machine(machines, processes)
         matching = set(matching_machines(arguments, [machine for machine, _ in queried]))
-        selected = [(machine, named) for machine, named in queried if machine in matching]
+        selected = [(machine, machine_processes) for machine, machine_processes in queried if machine in matching]
     planned, unread, engines = await read_plan(client, selected, criteria, arguments.parallel)
     missing += unread
     services = None
@@ -423,7 +423,7 @@ async def run(arguments: argparse.Namespace) -> int:
             print(f"\n{receipt_table(fleet_flush.results)}")
             if fleet_flush.may_sleep:
                 words = ("gpumond", "fleet", "undo", *discovery.listing_options(arguments), operation.id)
-                print(f"to undo: {safe(shlex.join(words))}")
+                print(f"to undo: {printable(shlex.join(words))}")
     if arguments.json:
         print(json.dumps(fleet_flush.document(), indent=2))
     return fleet_flush.exit_code(arguments.dry_run)
@@ -518,8 +518,8 @@ class _FleetFlush:
         accepted = [each for wave in self.waves for each in wave]
         low, high = sum(each.low_bytes for each in accepted), sum(each.high_bytes for each in accepted)
         likely = [each.likely_bytes for each in accepted if each.likely_bytes is not None]
-        parts = [size(sum(likely))] if len(likely) == len(accepted) else []
-        parts += [f"between {size(low)} and {size(high)}"] if low != high or not parts else []
+        parts = [size_or_dash(sum(likely))] if len(likely) == len(accepted) else []
+        parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high or not parts else []
         machines = plural(len({each.machine.url for each in accepted}), "machine")
         flushed = f"{plural(len(accepted), noun)} on {machines} in {plural(len(self.waves), 'wave')}"
         if self.criteria.wake:
@@ -545,7 +545,7 @@ class _FleetFlush:
     def may_sleep(self) -> bool:
         """Whether an engine may sleep now."""
         outcomes = (receipt["outcome"] for each in self.results for receipt in each.receipts)
-        return self.criteria.engines and not self.criteria.wake and any(one in MAY_SLEEP_OUTCOMES for one in outcomes)
+        return self.criteria.engines and not self.criteria.wake and not MAY_SLEEP_OUTCOMES.isdisjoint(outcomes)
 
     def exit_code(self, dry_run: bool) -> int:
         """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""
@@ -567,8 +567,8 @@ def plan_table(planned: Sequence[PlannedFlush], waves: Sequence[Sequence[Planned
     rows = []
     for number, each in [*waved, *(("-", each) for each in planned if each.refusal)]:
         sizes = (each.likely_bytes, each.low_bytes, each.high_bytes)[: 1 + len(bounds)]
-        shown = ["-" if each.refusal else size(value) for value in sizes]
-        rows.append([*_subject_cells(each), each.user or "-", number, *shown, each.refusal])
+        size_cells = ["-" if each.refusal else size_or_dash(value) for value in sizes]
+        rows.append([*_subject_cells(each), each.user or "-", number, *size_cells, each.refusal])
     return _table_with_notes(header, rows)
 
 
@@ -579,12 +579,12 @@ MAX_REASON_CHARACTERS = 60
 def _table_with_notes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table whose last column is a reason."""
     notes: dict[str, str] = {}
-    shown = []
+    short_rows = []
     for *cells, reason in rows:
         if len(reason) > MAX_REASON_CHARACTERS:
             reason = notes.setdefault(reason, f"[{len(notes) + 1}]")
-        shown.append([*cells, reason])
-    return "\n".join([table(header, shown), *(safe(f"{mark} {reason}") for reason, mark in notes.items())])
+        short_rows.append([*cells, reason])
+    return "\n".join([table(header, short_rows), *(printable(f"{mark} {reason}") for reason, mark in notes.items())])
 
 
 def _subject_cells(planned: PlannedFlush) -> list[str]:
@@ -598,7 +598,7 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     kinds = Counter(each.result for each in results)
     others = "".join(f", {kinds[kind]} {kind}" for kind in ("refused", "failed", "skipped") if kinds[kind])
-    return f"{_table_with_notes(header, rows)}\n\n{size(sum(each.released_bytes for each in results))} released{others}"
+    return f"{_table_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{others}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
@@ -612,9 +612,9 @@ def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:
             str(receipt.get("allocator") or "-"),
             str(each.wave),
             str(receipt["outcome"]),
-            size(expected["likely"] if expected else None),
-            size(receipt["released_bytes"]),
-            size(receipt["driver_released_bytes"]),
+            size_or_dash(expected["likely"] if expected else None),
+            size_or_dash(receipt["released_bytes"]),
+            size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt.get('duration_seconds', 0.0):.2f} s",
             with_option_names(str(receipt.get("reason", ""))),
         ]

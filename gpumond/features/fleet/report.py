@@ -45,7 +45,7 @@ from gpumond.features.fleet.accounting import (
 )
 from gpumond.features.fleet.discovery import add_prometheus_arguments, make_prometheus
 from gpumond.view import html_report
-from gpumond.view.text import moment, safe, table
+from gpumond.view.text import printable, table, time_text
 
 NO_NAME, UNATTRIBUTED = "(none)", "(unattributed)"
 WASTED_NOTE = "WASTED: memory of idle programs, cached and stranded memory of the others, and unattributed memory"
@@ -114,7 +114,7 @@ async def run(arguments: argparse.Namespace) -> int:
     prometheus = make_prometheus(arguments)
     if prometheus is None:
         raise ConfigError("--prometheus is required: the report is built entirely from Prometheus data")
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     of_programs = JOB_COLUMN in arguments.by
     accounts = await read_accounts(prometheus, arguments.job, period, of_programs)
     report = UsageReport(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
@@ -123,13 +123,13 @@ async def run(arguments: argparse.Namespace) -> int:
     if not report.rows:
         subjects = "programs" if of_programs else "owners"
         print_error(
-            f"gpumond: Prometheus has no series of {subjects} from {moment(period.begin)} to {moment(period.end)}; "
-            "check the period, --job, and the groups of the scrape (collect[])"
+            f"gpumond: Prometheus has no series of {subjects} from {time_text(period.begin)} to "
+            f"{time_text(period.end)}; check the period, --job, and the groups of the scrape (collect[])"
         )
         return NOTHING_TO_DO
     {"table": _print_table, "csv": _print_csv, "json": _print_json}[arguments.format](report)
     if arguments.html is not None:
-        html_report.write(arguments.html, _html(report))
+        html_report.write_report(arguments.html, _html(report))
     if arguments.price and (models := models_without_price(accounts, arguments.price)):
         print_error(f"gpumond: no --price for {', '.join(models)}; rows with these models have no cost")
     return DONE
@@ -172,15 +172,15 @@ class UsageReport:
     def __init__(
         self,
         accounts: Accounts,
-        by: Sequence[str],
+        columns: Sequence[str],
         prices: Sequence[Price] = (),
         teams: Sequence[TeamRule] = (),
         extrapolate: bool = False,
         limit: int = 0,
     ) -> None:
-        self.accounts, self.by, self.extrapolate = accounts, by, extrapolate
+        self.accounts, self.columns, self.extrapolate = accounts, columns, extrapolate
         self.priced = bool(prices)
-        rows = usage_by_group(accounts, by, prices, teams, extrapolate)
+        rows = usage_by_group(accounts, columns, prices, teams, extrapolate)
         self.rows = rows[: limit or None]
         self.left_out = len(rows) - len(self.rows)
         self.total = total_usage(accounts, prices, extrapolate)
@@ -192,33 +192,33 @@ class UsageReport:
     @property
     def period(self) -> str:
         begin, end, _ = self.accounts.period
-        return f"{moment(begin)} to {moment(end)} ({duration_text(end - begin)})"
+        return f"{time_text(begin)} to {time_text(end)} ({duration_text(end - begin)})"
 
     @property
     def coverage(self) -> str:
         """Sentences about the known part of the period, and the machines with gaps."""
-        missing = machines_with_gaps(self.accounts)
-        count = len(self.accounts.coverage)
-        machines = "one machine" if count == 1 else f"{count} machines"
+        machine_gaps = machines_with_gaps(self.accounts)
+        machine_count = len(self.accounts.coverage)
+        machines = "one machine" if machine_count == 1 else f"{machine_count} machines"
         text = f"Values are known for {_percent(self.total.coverage)} of the time on {machines}."
-        if missing:
-            listed = ", ".join(
-                f"{name or NO_NAME} ({_percent(ratio)} known)" for name, ratio in missing[:MAX_LISTED_GAPS]
+        if machine_gaps:
+            listed_gaps = ", ".join(
+                f"{name or NO_NAME} ({_percent(ratio)} known)" for name, ratio in machine_gaps[:MAX_LISTED_GAPS]
             )
-            more = f", and {len(missing) - MAX_LISTED_GAPS} more" if len(missing) > MAX_LISTED_GAPS else ""
-            text += f" Machines with gaps: {listed}{more}."
+            more = f", and {len(machine_gaps) - MAX_LISTED_GAPS} more" if len(machine_gaps) > MAX_LISTED_GAPS else ""
+            text += f" Machines with gaps: {listed_gaps}{more}."
         return text
 
     @property
     def notes(self) -> list[str]:
-        rest = [f"rows left out: {self.left_out}; --limit 0 shows all"] if self.left_out else []
-        rest += [f"Before: {self.change}."] if self.before else []
+        optional_notes = [f"rows left out: {self.left_out}; --limit 0 shows all"] if self.left_out else []
+        optional_notes += [f"Before: {self.change}."] if self.before else []
         return [
             self.period,
             self.coverage,
             f"GiB-hours. {WASTED_NOTE}.",
             f"{EXTRAPOLATION_NOTE if self.extrapolate else COVERAGE_NOTE}.",
-            *rest,
+            *optional_notes,
         ]
 
     @property
@@ -228,20 +228,20 @@ class UsageReport:
             return "no data"
         change = self.total.mean_gibibytes / self.before.mean_gibibytes - 1
         wasted = "" if self.before.wasted is None else f", {self.before.wasted / self.before.used:.0%} of used wasted"
-        known = f"known for {_percent(self.before.coverage)} of the time"
-        return f"mean {self.before.mean_gibibytes:,.1f} GiB{wasted}, {known}; the mean has changed by {change:+.0%}"
+        coverage = f"known for {_percent(self.before.coverage)} of the time"
+        return f"mean {self.before.mean_gibibytes:,.1f} GiB{wasted}, {coverage}; the mean has changed by {change:+.0%}"
 
     def lines(self) -> Iterator[list[str]]:
         """Yield the header, a line for each row, and the total."""
         costs = ["COST", "WASTED COST"] if self.priced else []
         yield [
-            *map(str.upper, self.by),
+            *map(str.upper, self.columns),
             *("USED", "MEAN GIB", "IDLE", "IDLE+RECLAIMABLE", "WASTED", "OF USED", "COVERED"),
             *costs,
         ]
         for row in self.rows:
             yield [*map(_group_text, row.group), *self._cells(row)]
-        yield ["TOTAL", *[""] * (len(self.by) - 1), *self._cells(self.total)]
+        yield ["TOTAL", *[""] * (len(self.columns) - 1), *self._cells(self.total)]
 
     def _cells(self, row: Usage) -> list[str]:
         hours = (row.used, row.mean_gibibytes, row.idle_held, row.idle_and_reclaimable, row.wasted)
@@ -264,7 +264,7 @@ def _percent(ratio: float) -> str:
 
 
 def _table_header(report: UsageReport, header: Sequence[str]) -> list[str]:
-    names = len(report.by)
+    names = len(report.columns)
     return [*header[:names], *(f">{name}" for name in header[names:])]
 
 
@@ -280,7 +280,7 @@ def _print_csv(report: UsageReport) -> None:
     fields = (*MEASURES, "mean_gibibytes", "coverage", *costs)
     names = [f"{name}_gibibyte_hours" if name in MEASURES else name for name in fields]
     period = [_iso_time(report.accounts.period.begin), _iso_time(report.accounts.period.end)]
-    writer.writerow(["from", "to", *report.by, *(name.replace("coverage", "coverage_ratio") for name in names)])
+    writer.writerow(["from", "to", *report.columns, *(name.replace("coverage", "coverage_ratio") for name in names)])
     for row in report.rows:
         numbers = [getattr(row, name) for name in fields]
         group = [_csv_cell(_group_text(None) if each is None else each) for each in row.group]
@@ -293,7 +293,7 @@ def _iso_time(at: float) -> str:
 
 def _csv_cell(name: str) -> str:
     """Return text that a spreadsheet shows, and does not calculate."""
-    return "'" * name.startswith(_FORMULA_STARTS) + safe(name)
+    return "'" * name.startswith(_FORMULA_STARTS) + printable(name)
 
 
 def _print_json(report: UsageReport) -> None:
@@ -319,7 +319,7 @@ def _print_json(report: UsageReport) -> None:
 
 def _usage_object(report: UsageReport, row: Usage) -> dict[str, Any]:
     return {
-        **dict(zip(report.by, row.group, strict=False)),
+        **dict(zip(report.columns, row.group, strict=False)),
         **{f"{name}_gibibyte_hours": getattr(row, name) for name in MEASURES},
         "mean_gibibytes": row.mean_gibibytes,
         "coverage_ratio": row.coverage,
@@ -342,7 +342,7 @@ def _html(report: UsageReport) -> str:
         )
         for row in report.rows
     ]
-    by = " and ".join(report.by)
+    by = " and ".join(report.columns)
     parts = [
         html_report.paragraph(report.period),
         html_report.table(["", ">"], _summary(report)),
@@ -367,7 +367,7 @@ def _html(report: UsageReport) -> str:
                 "restart programs with stranded memory."
             )
         )
-    return html_report.page(f"GPU memory use by {by}", parts)
+    return html_report.html_page(f"GPU memory use by {by}", parts)
 
 
 def _without_waste(header: Sequence[str], line: Sequence[str]) -> list[str]:

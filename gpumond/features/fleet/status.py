@@ -25,7 +25,7 @@ from gpumond.features.fleet.discovery import (
     unread_machines,
 )
 from gpumond.view.frame import checked_as, frame_of
-from gpumond.view.text import safe, size, table
+from gpumond.view.text import printable, size_or_dash, table
 
 STATUS_ROUTE = "/api/v1/status"
 NOT_LOADED = "not_loaded"
@@ -108,8 +108,8 @@ def differing_fields(deployment: Deployment, majority: Mapping[str, str | None])
 async def _print_drift(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
     """Print the machines that differ. Return FAILED if one does, or does not answer."""
     answers = await read_deployments(client, machines, arguments.parallel)
-    read = [*zip(machines, answers, strict=True)]
-    deployments = {machine: each for machine, each in read if isinstance(each, Deployment)}
+    pairs = zip(machines, answers, strict=True)
+    deployments = {machine: answer for machine, answer in pairs if isinstance(answer, Deployment)}
     unread = unread_machines(machines, answers)
     majority = majority_of(deployments.values())
     differing = {
@@ -313,21 +313,21 @@ def summary(states: Sequence[MachineStatus]) -> str:
             _sum_known(getattr(state, f"{name}_bytes") for state in answering)
             for name in ("used", "size", "reclaimable")
         )
-        parts.append(f"{up} of {plural(devices, 'GPU')} up, {size(used)} of {size(capacity)} used")
-        parts.append(f"{size(reclaimable)} reclaimable")
+        parts.append(f"{up} of {plural(devices, 'GPU')} up, {size_or_dash(used)} of {size_or_dash(capacity)} used")
+        parts.append(f"{size_or_dash(reclaimable)} reclaimable")
     if programs:
         parts.append(f"{agents} of {plural(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
     if alerts := Counter(name for state in answering for name in (state.alerts or {})):
         parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:
         parts.append("versions: " + ", ".join(f"{version} ({count})" for version, count in versions))
-    return safe("; ".join(parts))
+    return printable("; ".join(parts))
 
 
 def _status_row(state: MachineStatus) -> Iterator[str]:
     up = "" if state.devices == state.devices_up else f"{state.devices_up} of "
     yield from (state.machine, state.version or "-", state.driver_version or "-", f"{up}{state.devices}")
-    yield from (size(state.size_bytes), size(state.used_bytes), size(state.reclaimable_bytes))
+    yield from (size_or_dash(state.size_bytes), size_or_dash(state.used_bytes), size_or_dash(state.reclaimable_bytes))
     yield f"{state.agents} of {state.programs}"
     yield from (_counts_text(state.faults), _counts_text(state.alerts))
 

@@ -13,9 +13,9 @@ from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.fleet.connection import Client, Machine
 from gpumond.features.fleet.discovery import read_frames, select_machines, unread_machines
-from gpumond.view.frame import CheckedFrame, View, frame_of, merged, view
-from gpumond.view.rows import plain
-from gpumond.view.tables import page
+from gpumond.view.frame import CheckedFrame, FrameView, frame_of, frame_view, merge_views
+from gpumond.view.tables import status_page
+from gpumond.view.text import printable_excerpt
 
 MAX_MACHINES = 64
 """Machines that are shown at a time; each is read every second."""
@@ -61,18 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(client: Client, machines: Sequence[Machine]) -> None:
-    from gpumond.top.app import Top  # not needed for --once
+    from gpumond.top.app import TopApp  # not needed for --once
 
-    top = Top([MachineClient(client, machine) for machine in machines])
+    top = TopApp([MachineClient(client, machine) for machine in machines])
     for connection, machine in zip(top.connections, machines, strict=True):
-        connection.name = plain(machine.name, NAME_WIDTH)
+        connection.name = printable_excerpt(machine.name, NAME_WIDTH)
     top.run()
 
 
 async def _print_once(arguments: argparse.Namespace, client: Client, machines: Sequence[Machine]) -> int:
-    def convert(_: Machine, answer: object) -> tuple[CheckedFrame, View]:
+    def convert(_: Machine, answer: object) -> tuple[CheckedFrame, FrameView]:
         frame = frame_of(answer)
-        return frame, view(frame)
+        return frame, frame_view(frame)
 
     answers = await read_frames(client, machines, convert, arguments.parallel)
     answered = [*zip(machines, answers, strict=True)]
@@ -80,13 +80,17 @@ async def _print_once(arguments: argparse.Namespace, client: Client, machines: S
     if arguments.json:
         print(json.dumps([_json_entry(machine, answer) for machine, answer in answered], indent=2))
     else:
-        views = [(plain(each.name, NAME_WIDTH), answer[1]) for each, answer in answered if isinstance(answer, tuple)]
+        views = [
+            (printable_excerpt(each.name, NAME_WIDTH), answer[1])
+            for each, answer in answered
+            if isinstance(answer, tuple)
+        ]
         lines = "\n".join(map(str, unread))
-        print("\n\n".join(filter(None, (page(merged(views), one_line=True) if views else "", lines))))
+        print("\n\n".join(filter(None, (status_page(merge_views(views), one_line=True) if views else "", lines))))
     return FAILED if unread else DONE
 
 
-def _json_entry(machine: Machine, answer: tuple[Any, View] | DaemonError) -> dict[str, Any]:
+def _json_entry(machine: Machine, answer: tuple[Any, FrameView] | DaemonError) -> dict[str, Any]:
     entry = {"machine": machine.name, "url": machine.url}
     if isinstance(answer, DaemonError):
         return {**entry, "problem": str(answer), "frame": None}

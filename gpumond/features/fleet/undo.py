@@ -22,9 +22,9 @@ from gpumond.features.fleet.audit import AUDIT_ROUTE, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
 from gpumond.features.fleet.discovery import UnreadMachine, read_each, request_progress, unread_machines
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES_ROUTE, caller_name, new_operation_id
-from gpumond.view.audit import sentence
+from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 AGENTS_ROUTE, SILENCES_ROUTE, RESUMPTIONS_ROUTE = "/api/v1/agents", "/api/v1/silences", "/api/v1/resumptions"
 MAX_ENTRIES = 10_000
@@ -77,7 +77,7 @@ class UndoResult(NamedTuple):
 
 def undo_steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[UndoStep]:
     """Return what undoes the entries of an operation on one machine, the newest first."""
-    found = []
+    steps = []
     for entry in sorted(entries, key=lambda each: -each["at"]):
         detail = entry["detail"]
         if not isinstance(detail, Mapping) or detail.get("operation") != operation:
@@ -87,8 +87,8 @@ def undo_steps(entries: Iterable[Mapping[str, Any]], operation: str) -> list[Und
         except KeyError:
             step = UndoStep(entry=entry, problem="its entry in the audit log was shortened")
         if step is not None:
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps
 
 
 def _undo_step(entry: Mapping[str, Any], detail: Mapping[str, Any]) -> UndoStep | None:
@@ -232,9 +232,9 @@ def _plan_table(plan: Mapping[Machine, Sequence[UndoStep]]) -> str:
     rows = [
         (
             machine.name,
-            moment(step.entry["at"]),
+            time_text(step.entry["at"]),
             caller_text(str(step.entry["actor"])),
-            sentence(str(step.entry["action"]), step.entry["detail"]),
+            audit_sentence(str(step.entry["action"]), step.entry["detail"]),
             step.text or "-",
             step.problem,
         )

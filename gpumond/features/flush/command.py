@@ -25,8 +25,8 @@ from gpumond.facts.pools import ALL_STEPS, DEFAULT_STEPS, ENGINE_STEP, Receipt, 
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.facts.units import caller_text, parse_size_argument
 from gpumond.view.frame import checked_as, receipts_of
-from gpumond.view.rows import differences
-from gpumond.view.text import moment, narrowed_table, size, table
+from gpumond.view.rows import difference_sentences
+from gpumond.view.text import size_or_dash, table, time_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +124,8 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     header = (">PID", "PROGRAM", "ALLOCATOR", "OUTCOME", *(BOUND_HEADERS[bound] for bound in bounds), "REASON")
     low, high = (sum(prediction[bound] for prediction in predictions) for bound in ("low", "high"))
     is_known = all(prediction["likely"] is not None for prediction in predictions)
-    parts = [size(sum(prediction["likely"] for prediction in predictions))] if is_known else []
-    parts += [f"between {size(low)} and {size(high)}"] if low != high else []
+    parts = [size_or_dash(sum(prediction["likely"] for prediction in predictions))] if is_known else []
+    parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high else []
     changes = "; the amount changes while the programs run" if high else ""
     largest_first = sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0)
     rows = [
@@ -149,16 +149,18 @@ def receipt_table(
     if past:
         header = ["FINISHED", *header[:-1], "BY", "REASON"]
         pairs = zip(rows, receipts, strict=True)
-        rows = ([moment(_finished_at(each)), *row[:-1], _caller_text(each, user_name), row[-1]] for row, each in pairs)
-    text = narrowed_table(header, rows, HIDEABLE_COLUMNS, "gpumond receipts --json")
+        rows = (
+            [time_text(_finished_at(each)), *row[:-1], _caller_text(each, user_name), row[-1]] for row, each in pairs
+        )
+    text = table(header, rows, None, HIDEABLE_COLUMNS, "gpumond receipts --json")
     released = [receipt["released_bytes"] for receipt in receipts if receipt["outcome"] != "woken"]
     known_sizes = [each for each in released if each is not None]  # unknown of a suspension
     if receipts and not known_sizes:
         return text
-    total = f"{size(sum(known_sizes))} released"
+    total = f"{size_or_dash(sum(known_sizes))} released"
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {moment(first['started_at'])} by {_caller_text(first, user_name)}"
+        total += f" at {time_text(first['started_at'])} by {_caller_text(first, user_name)}"
     return f"{text}\n\n{total}"
 
 
@@ -180,10 +182,10 @@ def _receipt_rows(receipts: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             *_program_cells(receipt),
             _predicted_size(receipt.get("planned"), "likely"),
             _predicted_size(receipt["expected"], "likely"),
-            size(receipt["released_bytes"]),
-            size(receipt["driver_released_bytes"]),
+            size_or_dash(receipt["released_bytes"]),
+            size_or_dash(receipt["driver_released_bytes"]),
             f"{receipt['duration_seconds']:.2f} s",
-            "; ".join(filter(None, (_remarks(receipt), *differences(receipt)))),
+            "; ".join(filter(None, (_remarks(receipt), *difference_sentences(receipt)))),
         ]
 
 
@@ -201,7 +203,7 @@ def _program_cells(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def _predicted_size(prediction: Mapping[str, Any] | None, bound: str) -> str:
-    return size(prediction[bound] if prediction else None)
+    return size_or_dash(prediction[bound] if prediction else None)
 
 
 def _as_flush_receipt(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]:
@@ -214,8 +216,8 @@ def _as_flush_receipt(receipt: Mapping[str, Any], url: str) -> Mapping[str, Any]
     reasons = (
         receipt["reason"],
         client.with_commands(receipt["remedy"], url),
-        host and f"{size(host)} on the host",
-        returned and f"{size(returned)} back on the GPU",
+        host and f"{size_or_dash(host)} on the host",
+        returned and f"{size_or_dash(returned)} back on the GPU",
     )
     return {
         **receipt,

@@ -609,7 +609,7 @@ class FlushPart(Part, FlushService):
         kind = "plan" if request.dry_run else "forced flush" if request.force else "flush"
         caller = f"{requested_by} for {request.requested_for}" if request.requested_for else requested_by
         description = f"{kind} of {request.target}, steps {','.join(request.steps)}, by {caller}"
-        note = self._core.note if not request.dry_run else _ignore_note
+        note = self._core.audit_change if not request.dry_run else _ignore_note
         operation_detail = {"operation": request.operation.id} if request.operation else {}
         if not request.dry_run:
             await self._store.audit(requested_by, "flush.request", _request_detail(request))

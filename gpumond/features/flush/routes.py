@@ -20,11 +20,11 @@ from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert
 from gpumond.features.flush.flusher import FlushPart
 from gpumond.host.peer import counted_name
 from gpumond.serve import examples
-from gpumond.serve.authentication import Caller, Tokens, count_request
+from gpumond.serve.authentication import Caller, Tokens, count_at_rate
 from gpumond.serve.authorization import require_flush
 from gpumond.serve.resources import streamed_json
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses, starting
+from gpumond.serve.routes import Router, bearer, core_of, json_response, not_ready, problem_responses
 
 SHARED_TIMEOUT_SECONDS = 60.0
 """Longest timeout for each of several programs, unless an administrator requests it."""
@@ -166,7 +166,7 @@ def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
     refusal = "too many flushes by this caller; flush a workload or a device in one request"
-    count_request(tokens, tokens.flushes, counted_name(caller.name), refusal)
+    count_at_rate(tokens, tokens.flushes, counted_name(caller.name), refusal)
 
 
 @receipts_router.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))
@@ -272,7 +272,7 @@ async def alertmanager(
     """
     core = core_of(request)
     if core.frame is None:
-        raise starting()
+        raise not_ready()
     alerts = [each.alert() for each in body.alerts]
     plan = dry_run == "true"
     if not plan and any(alert.firing for alert in alerts):

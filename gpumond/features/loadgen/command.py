@@ -34,7 +34,7 @@ from gpumond.features.loadgen.runner import (
 )
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, Option, Scenario
 from gpumond.sim.device import DeviceSpec, create, simulated_devices
-from gpumond.view.text import size
+from gpumond.view.text import size_or_dash
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 VIRTUAL_TIME_OPTIONS = ("size", "view", "gaps", "neighbors", "programs")
@@ -236,7 +236,7 @@ def _flush() -> int:
 
 def _progress(name: str, elapsed: float, work: CompletedWork) -> None:
     line = f"{name}  {_clock(elapsed)}  allocated {work.takes}, freed {work.gives}"
-    line += f"  peak {size(work.peak_live_bytes)} live, {size(work.peak_held_bytes)} held"
+    line += f"  peak {size_or_dash(work.peak_live_bytes)} live, {size_or_dash(work.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
@@ -250,14 +250,19 @@ def _summary(result: dict[str, Any]) -> str:
         f"{result['scenario']} on {result['backend']}: {result['outcome']} after "
         f"{result['ended_at'] - result['started_at']:.1f} s",
         f"allocated {plural(result['takes'], 'block')}, freed {result['gives'] or 'none'}; "
-        f"peak {size(result['peak_live_bytes'])} live, {size(result['peak_held_bytes'])} held; all memory is freed",
+        f"peak {size_or_dash(result['peak_live_bytes'])} live, {size_or_dash(result['peak_held_bytes'])} held; "
+        "all memory is freed",
     ]
     if result["detail"]:
         lines.append(result["detail"])
     if result["flushes"]:
-        lines.append(f"{plural(result['flushes'], 'flush')} released {size(result['released_bytes'])} to the GPU")
+        lines.append(
+            f"{plural(result['flushes'], 'flush')} released {size_or_dash(result['released_bytes'])} to the GPU"
+        )
     if result["checked_bytes"]:
-        lines.append(f"{size(result['checked_bytes'])} checked, {plural(result['wrong_words'], 'incorrect word')}")
+        lines.append(
+            f"{size_or_dash(result['checked_bytes'])} checked, {plural(result['wrong_words'], 'incorrect word')}"
+        )
     if "regressions" in result:
         lines.append(summary(result))
     form = f" ({expected_verdict['form']})" if expected_verdict["form"] else ""

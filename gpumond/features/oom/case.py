@@ -11,7 +11,7 @@ from gpumond.facts.frame import LedgerLine
 from gpumond.facts.program import CLASS_NAMES, Call, HasProcessKey, LiveClasses, Oom
 from gpumond.facts.units import size_text
 from gpumond.view import html_report as html, text
-from gpumond.view.text import moment, size
+from gpumond.view.text import size_or_dash, time_text
 
 Basis = Literal["measured", "reported", "estimate"]
 """Source of a remedy's bytes: the driver or the program's own counters, an agent's statement about a possible flush, or
@@ -206,7 +206,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def terminal_text(case: OomCase, ranks: Sequence[RankError], width: int | None = None) -> str:
     """Return the case for a terminal of that width."""
-    parts = [f"case {case.id}, {_time_line(case)}", text.wrapped_text(text.safe(case.summary), width)]
+    parts = [f"case {case.id}, {_time_line(case)}", text.wrap_text(text.printable(case.summary), width)]
     if case.remedies:
         parts.append(text.table(REMEDY_HEADER, remedy_rows(case)))
     for title, header, rows in sections(case, ranks):
@@ -237,13 +237,13 @@ def html_document(case: OomCase, ranks: Sequence[RankError]) -> str:
         parts += [html.heading(title), html.table([each.capitalize() for each in cells], rows)]
     if hint := snapshot_hint(case):
         parts += [html.heading("The framework's snapshot"), html.paragraph(hint)]
-    return html.page(f"Out of memory: case {case.id}", parts)
+    return html.html_page(f"Out of memory: case {case.id}", parts)
 
 
 def _time_line(case: OomCase) -> str:
     lacked = "" if case.missing_bytes is None else f"; up to {size_text(case.missing_bytes)} was missing"
     repeated = f", the last of {case.errors} errors at this limit{lacked}" if case.errors > 1 else ""
-    return f"{moment(case.at)}{repeated}"
+    return f"{time_text(case.at)}{repeated}"
 
 
 def remedy_rows(case: OomCase) -> Iterator[list[str]]:
@@ -251,7 +251,7 @@ def remedy_rows(case: OomCase) -> Iterator[list[str]]:
         prefix = "about " if each.basis == "estimate" and each.size_bytes is not None else ""
         enough = {True: "yes", False: "no", None: "unknown"}[each.enough]
         source = f"{each.source} ({each.basis})" if each.basis == "estimate" else each.source
-        yield [enough, f"{prefix}{size(each.size_bytes)}", source, each.text]
+        yield [enough, f"{prefix}{size_or_dash(each.size_bytes)}", source, each.text]
 
 
 def sections(case: OomCase, ranks: Sequence[RankError]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:

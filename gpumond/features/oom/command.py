@@ -15,7 +15,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.features.oom.case import CaseSummary, RankedCase, html_document, terminal_text
 from gpumond.view import html_report
 from gpumond.view.frame import checked_as
-from gpumond.view.text import moment, output_width, size, table
+from gpumond.view.text import output_width, size_or_dash, table, time_text
 
 OOM_ROUTE = "/api/v1/oom"
 
@@ -49,7 +49,7 @@ def _check_subcommand(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "list" and arguments.html is None:
         return _list(arguments)
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     if not re.fullmatch("[0-9]{1,12}-[0-9]{1,20}-[0-9]{1,12}|last", arguments.id):
         raise ConfigError(f"{arguments.id!r:.80} isn't a case's ID; to list the cases: gpumond oom")
     id = arguments.id
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     ranked = _decode(answer)
     if arguments.html is not None:
-        html_report.write(arguments.html, html_document(ranked.case, ranked.ranks))
+        html_report.write_report(arguments.html, html_document(ranked.case, ranked.ranks))
     else:
         print(client.with_commands(terminal_text(ranked.case, ranked.ranks, output_width()), arguments.url))
     return DONE
@@ -77,10 +77,10 @@ def _list(arguments: argparse.Namespace) -> int:
     rows = [
         [
             each["id"],
-            moment(each["at"]),
+            time_text(each["at"]),
             each["workload"] or "-",
             str(each["errors"]),
-            size(each["missing_bytes"]),
+            size_or_dash(each["missing_bytes"]),
             client.with_commands(each["remedy"], arguments.url) or "-",
         ]
         for each in cases

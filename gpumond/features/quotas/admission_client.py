@@ -17,8 +17,8 @@ from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.messages import MAX_WORKLOAD
 from gpumond.facts.units import list_text, size_text
-from gpumond.view.rows import claimed_room, requests_ahead
-from gpumond.view.text import cut, safe
+from gpumond.view.rows import claimed_bytes, requests_ahead
+from gpumond.view.text import cut, printable
 
 NO_MEMORY_EXIT_CODE = 75
 """Exit code for a program that was not started because its memory is not available (EX_TEMPFAIL of sysexits.h)."""
@@ -52,7 +52,7 @@ def auto_need(url: str, workload: str, device: str | None, world_size: int) -> i
         query["device"] = device
     answer = client.get(url, f"/api/v1/need?{urlencode(query)}")
     runs, need = answer["runs"], answer["need_bytes"]
-    where = f"runs of {safe(workload)} on {safe(answer['device_name'])}"
+    where = f"runs of {printable(workload)} on {printable(answer['device_name'])}"
     if need is None:
         known_runs = f"{runs} {'is' if runs == 1 else 'are'} known"
         raise ConfigError(f"--need auto requires three {where}, but {known_runs}; pass a size")
@@ -165,7 +165,7 @@ def explanation(answer: Mapping[str, Any]) -> str:
         position = (
             f"number {answer['ahead'] + 1} in the queue, {requests_ahead(answer['ahead'], answer.get('behind', ()))}; "
         )
-    if (room := claimed_room(answer)) is not None:
+    if (room := claimed_bytes(answer)) is not None:
         kept_back = f"the {size_text(room)} available on GPU {answer['device_index']} is kept for earlier requests"
         return f"{position}{kept_back}, and {needed}"
     text = f"{position}GPU {answer['device_index']} has {free} available, but {needed}"
@@ -185,7 +185,7 @@ def _plan_text(plan: Sequence[Mapping[str, Any]]) -> str:
     programs_by_verb: dict[str, list[str]] = {}
     for each in plan:
         pid, size = each["pid"], size_text(each["reclaimable_bytes"])
-        program = f"{safe(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
+        program = f"{printable(each['workload'])} (pid {pid}, {size})" if each["workload"] else f"pid {pid} ({size})"
         verb = "suspending" if each.get("method") == "suspend" else "flushing"
         programs_by_verb.setdefault(verb, []).append(program)
     return " and ".join(f"{verb} {list_text(programs)}" for verb, programs in programs_by_verb.items())

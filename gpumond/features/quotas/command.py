@@ -10,19 +10,18 @@ from gpumond.cli import client
 from gpumond.cli.arguments import DONE, print_result
 from gpumond.facts.units import duration_text, size_text
 from gpumond.view.rows import (
-    claimed_room,
+    claimed_bytes,
     grant_sentences,
-    held_sentences,
     limit_sentences,
-    place_sentence,
-    plain,
     process_of,
+    queue_position_sentence,
     quota_sentence,
     request_advice,
     reserve_sentences,
     taken_memory_sentences,
+    waiting_sentences,
 )
-from gpumond.view.text import fitting_table, output_width, size, table, wrapped_text
+from gpumond.view.text import fitting_table, output_width, printable_excerpt, size_or_dash, table, wrap_text
 
 LIMIT_KEYS = ("soft_limit", "limit", "reserve", "cgroup_limit")
 
@@ -74,7 +73,7 @@ def quota_text(quotas: Sequence[Mapping[str, Any]], frame: Mapping[str, Any], ur
         table(header, [[*_quota_cells(entry)] for entry in quotas]) if quotas else "no quota is defined",
         table((">PID", "PROGRAM", ">USED", ">RESERVE SHORTAGE", "LIMITS"), limited) if limited else "",
         cgroup_table(frame),
-        *(wrapped_text(each, output_width()) for each in sentences),
+        *(wrap_text(each, output_width()) for each in sentences),
     )
     return "\n\n".join(filter(None, sections))
 
@@ -84,7 +83,7 @@ def _quota_cells(entry: Mapping[str, Any]) -> Iterator[str]:
     matched = quota.get("match") or {}
     yield entry["name"]
     yield ", ".join(f"{name}={pattern}" for name, pattern in matched.items() if pattern is not None) or "all"
-    yield from (size(quota.get(kind)) for kind in LIMIT_KEYS)
+    yield from (size_or_dash(quota.get(kind)) for kind in LIMIT_KEYS)
     yield entry["origin"]
 
 
@@ -95,8 +94,8 @@ def _process_row(process: Mapping[str, Any], report: Mapping[str, Any] | None) -
     return [
         str(process["pid"]),
         process["workload"] or process["comm"] or "?",
-        size(process["used_bytes"]),
-        size(process["reserve_shortage_bytes"]),
+        size_or_dash(process["used_bytes"]),
+        size_or_dash(process["reserve_shortage_bytes"]),
         ", ".join(filter(None, (quota_sentence(process, report), other))),
     ]
 
@@ -107,9 +106,9 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
     rows = [
         [
             str(device["index"]),
-            size(each["used_bytes"]),
-            size(each["guaranteed_bytes"]),
-            size(each["limit_bytes"]),
+            size_or_dash(each["used_bytes"]),
+            size_or_dash(each["guaranteed_bytes"]),
+            size_or_dash(each["limit_bytes"]),
             next(
                 (
                     quotas[pid]["cgroup_limit_quota"]
@@ -118,7 +117,7 @@ def cgroup_table(frame: Mapping[str, Any]) -> str:
                 ),
                 "-",
             ),
-            plain(each["cgroup"]),
+            printable_excerpt(each["cgroup"]),
         ]
         for device in frame["snapshot"]["devices"]
         for each in device["cgroup_limits"]
@@ -153,8 +152,8 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
 
     ``url``: the daemon's, for the commands.
     """
-    positions = "\n".join(filter(None, (place_sentence(frame, each) for each in frame["queue"])))
-    held_memory = "\n".join(held_sentences(frame))
+    positions = "\n".join(filter(None, (queue_position_sentence(frame, each) for each in frame["queue"])))
+    held_memory = "\n".join(waiting_sentences(frame))
     taken_memory = "\n".join((*taken_memory_sentences(frame), *reserve_sentences(frame)))
     advice = "\n".join(filter(None, (request_advice(frame, each) for each in frame["queue"])))
     requests = queue_table(frame)
@@ -166,7 +165,7 @@ def queue_text(frame: Mapping[str, Any], url: str = client.DEFAULT_URL) -> str:
         advice,
         "\n".join(grant_sentences(frame)),
     ]
-    return "\n\n".join(filter(None, (requests, *(wrapped_text(each, output_width()) for each in sentences))))
+    return "\n\n".join(filter(None, (requests, *(wrap_text(each, output_width()) for each in sentences))))
 
 
 def _by_flushes_bytes(request: Mapping[str, Any]) -> int | None:
@@ -194,13 +193,13 @@ def queue_table(frame: Mapping[str, Any]) -> str:
     rows = []
     for request in frame["queue"]:
         need, available, missing = (request[f"{name}_bytes"] for name in ("need", "available", "missing"))
-        by_flushes, is_claimed = _by_flushes_bytes(request), claimed_room(request) is not None
+        by_flushes, is_claimed = _by_flushes_bytes(request), claimed_bytes(request) is not None
         rows.append(
             [
                 indexes.get(request["device_uuid"], "?"),
                 size_text(need),
-                size(available and max(0, available)),
-                size(by_flushes),
+                size_or_dash(available and max(0, available)),
+                size_or_dash(by_flushes),
                 "-" if is_claimed else size_text(missing),
                 str(request["ahead"] + 1),
                 "-" if request["pid"] is None else str(request["pid"]),
@@ -210,4 +209,4 @@ def queue_table(frame: Mapping[str, Any]) -> str:
             ]
         )
     hideable = ("USER", ">FROM FLUSHES", ">AVAILABLE", ">PID", ">POSITION", ">MISSING")
-    return fitting_table(header, rows, output_width(), hideable, "--json") if rows else ""
+    return fitting_table(header, rows, output_width(), hideable, "gpumond queue --json") if rows else ""

@@ -20,7 +20,7 @@ from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
 from gpumond.serve.authorization import require_flush, require_rules
-from gpumond.serve.routes import Router, core_of, etag_of, json_response, starting
+from gpumond.serve.routes import Router, core_of, etag_of, json_response, not_ready
 
 admissions_router = Router("admissions")
 ADMISSION_EXAMPLE = Admission(
@@ -114,7 +114,7 @@ async def withdraw(request: Request, id: RequestId, caller: Caller = Depends(req
 
 def _frame(frame: Frame | None) -> Frame:
     if frame is None or (not frame.snapshot.devices and frame.snapshot.source.reason == STARTING):
-        raise starting()
+        raise not_ready()
     return frame
 
 

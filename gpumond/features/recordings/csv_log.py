@@ -189,9 +189,9 @@ def csv_lines(snapshot: Snapshot) -> str:
 def _device_rows(device: DeviceReading, amounts: Mapping[ProcessKey, LiveAndHeldBytes]) -> Iterator[tuple[object, ...]]:
     utilization = device.sensors.gpu_utilization_ratio
     yield None, device.used_bytes, None, None, device.size_bytes, None if utilization is None else f"{utilization:.4f}"
-    listed = device.processes_by_key
-    for key in dict.fromkeys((*listed, *amounts)):
-        used = listed[key].used_bytes if key in listed else None
+    usages = device.processes_by_key
+    for key in dict.fromkeys((*usages, *amounts)):
+        used = usages[key].used_bytes if key in usages else None
         live, held = amounts.get(key, (None, None))
         if used is not None or live is not None or held is not None:
             yield key.pid, used, live, held, None, None

@@ -24,7 +24,7 @@ from gpumond.features.recordings.formats import FORMATS, snapshots
 from gpumond.features.recordings.reader import Remarks, open_lines, time_text
 from gpumond.features.recordings.snapshots import UNKNOWN_PID
 from gpumond.view import html_report
-from gpumond.view.text import ChartCurve, draw, safe
+from gpumond.view.text import ChartCurve, draw_chart, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    html_report.check(arguments.html)
+    html_report.check_report_path(arguments.html)
     lines = open_lines(arguments.file)
     remarks = Remarks(lines.name)
     log_snapshots = snapshots(lines, arguments.format, remarks, arguments.size, arguments.interval)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if findings is not None and arguments.html is not None:
-        html_report.write(arguments.html, findings.html(lines.name, list(remarks)))
+        html_report.write_report(arguments.html, findings.html(lines.name, list(remarks)))
     if findings is not None and not arguments.json:
         print("\n".join(findings.report()))
     return DONE
@@ -166,9 +166,9 @@ class _ChartSeries:
         """Add a point. The curve shows the live bytes, as the verdicts do; the used bytes until these are known."""
         if live is not None and "live" not in self.peaks:
             self.curve, self.peaks = ChartCurve(), {"live": live, **self.peaks}
-        shown = live if "live" in self.peaks else used
-        if shown is not None:
-            self.curve.add(elapsed, shown)
+        charted_bytes = live if "live" in self.peaks else used
+        if charted_bytes is not None:
+            self.curve.add(elapsed, charted_bytes)
         for measure, value in (("live", live), ("used", used)):
             if value is not None:
                 self.peaks[measure] = max(value, self.peaks.get(measure, 0))
@@ -241,14 +241,16 @@ class Findings:
             parts.append(html_report.curve(series.curve.points(), series.size_bytes, marks))
             if rows := list(_change_rows(series)):
                 parts.append(html_report.table(("TIME", "VERDICT", "RESULT"), rows))
-        return html_report.page(f"Memory in {name}", parts)
+        return html_report.html_page(f"Memory in {name}", parts)
 
     def _charted_series(self) -> Iterator[tuple[SeriesKey, _ChartSeries]]:
         """Yield the series that have a chart: those with findings first, then devices, in the order of their names."""
-        chosen = sorted(self._series.items(), key=lambda entry: (not entry[1].has_finding, entry[0][1] is not None))
-        shown = {key for key, _ in chosen[:MAX_CHARTS]}
+        by_importance = sorted(
+            self._series.items(), key=lambda entry: (not entry[1].has_finding, entry[0][1] is not None)
+        )
+        charted_keys = {key for key, _ in by_importance[:MAX_CHARTS]}
         for key, series in sorted(self._series.items(), key=lambda entry: (entry[0][0], entry[0][1] or ())):
-            if key in shown:
+            if key in charted_keys:
                 yield key, series
 
     def _others_text(self) -> Iterator[str]:
@@ -257,10 +259,12 @@ class Findings:
             yield f"{others} more series" if self._uncharted_keys else f"{others} more series without a finding"
 
     def _section(self, key: SeriesKey, series: _ChartSeries) -> Iterator[str]:
-        yield safe("  ".join(_title(key, series)))
-        yield from draw(series.curve, series.size_bytes, [at for change, at in series.changes if _is_finding(change)])
+        yield printable("  ".join(_title(key, series)))
+        yield from draw_chart(
+            series.curve, series.size_bytes, [at for change, at in series.changes if _is_finding(change)]
+        )
         for at, kind, outcome in _change_rows(series):
-            yield safe(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
+            yield printable(f"  {at}{at and '  '}{kind}{outcome and kind and ': '}{outcome}")
 
     def _summary(self) -> Iterator[str]:
         if self._first is None or self._last is None:
@@ -305,8 +309,8 @@ def _title(key: SeriesKey, series: _ChartSeries) -> list[str]:
     uuid, process = key
     pid = f" pid {process.pid}" if process else ""
     peaks = ", ".join(f"{size_text(peak)} {measure}" for measure, peak in series.peaks.items())
-    shown = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
-    return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{shown}") if part]
+    chart_note = f" (the chart shows {next(iter(series.peaks))} memory)" if len(series.peaks) > 1 else ""
+    return [part for part in (uuid + pid, series.name, peaks and f"peak {peaks}{chart_note}") if part]
 
 
 def _is_finding(change: VerdictChange) -> bool:

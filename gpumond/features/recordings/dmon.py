@@ -81,12 +81,12 @@ class _RowParser:
         for position, name in enumerate(names):
             if name in FIELD_OF_COLUMN:
                 self._columns.setdefault(FIELD_OF_COLUMN[name], position)
-        place = f"{self._remarks.name}, line {number}"
+        location = f"{self._remarks.name}, line {number}"
         if "used" not in self._columns and not {"free", "size"} <= self._columns.keys():
-            raise ConfigError(f"{place}: no column of used memory (fb, FBUSD); {REMEDY}")
+            raise ConfigError(f"{location}: no column of used memory (fb, FBUSD); {REMEDY}")
         if "time" not in self._columns and self._interval_seconds is None:
             raise ConfigError(
-                f"{place}: no column Time; record with -o DT, or pass the time between two readings with "
+                f"{location}: no column Time; record with -o DT, or pass the time between two readings with "
                 "--interval, such as 1s for -d 1 (dcgmi: -d 1000)"
             )
 

@@ -132,12 +132,12 @@ class _RowParser:
         self._previous: tuple[float, str] | None = None
 
     def use_columns(self, columns: Columns) -> None:
-        place = f"{self._lines.name}, line {max(1, self._lines.number)}"
+        location = f"{self._lines.name}, line {max(1, self._lines.number)}"
         if "used" not in columns and not {"free", "size"} <= columns.keys():
-            raise ConfigError(f"{place}: no column memory.used (nor memory.free and memory.total); {REMEDY}")
+            raise ConfigError(f"{location}: no column memory.used (nor memory.free and memory.total); {REMEDY}")
         if "time" not in columns and self._interval_seconds is None:
             raise ConfigError(
-                f"{place}: no column timestamp; add it to --query-gpu, or pass the time between two"
+                f"{location}: no column timestamp; add it to --query-gpu, or pass the time between two"
                 " readings with --interval, such as 5s for -l 5"
             )
         self._columns = columns
@@ -219,8 +219,8 @@ class _RowParser:
         if self._identity_field in (None, "index"):
             identity = f"gpu{identity}"
         model = (name, size)
-        known, swaps = self._models.get(identity, (model, 0))
-        if known != model and size is not None:
+        last_model, swaps = self._models.get(identity, (model, 0))
+        if last_model != model and size is not None:
             swaps += 1
         if size is not None or identity not in self._models:
             self._models[identity] = (model, swaps)

@@ -116,9 +116,9 @@ def rows(lines: LogLines, remarks: Remarks, interval_seconds: float | None = Non
     _fill_sizes(series_by_key)
     yield from _sorted_rows(series_by_key, remarks)
     if not remarks.rows:
-        known = ", ".join(name for name, (field_name, _) in METRICS.items() if field_name == "used" and name)
+        used_metrics = ", ".join(name for name, (field_name, _) in METRICS.items() if field_name == "used" and name)
         raise ConfigError(
-            f"{lines.name}: no memory-usage series found; query one of {known}, or an expression based on one"
+            f"{lines.name}: no memory-usage series found; query one of {used_metrics}, or an expression based on one"
         )
 
 
@@ -173,11 +173,11 @@ def _fill_sizes(series_by_key: Mapping[SeriesKey, _Series]) -> None:
     for series in series_by_key.values():
         for point in series.points.values():
             if "free" in point:
-                rest = point["free"] + point.get("reserved", 0.0)
+                unused_bytes = point["free"] + point.get("reserved", 0.0)
                 if "size" in point:
-                    point.setdefault("used", max(0.0, point["size"] - rest))
+                    point.setdefault("used", max(0.0, point["size"] - unused_bytes))
                 elif "used" in point:
-                    point["size"] = point["used"] + rest
+                    point["size"] = point["used"] + unused_bytes
 
 
 def _sorted_rows(series_by_key: Mapping[SeriesKey, _Series], remarks: Remarks) -> Iterator[LogRow]:

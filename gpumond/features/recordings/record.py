@@ -28,7 +28,7 @@ from gpumond.features.recordings.reader import LogLines, Remarks
 from gpumond.features.recordings.snapshots import Format
 from gpumond.host.files import write_error_text
 from gpumond.tick.ledger import make_ledger
-from gpumond.view.text import safe
+from gpumond.view.text import printable
 
 POLLS_PER_TICK = 4
 MIN_POLL_SECONDS, FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.1, 0.5
@@ -146,7 +146,7 @@ def program_names(ledger: Ledger, named_pids: set[int]) -> Iterator[TraceEvent]:
     for pid, name in names.items():
         if pid not in named_pids:
             named_pids.add(pid)
-            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": safe(name)}}
+            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": printable(name)}}
 
 
 def instants(events: Iterable[Mapping[str, Any]], base_time: int) -> Iterator[TraceEvent]:
@@ -160,7 +160,7 @@ def instants(events: Iterable[Mapping[str, Any]], base_time: int) -> Iterator[Tr
                 "tid": 0,
                 "name": event["kind"],
                 "ts": (event["at"] - base_time) * MICROSECONDS_PER_SECOND,
-                "args": {"summary": safe(event["summary"])},
+                "args": {"summary": printable(event["summary"])},
             }
 
 

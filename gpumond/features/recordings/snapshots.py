@@ -139,11 +139,11 @@ class SnapshotBuilder:
             series.in_step = series.in_step + 1 if row.at == at else 0
             self._update_device(row)
         # the devices in them, and others that may still be there
-        listed = {device for device, _ in rows}
+        present_uuids = {device for device, _ in rows}
         readings: list[DeviceReading] = []
         reports: list[AgentReport] = []
         for uuid, device in list(self._devices.items()):
-            if uuid in listed:
+            if uuid in present_uuids:
                 device.missed = 0
                 self._end_absent_processes(uuid, device, rows, now)
                 device.reading = self._reading(uuid, device, reports)
@@ -217,11 +217,13 @@ class SnapshotBuilder:
         return any(key in self._series and self._series[key].is_fresh(now, self._interval_seconds) for key in keys)
 
     def _reading(self, uuid: str, device: _Device, reports: list[AgentReport]) -> DeviceReading:
-        whole = self._series.get((uuid, None))
-        if whole is not None and not whole.is_fresh(self._elapsed_seconds - self._gap_seconds, self._interval_seconds):
-            whole = None
+        device_series = self._series.get((uuid, None))
+        if device_series is not None and not device_series.is_fresh(
+            self._elapsed_seconds - self._gap_seconds, self._interval_seconds
+        ):
+            device_series = None
         processes = [(pid, self._series[uuid, pid]) for pid in sorted(device.pids or ())]
-        utilization = whole.row.utilization_ratio if whole else None
+        utilization = device_series.row.utilization_ratio if device_series else None
         if utilization is None:
             ratios = (series.row.utilization_ratio for _, series in processes)
             utilization = max((ratio for ratio in ratios if ratio is not None), default=None)
@@ -231,27 +233,27 @@ class SnapshotBuilder:
             index=device.index,
             name=device.name,
             size_bytes=device.size_bytes,
-            used_bytes=self._used_bytes(whole, processes),
+            used_bytes=self._used_bytes(device_series, processes),
             processes=None if device.pids is None else tuple(_process(pid, series) for pid, series in processes),
             sensors=Sensors(gpu_utilization_ratio=utilization),
         )
 
-    def _used_bytes(self, whole: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
-        if whole is not None and whole.row.used_bytes is not None:
-            return whole.row.used_bytes
-        known = [
+    def _used_bytes(self, device_series: _Series | None, processes: list[tuple[int, _Series]]) -> int | None:
+        if device_series is not None and device_series.row.used_bytes is not None:
+            return device_series.row.used_bytes
+        process_bytes = [
             used for _, series in processes if (used := series.row.used_bytes or series.row.held_bytes) is not None
         ]
-        if not known and whole is not None and whole.row.live_bytes is not None:
+        if not process_bytes and device_series is not None and device_series.row.live_bytes is not None:
             self._remarks.note(
                 "pool", "the log has no used memory for a device: its allocators' memory is used instead"
             )
-            return max(whole.row.live_bytes, whole.row.held_bytes or 0)
-        if known:
+            return max(device_series.row.live_bytes, device_series.row.held_bytes or 0)
+        if process_bytes:
             self._remarks.note(
                 "sum", "the log has no used memory for a device: the sum of its processes is used instead"
             )
-        return sum(known) if known else None
+        return sum(process_bytes) if process_bytes else None
 
     def _add_reports(self, uuid: str, device: _Device, reports: list[AgentReport]) -> None:
         for pid in (None, *sorted(device.pids or ())):

@@ -35,7 +35,7 @@ from gpumond.features.rules.evaluation import evaluate_rule
 from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, QUANTITIES, UNITS, check_range, rule_body
 from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import Subjects, UnreadableSubjects
-from gpumond.view.text import MIN_HANGING, narrowed_table
+from gpumond.view.text import MIN_LAST_WIDTH, table
 
 COMMANDS = {
     "check": "check a configuration file's rules and list the active rules",
@@ -131,7 +131,7 @@ def _change(arguments: argparse.Namespace) -> int:
 
 
 def _table(entries: Iterable[Mapping[str, Any]]) -> str:
-    return narrowed_table(HEADER, map(_row, entries), ("ORIGIN",), "gpumond rules list --json", MIN_HANGING)
+    return table(HEADER, map(_row, entries), None, ("ORIGIN",), "gpumond rules list --json", MIN_LAST_WIDTH)
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:

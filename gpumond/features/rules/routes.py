@@ -17,7 +17,7 @@ from gpumond.serve.authentication import counted_user
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.limits import MAX_PREVIEWS
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import Router, core_of, described, etag_of, json_response
+from gpumond.serve.routes import Router, core_of, etag_of, json_response, route_arguments
 
 router = Router("rules")
 
@@ -87,7 +87,7 @@ async def remove(request: Request, name: str, if_match: IfMatch = None, by: str 
 @router.post(
     "/rules/preview",
     summary="Find out when a rule would have fired in the last hour",
-    **described(Preview, EXAMPLE_PREVIEW, 422, 429, 503),
+    **route_arguments(Preview, EXAMPLE_PREVIEW, 422, 429, 503),
 )
 async def preview(request: Request, body: RuleConfig) -> Response:
     """Evaluates a rule on one snapshot every 30 s. `from_at` is the start of the available data.
@@ -96,7 +96,7 @@ async def preview(request: Request, body: RuleConfig) -> Response:
     """
     previews, user, request_id = request.app.state.previews, counted_user(request.scope), object()
     if not previews.admits(user):
-        is_own = previews.of(user)
+        is_own = previews.used_by(user)
         status, active = (429, "a preview by this user is") if is_own else (503, f"{MAX_PREVIEWS} previews are")
         return problem(status, f"{active} already in progress; retry in a second", {"Retry-After": "1"})
     previews.add(user, request_id)

@@ -24,7 +24,7 @@ from gpumond.facts.frame import OPERATORS
 from gpumond.facts.units import caller_text, plural
 from gpumond.quantities import SCOPES
 from gpumond.quantities.scope import OWNER_LABELS
-from gpumond.view.text import moment, table
+from gpumond.view.text import table, time_text
 
 ROUTE = "/api/v1/silences"
 _MATCHER_PATTERN = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)(.*)", re.DOTALL)
@@ -108,10 +108,10 @@ def _add(arguments: argparse.Namespace) -> int:
 def _created_text(entry: Mapping[str, Any]) -> str:
     """Describe a new silence, and the alerts that it matches now if the daemon states them."""
     silence, count = entry["silence"], entry.get("alerts")
-    start = f" from {moment(silence['starts_at'])}" if entry["state"] == "pending" else ""
+    start = f" from {time_text(silence['starts_at'])}" if entry["state"] == "pending" else ""
     verb = "will silence" if start else "silences"
     matched = f"{verb} {plural(count, 'active alert')}" if count else "matches no active alert"
-    created = f"silence {silence['id']}{start} until {moment(silence['ends_at'])}"
+    created = f"silence {silence['id']}{start} until {time_text(silence['ends_at'])}"
     return created if count is None else f"{created}: {matched}"
 
 
@@ -133,7 +133,7 @@ def _delete(arguments: argparse.Namespace) -> int:
     for id in arguments.ids:
         entry = client.get(arguments.url, f"{ROUTE}/{id}", for_change=True)
         if entry.get("state") == "ended":
-            print_error(f"gpumond: silence {id} has already ended, at {moment(entry['silence']['ends_at'])}")
+            print_error(f"gpumond: silence {id} has already ended, at {time_text(entry['silence']['ends_at'])}")
         else:
             client.delete(arguments.url, f"{ROUTE}/{id}")
             ended.append(id)
@@ -157,7 +157,7 @@ def parse_matcher(text: str) -> dict[str, str]:
 def _row(entry: Mapping[str, Any], user_name: Callable[[int], str | None]) -> Iterator[str]:
     silence = entry["silence"]
     yield from (silence["id"], entry["state"], _matchers(silence["matchers"]))
-    yield from (moment(silence[name]) for name in ("starts_at", "ends_at"))
+    yield from (time_text(silence[name]) for name in ("starts_at", "ends_at"))
     yield from (caller_text(silence["author"], user_name=user_name), silence["reason"])
 
 

@@ -14,7 +14,7 @@ from gpumond.facts.frame import Matcher, Operator, Silence, SilenceState
 from gpumond.facts.units import has_control_characters
 from gpumond.features.silences.silences import MAX_SECONDS, Silences
 from gpumond.serve import examples
-from gpumond.serve.authentication import count_request
+from gpumond.serve.authentication import count_at_rate
 from gpumond.serve.authorization import require_rules
 from gpumond.serve.routes import Router, core_of, json_response
 
@@ -114,7 +114,7 @@ def _silences(request: Request) -> Silences:
 
 def _count_change(request: Request, by: str) -> None:
     tokens = request.app.state.tokens
-    count_request(tokens, tokens.silences, by, "too many silence changes by this caller")
+    count_at_rate(tokens, tokens.silences, by, "too many silence changes by this caller")
 
 
 @router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [EXAMPLE_ENTRY])

@@ -20,7 +20,7 @@ from gpumond.cli.arguments import (
 )
 from gpumond.cli.progress import announce_if_slow
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.view.text import safe, size, table
+from gpumond.view.text import printable, size_or_dash, table
 
 MAX_WAIT_SECONDS = 3600.0
 """Longest wait for an answer: a suspension takes as long as a copy of the memory."""
@@ -69,7 +69,7 @@ def send_request(arguments: argparse.Namespace, path: str, body: Mapping[str, An
         waiting = [each for each in answer["receipts"] if each["missing_bytes"]] if wait_seconds else []
         if waiting:
             for each in waiting:
-                print_error(f"gpumond resume: waiting: {safe(each['reason'])}")
+                print_error(f"gpumond resume: waiting: {printable(each['reason'])}")
             done = [each for each in answer["receipts"] if each not in waiting]
             answer = client.post(
                 arguments.url, path, {**body, "wait_seconds": wait_seconds}, timeout_seconds=MAX_WAIT_SECONDS
@@ -92,13 +92,13 @@ def receipt_table(receipts: Sequence[Mapping[str, Any]], url: str) -> str:
     rows = [
         [
             str(each["pid"]),
-            safe(each["workload"]) or "-",
+            printable(each["workload"]) or "-",
             each["outcome"],
-            size(each["expected_bytes"]),
-            size(each["released_bytes"]),
-            size(each["host_bytes"]),
+            size_or_dash(each["expected_bytes"]),
+            size_or_dash(each["released_bytes"]),
+            size_or_dash(each["host_bytes"]),
             f"{each['duration_seconds']:.2f} s",
-            client.with_commands(safe("; ".join(filter(None, (each["reason"], each["remedy"])))), url),
+            client.with_commands(printable("; ".join(filter(None, (each["reason"], each["remedy"])))), url),
         ]
         for each in receipts
     ]

@@ -787,7 +787,7 @@ class SuspendPart(Suspender, Part):
             has_pending_sigcont=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
             is_flushing=lambda each: core.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=core.store,
-            note=core.note,
+            note=core.audit_change,
             publish=core.events.add_suspension_receipt,
             wake=core.dependencies.wake.set,
             clock=core.clock,
