@@ -96,7 +96,7 @@ def reader() -> Callable[[int], object]:
     agent = AgentConnection(one, PeerIdentity(1, 1, 0), None, 0, ReadBudget(SocketLimits(), 0.0), 0.0)
 
     def read(number: int) -> object:
-        (agent.unread,) = agent.split(lines[number], 0.0)
+        (agent.undecoded_report,) = agent.split_messages(lines[number], 0.0)
         return agent.newest_report()
 
     return read

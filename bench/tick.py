@@ -12,7 +12,7 @@ from bench.result import publish, spread
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.snapshot import AgentReport, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import MEANINGS
+from gpumond.features.rules.settings import QUANTITIES
 from gpumond.tick.observe import observe
 from tests.helpers.agents import GIB
 from tests.helpers.values import TickState, advance, make_device, make_pool, make_process, make_report
@@ -26,7 +26,7 @@ SOURCE_STATE = SourceState(name="bench", up=True, responsive=True)
 def rules(level: float) -> tuple[Rule, ...]:
     """Return the built-in rules, and others over every scope that compare bytes with a level."""
     scopes: tuple[RuleScope, ...] = ("process", "pool", "workload", "device")
-    values = {scope: next(name for name in MEANINGS[scope] if name.endswith("_bytes")) for scope in scopes}
+    values = {scope: next(name for name in QUANTITIES[scope] if name.endswith("_bytes")) for scope in scopes}
     own = (
         Rule(name=f"bench-{i}", scope=scopes[i % 4], value=values[scopes[i % 4]], above=level) for i in range(OWN_RULES)
     )

@@ -27,7 +27,7 @@ class ReadProgress:
 
     def __init__(self, set_index: Callable[[int], None] = lambda index: None) -> None:
         self.set_index = set_index
-        self.leave_out: Mapping[int, str] = {}
+        self.excluded: Mapping[int, str] = {}
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()
         """Changes to make in this reading."""

@@ -112,12 +112,12 @@ class PoolPeaks:
         self._minutes = array("d")
         self.failed_at = self.retried_at = self._never = never
         self._last = PoolPeak(never, 0, 0)
-        self._begun = 0
-        self.lowest: float | None = None
+        self._begun_minutes = 0
+        self.lowest_unreclaimable_bytes: float | None = None
         """Smallest unreclaimable bytes of a minute since the program has allocated its initial memory."""
         self._failed = (0, 0)
         """Steps and live bytes at the last failed allocation."""
-        self._reported = self._ooms = self._retries = self._rescues = -1
+        self._peak_live_bytes = self._ooms = self._retries = self._recovered_ooms = -1
         """Counters of the last report; counts from before the first report are not new."""
 
     def add(self, report: AgentReport, device_uuid: str, now: float) -> None:
@@ -129,10 +129,10 @@ class PoolPeaks:
                 highest += pool.peak_live_bytes or 0
                 ooms += pool.ooms or 0
                 retries += pool.retries or 0
-        if highest > self._reported >= 0:
+        if highest > self._peak_live_bytes >= 0:
             # A reported peak that rose was reached since the last report, however short it was.
             live, unreclaimable = max(live, highest), max(unreclaimable, highest)
-        self._reported = highest
+        self._peak_live_bytes = highest
         steps = report.program.step.steps if report.program.step is not None else 0
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
@@ -140,17 +140,21 @@ class PoolPeaks:
         elif steps >= self._failed[0] + CONTINUED_STEPS or live >= self._failed[1] + CONTINUED_BYTES:
             self.failed_at = self._never  # the program handled the error
         rescues = report.program.oom_recovered
-        if rescues > self._rescues >= 0:
+        if rescues > self._recovered_ooms >= 0:
             self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
-        self._rescues = rescues
+        self._recovered_ooms = rescues
         if retries > self._retries:
             self.retried_at = now if self._retries >= 0 else self.retried_at
             self._retries = retries
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
-            self._begun += 1
-            if self._begun > STARTUP_MINUTES and last.unreclaimable:
-                self.lowest = last.unreclaimable if self.lowest is None else min(self.lowest, last.unreclaimable)
+            self._begun_minutes += 1
+            if self._begun_minutes > STARTUP_MINUTES and last.unreclaimable:
+                self.lowest_unreclaimable_bytes = (
+                    last.unreclaimable
+                    if self.lowest_unreclaimable_bytes is None
+                    else min(self.lowest_unreclaimable_bytes, last.unreclaimable)
+                )
             self._last = PoolPeak(now, live, unreclaimable)
             self._minutes.extend(self._last)
             del self._minutes[: -3 * PEAK_MINUTES]
@@ -161,7 +165,7 @@ class PoolPeaks:
     def restart(self) -> None:
         """Discard the peaks, after the pools have freed most of their memory: it is no longer fragmented."""
         del self._minutes[:]
-        self._last, self._begun, self.lowest = PoolPeak(self._never, 0, 0), 0, None
+        self._last, self._begun_minutes, self.lowest_unreclaimable_bytes = PoolPeak(self._never, 0, 0), 0, None
 
     def fragmentation(self, size: float | None, now: float, is_active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
@@ -173,7 +177,7 @@ class PoolPeaks:
         min_ratio = FRAGMENTED_CLEAR_RATIO if is_active else FRAGMENTED_RATIO
         if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * size or ratio <= min_ratio:
             return None
-        growth = 0.0 if self.lowest is None else unreclaimable - self.lowest
+        growth = 0.0 if self.lowest_unreclaimable_bytes is None else unreclaimable - self.lowest_unreclaimable_bytes
         if not (is_active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
             return None
         since = next(

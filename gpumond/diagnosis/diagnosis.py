@@ -86,19 +86,19 @@ class Diagnosis:
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
         """Verdicts on ends, each with the time until which it is active."""
-        self._awaiting: list[tuple[float, Fall]] = []
+        self._unexplained_falls: list[tuple[float, Fall]] = []
         """Falls of running programs, with their times, until their agents have reported why: an allocation failed."""
         self._xid_at: defaultdict[str, float] = defaultdict(lambda: -inf)
         self._xids: dict[tuple[str, int], int] = {}
-        self._begun = False
+        self._has_snapshot = False
         self._ramps: dict[str, tuple[float, float]] = {}
         """By device: time of the last ramp towards full, and the seconds that were left then."""
         self._crashes: dict[tuple[str, str, int | None], list[float]] = {}
         """By device and program: times of recent crashes."""
         self._loops: dict[tuple[str, str, int | None], tuple[float, Verdict]] = {}
         """Crash loops, with the time until which each is active."""
-        self._flat: dict[SeriesKey, detectors.FlatPeriod] = {}
-        self._ranks = LeakGroups()
+        self._flat_periods: dict[SeriesKey, detectors.FlatPeriod] = {}
+        self._leak_groups = LeakGroups()
         self.earlier_uses = EarlierUses()
         """What programs did before; the store keeps it."""
 
@@ -139,15 +139,15 @@ class Diagnosis:
         for fall in self._recorder.falls:
             if fall.ended:
                 life = fall.tracked.sawtooth
-                self.earlier_uses.note(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
+                self.earlier_uses.record(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
             if fall.tracked.has_agent_pools and not fall.ended:
-                self._awaiting.append((now, fall))
+                self._unexplained_falls.append((now, fall))
             else:
-                self._explain(fall, snapshot, now)
-        while self._awaiting and now - self._awaiting[0][0] >= REPORT_SECONDS * self.history.pace:
-            at, fall = self._awaiting.pop(0)
+                self._explain_fall(fall, snapshot, now)
+        while self._unexplained_falls and now - self._unexplained_falls[0][0] >= REPORT_SECONDS * self.history.pace:
+            at, fall = self._unexplained_falls.pop(0)
             if self._recorder.tracked_series.get(fall.tracked.key) is fall.tracked:
-                self._explain(fall, snapshot, at)
+                self._explain_fall(fall, snapshot, at)
         for device in snapshot.devices:
             device_series = self._recorder.tracked_series.get((device.uuid, None))
             if device_series is not None and device_series.sampled_at == now:
@@ -164,7 +164,7 @@ class Diagnosis:
         tracked_series = self._recorder.tracked_series.values()
         active = [verdict for tracked in tracked_series for verdict in tracked.verdicts.values()]
         if any(tracked.leak for tracked in tracked_series):
-            instead = self._ranks.verdicts(tracked_series)
+            instead = self._leak_groups.verdicts(tracked_series)
             if instead:
                 active = [verdict for tracked in tracked_series for verdict in _current_verdicts(tracked, instead)]
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
@@ -188,13 +188,13 @@ class Diagnosis:
             tracked.sawtooth.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
         if closed > QUARTER_HOUR:
             tracked.floors.add(self.history.now, series.column(QUARTER_HOUR, signal, count=1)[-1])
-        tracked.leak = self._leak(tracked, device, closed)
+        tracked.leak = self._current_leak(tracked, device, closed)
         self._set_leak(tracked, device)
         pattern = (
             None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.plateaus, size)
         )
         if pattern is None or pattern.kind == "warm-up":
-            pattern = self._filling(tracked, device, closed) or pattern
+            pattern = self._filling_pattern(tracked, device, closed) or pattern
         has_left = "steady" in tracked.verdicts and has_left_level(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
@@ -209,7 +209,7 @@ class Diagnosis:
         elif device.processes is None:
             self._check_idle(tracked, device)
 
-    def _filling(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> UsePattern | None:
+    def _filling_pattern(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> UsePattern | None:
         """Return growth that slows down. It is judged every five minutes, and else as before."""
         if tracked.leak or tracked.growth:
             return None
@@ -218,7 +218,7 @@ class Diagnosis:
         tracked.filling, slowing, room_bytes = (
             None,
             slowing_growth(tracked, self.history),
-            self._room(tracked.uuid, device),
+            self._room_bytes(tracked.uuid, device),
         )
         if slowing is not None:
             pace = self.history.pace
@@ -235,7 +235,7 @@ class Diagnosis:
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         """Judge growth of minutes, every 15 s."""
         alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
-        room = self._room(tracked.uuid, device) if tracked.growth else None
+        room = self._room_bytes(tracked.uuid, device) if tracked.growth else None
         if update_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
             self._set_leak(tracked, device)
             self._set_pattern(tracked, None)
@@ -259,15 +259,15 @@ class Diagnosis:
         unattributed = tracked.series.column(MINUTE, UNATTRIBUTED, count=1)
         return bool(unattributed) and unattributed[-1] >= UNATTRIBUTED_RATIO * (device.size_bytes or inf)
 
-    def _leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
+    def _current_leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
         if tracked.leak is not None:
             return updated_leak(tracked, tracked.leak, self.history.now, closed)
         known_bytes = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
         return find_leak(
-            tracked, self.history, device.size_bytes, self._room(tracked.uuid, device), closed, known_bytes
+            tracked, self.history, device.size_bytes, self._room_bytes(tracked.uuid, device), closed, known_bytes
         )
 
-    def _room(self, uuid: str, device: DeviceReading) -> float | None:
+    def _room_bytes(self, uuid: str, device: DeviceReading) -> float | None:
         """Return the bytes between the device's recent peak and what programs can use."""
         if device.usable_bytes is None or device.used_bytes is None:
             return None
@@ -280,7 +280,7 @@ class Diagnosis:
         if leak is None:
             tracked.verdicts.pop("leak", None)
             return
-        room = self._room(tracked.uuid, device)
+        room = self._room_bytes(tracked.uuid, device)
         allocations = allocation_growth(tracked, leak.signal, pace)
         line = fit_leak_line(leak, tracked, self.history, room, allocations)
         per_second, window = leak.slope * pace, leak.window / pace
@@ -438,7 +438,7 @@ class Diagnosis:
         if unattributed >= detectors.ORPHAN_MIN_BYTES or "orphan" in tracked.verdicts:
             self._check_orphan(tracked, device, unattributed, None)
         else:
-            self._flat.pop(tracked.key, None)
+            self._flat_periods.pop(tracked.key, None)
         for process in device.processes:
             if process.state in DEAD_STATES and process.used_bytes is not None:
                 own = self._recorder.tracked_series.get((device.uuid, process.key))
@@ -449,7 +449,9 @@ class Diagnosis:
         self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
     ) -> None:
         now, busy = self.history.now, device.sensors.gpu_utilization_ratio
-        flat_period = self._flat[tracked.key] = detectors.flat_period(self._flat.get(tracked.key), size, now)
+        flat_period = self._flat_periods[tracked.key] = detectors.flat_period(
+            self._flat_periods.get(tracked.key), size, now
+        )
         idle = max(0.0, now - self._recorder.idle_at.get(device.uuid, inf))
         if not detectors.is_orphaned(flat_period, now, busy, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
@@ -465,9 +467,9 @@ class Diagnosis:
             "orphan", since, evidence, sentences.orphan(_label(device), size, seconds, who, holder, programs)
         )
 
-    def _explain(self, fall: Fall, snapshot: Snapshot, at: float) -> None:
+    def _explain_fall(self, fall: Fall, snapshot: Snapshot, at: float) -> None:
         tracked, now = fall.tracked, self.history.now
-        self._flat.pop(tracked.key, None)
+        self._flat_periods.pop(tracked.key, None)
         device = self._devices[tracked.uuid]
         size = device.size_bytes or 0
         if not fall.given_back or fall.size_bytes < MIN_RELEASE_RATIO * size:
@@ -486,13 +488,13 @@ class Diagnosis:
                 who, label, fall.size_bytes, cause, is_certain=cause == detectors.UNHANDLED_OOM_CAUSE
             )
             self._add_event_verdict(tracked, "crash", CRASH_VERDICT_SECONDS, evidence, summary, at)
-            self._detect_restart_loop(tracked, device)
+            self._detect_crash_loop(tracked, device)
         elif fall.emptied and (not fall.ended or (tracked.process and snapshot.may_contain(tracked.process))):
             failed = now - tracked.peaks.failed_at <= detectors.CRASH_SECONDS
             summary = sentences.release(who if tracked.pid else "", label, fall.size_bytes, failed)
             self._add_event_verdict(tracked, "memory-freed", MEMORY_FREED_VERDICT_SECONDS, evidence, summary, at)
 
-    def _detect_restart_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
+    def _detect_crash_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         now, key = self.history.now, (tracked.uuid, *tracked.owner)
         self._crashes[key] = [*self._crashes.get(key, ()), now]
         lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
@@ -525,7 +527,9 @@ class Diagnosis:
                 table.pop(uuid, None)
         if gone:
             self._xids = {key: count for key, count in self._xids.items() if key[0] not in gone}
-            self._flat = {key: flat_period for key, flat_period in self._flat.items() if key[0] not in gone}
+            self._flat_periods = {
+                key: flat_period for key, flat_period in self._flat_periods.items() if key[0] not in gone
+            }
 
     def _record_endings(self, snapshot: Snapshot) -> None:
         """Record how a program ended until its memory is free, which takes a moment longer."""
@@ -539,10 +543,10 @@ class Diagnosis:
         for error in snapshot.xids:
             key = (error.device_uuid, error.xid)
             # Errors from before the first snapshot are not new.
-            if error.count > self._xids.get(key, 0) and self._begun and error.xid in detectors.FATAL_XIDS:
+            if error.count > self._xids.get(key, 0) and self._has_snapshot and error.xid in detectors.FATAL_XIDS:
                 self._xid_at[error.device_uuid] = self.history.now
             self._xids[key] = error.count
-        self._begun = True
+        self._has_snapshot = True
 
     def _onset_time(self, tracked: TrackedSeries, kind: str, at: float) -> float:
         """Return the onset in Unix time; a step of the wall clock does not move the onset of an active verdict."""

@@ -30,11 +30,21 @@ RETURNED_RATIO = 0.5
 MEASURED_SECONDS = 1800.0
 """Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
-_Report = tuple[AgentReport, int | None, int, int | None, int, int]
-"""Report with live bytes, held bytes, the number of live allocations, and stranded and managed bytes, summed over its
-pools on one device."""
-_Reports = dict[ProcessKey, _Report]
 Evidence = tuple[tuple[str, float], ...]
+
+
+class _PoolSums(NamedTuple):
+    """A report, and the sums over its pools on one device; unknown is None."""
+
+    report: AgentReport
+    live_bytes: int | None
+    held_bytes: int
+    live_allocations: int | None
+    stranded_bytes: int
+    managed_bytes: int
+
+
+_SumsByProcess = dict[ProcessKey, _PoolSums]
 
 
 class TrackedSeries:
@@ -194,7 +204,7 @@ class HistoryRecorder:
         self.idle_at: dict[str, float] = {}
         """By device: time since which nothing runs on it."""
         self._used: dict[str, int] = {}
-        self._before: dict[str, int] = {}
+        self._used_before: dict[str, int] = {}
         """By device: the used bytes of the last sample."""
         self._returned: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
@@ -212,35 +222,40 @@ class HistoryRecorder:
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed_readings and device.used_bytes is not None:
                 confirmed = _confirmed_pool_sums(device, pools.get(device.uuid, {}), device.uuid in complete)
-                self._device(device, confirmed, _engine_load(device, snapshot.engines))
+                self._add_device(device, confirmed, _engine_load(device, snapshot.engines))
                 answered.add(device.uuid)
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
                 self._add_suspended((each.device_uuid, each.process))
-        self._end(answered, snapshot.suspended)
+        self._end_missing_processes(answered, snapshot.suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
 
-    def _device(self, device: DeviceReading, reports: _Reports, load: float) -> None:
+    def _add_device(self, device: DeviceReading, pool_sums: _SumsByProcess, load: float) -> None:
         history, uuid, now, size = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
-        self._before[uuid] = self._used.get(uuid, used)
-        self._returned[uuid] = self._before[uuid] - used
+        self._used_before[uuid] = self._used.get(uuid, used)
+        self._returned[uuid] = self._used_before[uuid] - used
         self._used[uuid] = used
-        counted = {key: own for key, own in reports.items() if own[1] is not None}
-        pooled = (0, 0, 0) if device.processes == () and not reports else (nan, nan, nan)
+        counted = {process: sums for process, sums in pool_sums.items() if sums.live_bytes is not None}
+        live: float
+        held: float
+        stranded: float
         if counted:
-            _, live, held, _, stranded, _ = zip(*counted.values(), strict=True)
-            pooled = (sum(live), sum(held), sum(stranded))
+            live = sum(sums.live_bytes or 0 for sums in counted.values())
+            held = sum(sums.held_bytes for sums in counted.values())
+            stranded = sum(sums.stranded_bytes for sums in counted.values())
+        else:
+            live = held = stranded = 0 if device.processes == () and not pool_sums else nan
         listed = device.processes_by_key
         opaque = sum(listed[key].used_bytes or 0 for key in listed.keys() - counted.keys())
         known = 0
-        managed = sum(own[5] for own in reports.values())
+        managed = sum(sums.managed_bytes for sums in pool_sums.values())
         for process, usage in listed.items():
-            known += self._process((uuid, process), usage, reports.pop(process, None) if reports else None, size)
-        for process, report in reports.items():
-            known += self._process((uuid, process), None, report, size)
+            known += self._add_process((uuid, process), usage, pool_sums.pop(process, None), size)
+        for process, sums in pool_sums.items():
+            known += self._add_process((uuid, process), None, sums, size)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
@@ -259,52 +274,53 @@ class HistoryRecorder:
             self.idle_at.setdefault(uuid, now)
         else:
             self.idle_at.pop(uuid, None)
-        rest = (nan if busy is None else busy, unattributed, opaque, load)
-        closed = tracked.series.add((now, used, *pooled, nan, *rest))
+        utilization = nan if busy is None else busy
+        closed = tracked.series.add((now, used, live, held, stranded, nan, utilization, unattributed, opaque, load))
         if closed:
             self.due.append((tracked, closed))
 
-    def _process(self, key: ProcessSeriesKey, process: ProcessUsage | None, report: _Report | None, size: float) -> int:
+    def _add_process(
+        self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None, size: float
+    ) -> int:
         """Add one process on one device. Returns the bytes of the device that it is known to use."""
         own = process.used_bytes if process is not None else None
-        if own is None and report is None:
+        if own is None and sums is None:
             return 0
-        held = report[2] if report is not None else 0
-        if report is not None and report[1] is None:  # only the driver's count shows how its memory grows
+        if sums is not None and sums.live_bytes is None:  # only the driver's count shows how its memory grows
             if own is None:
-                return held
-            report = None
-        tracked = self.tracked_series.get(key) or self._begin(key, process, report)
+                return sums.held_bytes
+            sums = None
+        tracked = self.tracked_series.get(key) or self._begin_series(key, process, sums)
         if tracked is None:
             return own or 0
         now = self.history.now
         tracked.sampled_at = now
         if own is not None:
-            known = key[1].start_ticks is not None
-            if own < tracked.driver_bytes and (known or report is None):
-                self._record_fall(tracked, tracked.driver_bytes, float(own), size, known)
+            has_known_start = key[1].start_ticks is not None
+            if own < tracked.driver_bytes and (has_known_start or sums is None):
+                self._record_fall(tracked, tracked.driver_bytes, float(own), size, has_known_start)
             tracked.rises.add(own, self._used[key[0]], size, now)
             tracked.driver_bytes = float(own)
-        if report is None:
+        if sums is None:
             if tracked.has_agent_pools:
                 tracked.has_agent_pools = False
                 tracked.steps.add(None, False, now, 0.0)
             tracked.used = float(own or 0)
             closed = tracked.series.add((now, tracked.used))
         else:
-            full, live, _, allocations, stranded, _ = report
+            report, live, held, allocations, stranded, _ = sums
             if not tracked.has_agent_pools and tracked.born < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.has_agent_pools, measured = True, tracked.steps.are_measured
-            step = full.program.step
-            one_device = step is not None and len({pool.device_uuid for pool in full.pools}) == 1
+            step = report.program.step
+            one_device = step is not None and len({pool.device_uuid for pool in report.pools}) == 1
             at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
                 tracked.plateaus, tracked.sawtooth, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
-            tracked.series.name = full.workload or tracked.name
+            tracked.series.name = report.workload or tracked.name
             tracked.used = nan if live is None else float(live)
-            tracked.has_retainers = bool(full.program.retainers)
-            tracked.peaks.add(full, key[0], now)
+            tracked.has_retainers = bool(report.program.retainers)
+            tracked.peaks.add(report, key[0], now)
             row = (now, nan if own is None else own, tracked.used, held, stranded)
             closed = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
             if allocations is not None or closed:
@@ -313,22 +329,22 @@ class HistoryRecorder:
             self.due.append((tracked, closed))
         if own is not None:
             return own
-        return held_by_device(report[0].pools).get(key[0], 0) if report is not None else held
+        return 0 if sums is None else held_by_device(sums.report.pools).get(key[0], 0)
 
-    def _begin(
-        self, key: ProcessSeriesKey, process: ProcessUsage | None, report: _Report | None
+    def _begin_series(
+        self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None
     ) -> TrackedSeries | None:
         series = self.history.process(key)
         if series is None:
             return None
-        name = report[0].workload if report is not None else ""
+        name = sums.report.workload if sums is not None else ""
         if process is not None:
             name = name or process.comm or ""
             if process.state not in ("gone", "zombie"):
                 # Memory that a new process allocated was released by an ended one.
                 self._returned[key[0]] += process.used_bytes or 0
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
-        tracked.uid = report[0].uid if report is not None else process.uid if process is not None else None
+        tracked.uid = sums.report.uid if sums is not None else process.uid if process is not None else None
         return tracked
 
     def _add_suspended(self, key: ProcessSeriesKey) -> None:
@@ -337,7 +353,7 @@ class HistoryRecorder:
         if tracked is not None and tracked.has_agent_pools and tracked.sampled_at != self.history.now:
             tracked.series.add((self.history.now, 0.0))
 
-    def _end(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
+    def _end_missing_processes(self, devices: set[str], suspended: Collection[ProcessKey]) -> None:
         """End the processes on those devices that the snapshot does not contain, except suspended ones."""
         now = self.history.now
         gone = [
@@ -350,7 +366,7 @@ class HistoryRecorder:
             size = _last_known_bytes(tracked)
             uuid = tracked.uuid
             given_back = self._returned[uuid] >= RETURNED_RATIO * size
-            self.falls.append(Fall(tracked, size, True, True, given_back, self._before[uuid]))
+            self.falls.append(Fall(tracked, size, True, True, given_back, self._used_before[uuid]))
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
@@ -379,7 +395,7 @@ class HistoryRecorder:
                     False,
                     lives_on or used < EMPTY_RATIO * size,
                     self._returned[tracked.uuid] >= RETURNED_RATIO * fall,
-                    self._before[tracked.uuid],
+                    self._used_before[tracked.uuid],
                 )
             )
             if not lives_on:
@@ -392,30 +408,30 @@ def _last_known_bytes(tracked: TrackedSeries) -> float:
     return max(known, default=0.0)
 
 
-def _confirmed_pool_sums(device: DeviceReading, reports: _Reports, complete: bool) -> _Reports:
-    if not complete or not reports:
-        return reports
+def _confirmed_pool_sums(device: DeviceReading, pool_sums: _SumsByProcess, complete: bool) -> _SumsByProcess:
     counts = device.used_by_process
-    if reports.keys() <= counts.keys():
-        return reports  # nearly always
-    return {process: own for process, own in reports.items() if may_hold_memory(counts, process, complete)}
+    return {process: sums for process, sums in pool_sums.items() if may_hold_memory(counts, process, complete)}
 
 
-def _pool_sums_by_device(snapshot: Snapshot) -> dict[str, _Reports]:
-    """Return the reports of programs that use a device, and their pools, by device and process."""
-    table: dict[str, _Reports] = {}
+def _pool_sums_by_device(snapshot: Snapshot) -> dict[str, _SumsByProcess]:
+    """Return the reports of programs that use a device, and the sums of their pools, by device and process."""
+    table: dict[str, _SumsByProcess] = {}
     for process, report in snapshot.reports_by_process.items():
         for pool in outermost_pools(report.pools) if report.uses_device else ():
-            own = table.setdefault(pool.device_uuid, {})
-            before = own.get(process)
-            held, live, number = pool.held_bytes, pool.live_bytes, pool.live_allocations
-            stranded, managed = held - (live or 0) - pool.reclaimable.likely, held if pool.managed else 0
-            stranded = stranded if stranded > 0 else 0
+            by_process = table.setdefault(pool.device_uuid, {})
+            before = by_process.get(process)
+            held, live, allocations = pool.held_bytes, pool.live_bytes, pool.live_allocations
+            stranded, managed = max(0, held - (live or 0) - pool.reclaimable.likely), held if pool.managed else 0
             if before is not None:
-                live = None if before[1] is None or live is None else before[1] + live
-                number = None if before[3] is None or number is None else before[3] + number
-                held, stranded, managed = held + before[2], stranded + before[4], managed + before[5]
-            own[process] = (report, live, held, number, stranded, managed)
+                live = None if before.live_bytes is None or live is None else before.live_bytes + live
+                allocations = (
+                    None
+                    if before.live_allocations is None or allocations is None
+                    else before.live_allocations + allocations
+                )
+                held, stranded = before.held_bytes + held, before.stranded_bytes + stranded
+                managed += before.managed_bytes
+            by_process[process] = _PoolSums(report, live, held, allocations, stranded, managed)
     return table
 
 

@@ -68,7 +68,7 @@ class EarlierUses:
         known = self._known.get(program)
         return known.limit if known is not None else 0.0
 
-    def note(self, program: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
+    def record(self, program: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
         if not program[0]:
             return

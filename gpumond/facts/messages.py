@@ -308,7 +308,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_object_with_unique_keys, parse_const
 
 def _convert(cls: Any, body: dict[str, Any], name: str) -> Any:
     try:
-        return VALIDATOR.of(cls)(body)
+        return VALIDATOR.converter(cls)(body)
     except Mismatch as mismatch:
         path, expected = f"{name}{mismatch.path}", mismatch.expected
         if not expected:

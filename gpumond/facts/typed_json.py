@@ -48,7 +48,7 @@ class Validator:
         self._record, self._sequence = record, sequence
         self._compiled: dict[Any, Converter] = {}
 
-    def of(self, hint: Any) -> Converter:
+    def converter(self, hint: Any) -> Converter:
         """Return the converter for a type. It raises Mismatch. Raises TypeError for a type without a JSON form."""
         if hint not in self._compiled:
             self._compiled[hint] = self._compile(hint)
@@ -58,20 +58,20 @@ class Validator:
         if hint in self._scalars:
             return self._scalars[hint]
         if isinstance(hint, NewType):
-            return self.of(hint.__supertype__)
+            return self.converter(hint.__supertype__)
         if is_dataclass(hint):
             return self._object(hint)
         origin, arguments = get_origin(hint), get_args(hint)
         if origin is Literal:
             return self._literal(arguments)
         if origin is tuple and arguments[1:] == (...,):
-            return self._array(self.of(arguments[0]))
+            return self._array(self.converter(arguments[0]))
         if origin is tuple and arguments:
-            return self._row(tuple(map(self.of, arguments)))
+            return self._row(tuple(map(self.converter, arguments)))
         if origin in (Union, types.UnionType):
             members = [each for each in arguments if each is not type(None)]
             is_text = len(members) > 1 and all(map(_is_text, members))
-            alternatives = {self._scalars[str]} if is_text else set(map(self.of, members))
+            alternatives = {self._scalars[str]} if is_text else set(map(self.converter, members))
             if len(alternatives) == 1:
                 (inner,) = alternatives
                 return (
@@ -82,7 +82,8 @@ class Validator:
     def _object(self, cls: Any) -> Converter:
         hints = get_type_hints(cls)
         entries = [
-            (field.name, self.of(hints[field.name]), self._default(field, hints[field.name])) for field in fields(cls)
+            (field.name, self.converter(hints[field.name]), self._default(field, hints[field.name]))
+            for field in fields(cls)
         ]
         record = self._record
 

@@ -49,25 +49,25 @@ class AgentConnection:
         self.buffer = b""
         self.hello: Hello | None = None
         self.report: Report | None = None
-        self.unread = b""
+        self.undecoded_report = b""
         """Message of a report that has not been decoded."""
         self._report_hash: int | None = None
         """Hash of the message of ``report``; None if that was decoded at once."""
         self.received_at = self.partial_since = now
         self.resumed_at = float("-inf")
         """End of the last suspension of its process, after which the agent may be silent for a moment."""
-        self.answers: dict[str, asyncio.Future[FlushResult]] = {}
+        self.flush_answers: dict[str, asyncio.Future[FlushResult]] = {}
         self.unanswered: set[str] = set()
         """Flushes that timed out; an agent answers each of them later."""
-        self.requests: dict[str, asyncio.Future[AgentResponse]] = {}
+        self.request_answers: dict[str, asyncio.Future[AgentResponse]] = {}
 
     def newest_report(self) -> Report | None:
         """Return its newest report, decoded lazily: only the last report before a tick is used.
 
         Raises ProtocolError.
         """
-        if self.unread:
-            encoded, self.unread = self.unread, b""
+        if self.undecoded_report:
+            encoded, self.undecoded_report = self.undecoded_report, b""
             if hash(encoded) == self._report_hash:
                 return self.report
             report = decode(encoded)
@@ -81,9 +81,9 @@ class AgentConnection:
         check_report(report)
         if len(report.pools) > MAX_REPORTED_POOLS:
             report = replace(report, pools=limit_pools(report.pools, max_pools=MAX_REPORTED_POOLS))
-        self.report, self.unread, self._report_hash = report, b"", report_hash
+        self.report, self.undecoded_report, self._report_hash = report, b"", report_hash
 
-    def split(self, chunk: bytes, now: float) -> list[bytes]:
+    def split_messages(self, chunk: bytes, now: float) -> list[bytes]:
         """Return the messages that are complete with these bytes. Raises ProtocolError."""
         if not self.buffer:
             self.partial_since = now
@@ -106,15 +106,17 @@ class AgentConnection:
     def resolve(self, message: FlushResult | AgentResponse) -> None:
         """Return an answer to the call that waits for it, if one does."""
         self.unanswered.discard(message.id)
-        waiting: dict[str, asyncio.Future[Any]] = self.answers if isinstance(message, FlushResult) else self.requests
-        future = waiting.get(message.id)
+        answers: dict[str, asyncio.Future[Any]] = self.request_answers
+        if isinstance(message, FlushResult):
+            answers = self.flush_answers
+        future = answers.get(message.id)
         if future is not None and not future.done():
             future.set_result(message)
 
     def cancel_waits(self) -> None:
         """Cancel all waits for an answer of this agent."""
-        waiting: list[asyncio.Future[Any]] = [*self.answers.values(), *self.requests.values()]
-        for future in waiting:
+        answers: list[asyncio.Future[Any]] = [*self.flush_answers.values(), *self.request_answers.values()]
+        for future in answers:
             if not future.done():
                 future.set_exception(ConnectionResetError("the agent disconnected"))
 
@@ -144,14 +146,14 @@ def check_report(report: Report) -> None:
 
 
 def agent_report(
-    identity: PeerIdentity, hello: Hello, report: Report, age: float, suspended: bool = False
+    identity: PeerIdentity, hello: Hello, report: Report, age_seconds: float, is_suspended: bool = False
 ) -> AgentReport:
     return AgentReport(
         pid=identity.pid,
         start_ticks=identity.start_ticks,
         uid=identity.uid,
         workload=hello.workload,
-        age_seconds=age,
+        age_seconds=age_seconds,
         frameworks=report.frameworks,
         flush_policy=report.flush_policy,
         pools=report.pools,
@@ -164,7 +166,7 @@ def agent_report(
         world_size=hello.world_size,
         job=hello.job,
         account=hello.account,
-        suspended=suspended,
+        suspended=is_suspended,
         components=report.components[:MAX_COMPONENTS],
         suspendable=report.suspendable,
         resume_signals=report.resume_signals,
@@ -211,7 +213,7 @@ class ReadBudget:
         self._limits, self._filled_at = limits, now
         self.messages, self.bytes = float(limits.messages_per_second), float(limits.bytes_per_second)
 
-    def wait(self, now: float) -> float:
+    def wait_seconds(self, now: float) -> float:
         """Return the seconds until this user may be read again; 0 if at once."""
         limits, elapsed_seconds = self._limits, now - self._filled_at
         self._filled_at = now
@@ -253,8 +255,8 @@ class UserUsage:
         if not self._pending[user]:
             del self._pending[user]
 
-    def forget(self, now: float) -> None:
+    def forget_idle_users(self, now: float) -> None:
         """Forget the full budgets of users without a connection."""
         for user in [user for user in self._budgets if user not in self._connections]:
-            if self._budgets[user].wait(now) == 0:
+            if self._budgets[user].wait_seconds(now) == 0:
                 del self._budgets[user]

@@ -173,7 +173,7 @@ class AgentServer:
         self.receive()
         newest: dict[PeerIdentity, AgentReport] = {}
         for peer in list(self._peers.values()):
-            report = self._agent_report(peer)
+            report = None if self._is_silent(peer) else self._agent_report(peer)
             if report is not None:
                 newest[peer.identity] = _newer_report(report, newest.get(peer.identity))
         self._on_reports(self._reports_received)
@@ -185,13 +185,13 @@ class AgentServer:
         self.receive()
         newest: AgentReport | None = None
         for peer in [peer for peer in self._peers.values() if peer.identity == identity]:
-            report = self._agent_report(peer)
+            report = None if self._is_silent(peer) else self._agent_report(peer)
             newest = newest if report is None else _newer_report(report, newest)
         return newest
 
     def silent_reports(self) -> tuple[AgentReport, ...]:
         """Return the last report of each agent that is connected and reported too long ago."""
-        reports = (self._agent_report(peer, silent=True) for peer in list(self._peers.values()))
+        reports = (self._agent_report(peer) for peer in list(self._peers.values()) if self._is_silent(peer))
         return tuple(report for report in reports if report is not None)
 
     async def flush(self, identity: PeerIdentity, request: FlushCommand) -> FlushResult | None:
@@ -200,7 +200,7 @@ class AgentServer:
         if peer is None:
             return None
         seconds = request.timeout_seconds + self._limits.answer_seconds
-        answer = await self._send_and_await(peer, request, peer.answers, seconds)
+        answer = await self._send_and_await(peer, request, peer.flush_answers, seconds)
         if answer is None:
             peer.unanswered.add(request.id)
         return answer
@@ -220,7 +220,7 @@ class AgentServer:
             return AgentResponse(request.id, f"{name} {why or 'has an agent that is too old for this request'}")
         if identity.process in self._suspended:
             return AgentResponse(request.id, NO_ANSWER_WHILE_SUSPENDED.format(identity.process.pid))
-        return await self._send_and_await(peer, request, peer.requests, seconds)
+        return await self._send_and_await(peer, request, peer.request_answers, seconds)
 
     async def _send_and_await(
         self,
@@ -246,20 +246,26 @@ class AgentServer:
 
     def is_flushing(self, identity: PeerIdentity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""
-        return any(peer.answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
+        return any(peer.flush_answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
 
     def _connection_of(self, identity: PeerIdentity) -> AgentConnection | None:
-        own = [peer for peer in self._peers.values() if peer.identity == identity and (peer.report or peer.unread)]
-        return max(own, key=lambda peer: peer.received_at, default=None)
+        own = (peer for peer in self._peers.values() if peer.identity == identity)
+        reporting = [peer for peer in own if peer.report or peer.undecoded_report]
+        return max(reporting, key=lambda peer: peer.received_at, default=None)
 
-    def _agent_report(self, peer: AgentConnection, silent: bool = False) -> AgentReport | None:
-        now = self._clock()
-        suspended = bool(self._suspended) and peer.identity.process in self._suspended
-        is_silent = now - max(peer.received_at, peer.resumed_at) > self._limits.stale_seconds and not suspended
-        report = self._decode_newest_report(peer) if is_silent is silent else None
+    def _is_suspended(self, peer: AgentConnection) -> bool:
+        return bool(self._suspended) and peer.identity.process in self._suspended
+
+    def _is_silent(self, peer: AgentConnection) -> bool:
+        silence_seconds = self._clock() - max(peer.received_at, peer.resumed_at)
+        return silence_seconds > self._limits.stale_seconds and not self._is_suspended(peer)
+
+    def _agent_report(self, peer: AgentConnection) -> AgentReport | None:
+        report = self._decode_newest_report(peer)
         if peer.hello is None or report is None:
             return None
-        return agent_report(peer.identity, peer.hello, report, now - peer.received_at, suspended)
+        age_seconds = self._clock() - peer.received_at
+        return agent_report(peer.identity, peer.hello, report, age_seconds, self._is_suspended(peer))
 
     def _decode_newest_report(self, peer: AgentConnection) -> Report | None:
         """Return its newest report; None if that is malformed or the agent has disconnected."""
@@ -363,10 +369,10 @@ class AgentServer:
 
     def _on_readable(self, peer: AgentConnection) -> None:
         now = self._clock()
-        if (wait := peer.budget.wait(now)) > 0:
+        if (wait_seconds := peer.budget.wait_seconds(now)) > 0:
             self._on_rejection("rate")
             self._unwatch(peer)
-            self._loop.call_later(max(wait, 0.1), self._watch_again, peer)
+            self._loop.call_later(max(wait_seconds, 0.1), self._watch_again, peer)
             return
         try:
             chunk, ancillary, _, _ = peer.socket.recvmsg(MAX_MESSAGE_BYTES, CREDENTIALS_SPACE)
@@ -382,10 +388,10 @@ class AgentServer:
             self._drop(peer, "foreign_sender")  # a forked child, or a passed descriptor
             return
         try:
-            for message in peer.split(chunk, now):
+            for message in peer.split_messages(chunk, now):
                 peer.budget.messages -= 1
                 if peer.report is not None and message.startswith(REPORT_PREFIX):
-                    peer.unread, peer.received_at = message, now
+                    peer.undecoded_report, peer.received_at = message, now
                     self._reports_received += 1
                 else:
                     self._handle(peer, decode(message), now)
@@ -491,7 +497,7 @@ class AgentServer:
                 and peer.identity.process not in self._suspended
             ):
                 self._drop(peer, "idle")
-        self._usage.forget(now)
+        self._usage.forget_idle_users(now)
         self._replace_listener()
         self._resume_accepting()
         self._sweeper = self._loop.call_later(1.0, self._sweep)

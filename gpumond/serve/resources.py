@@ -492,7 +492,7 @@ async def share_history(
         own = {device.uuid for device in devices}
         roots = [device.uuid for device in devices if device.parent_uuid not in own]
         chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in roots], since, resolution)
-        points = known.machine(roots, since or 0.0, _end(until), chosen_resolution)
+        points = known.machine_shares(roots, since or 0.0, _end(until), chosen_resolution)
     else:
         uuid = find_device_uuid_in_frame(uuid, frame, others=known.devices)
         key = (uuid, _process(known, uuid, pid, start_ticks))
@@ -527,7 +527,7 @@ async def past_moment(
             ended_at=known.to_unix(series.ended) if isfinite(series.ended) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
-        for (device, process), series, point in known.moment(at, chosen_resolution)
+        for (device, process), series, point in known.shares_at(at, chosen_resolution)
         if own in (None, device)
     )
     if not found:

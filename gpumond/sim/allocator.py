@@ -37,10 +37,10 @@ class _Block:
 
     __slots__ = ("address", "free", "is_small", "next", "previous", "size")
 
-    def __init__(self, address: int, size: int, small: bool) -> None:
+    def __init__(self, address: int, size: int, is_small: bool) -> None:
         self.address = address
         self.size = size
-        self.is_small = small
+        self.is_small = is_small
         self.free = False
         self.previous: _Block | None = None
         self.next: _Block | None = None

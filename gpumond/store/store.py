@@ -426,7 +426,7 @@ class HistoryPersistence:
 
     async def _write(self, history: History, earlier_uses: EarlierUses) -> None:
         series = []
-        for each in history.coarse():
+        for each in history.coarse_series():
             series.append(each)
             await asyncio.sleep(0)
         with suppress(StoreUnavailable):  # the store has logged it; the next write includes it

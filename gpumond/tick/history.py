@@ -224,7 +224,7 @@ class History:
             tuple(point for point in _without_report_delay(points) if point.at >= since) if samples else tuple(points)
         )
 
-    def machine(
+    def machine_shares(
         self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
     ) -> tuple[SharesPoint, ...]:
         """Return the sums of the shares of these devices, at the times of the one with most points."""
@@ -241,7 +241,7 @@ class History:
             sums.append(_sum_of_shares(point, [part for part in parts if point.at - part.at <= 3 * half_interval]))
         return tuple(sums)
 
-    def moment(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, SharesPoint]]:
+    def shares_at(self, at: float, resolution: float | None = None) -> Iterator[tuple[SeriesKey, Series, SharesPoint]]:
         """Yield the shares of all devices and of the processes on them at a Unix time, in samples or in blocks as
         `series` does. A process that ended later is one of them while its series is kept.
         """
@@ -259,14 +259,14 @@ class History:
 
     def _within(self, times: array[float], since: float, until: float) -> slice:
         """Return where the times between two Unix times are, with some second around them."""
-        return slice(bisect_left(times, self._moment(since) - 1), bisect_right(times, self._moment(until) + 1))
+        return slice(bisect_left(times, self._from_unix(since) - 1), bisect_right(times, self._from_unix(until) + 1))
 
     def age(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
         series = self._find(key)
         return 0.0 if series is None else self.now - series.born
 
-    def coarse(self) -> Iterator[CoarseSeries]:
+    def coarse_series(self) -> Iterator[CoarseSeries]:
         """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
         for uuid in tuple(self.devices):
             if uuid in self.devices:
@@ -276,9 +276,9 @@ class History:
                 yield self._coarse(key, self.processes[key])
         yield from tuple(self._awaited.values())
 
-    def restore(self, coarse: Iterable[CoarseSeries]) -> None:
+    def restore(self, series: Iterable[CoarseSeries]) -> None:
         """Restore series: each when its device or process has a sample again within ten minutes."""
-        self._awaited.update(((one.device_uuid, process_key(one.pid, one.start_ticks)), one) for one in coarse)
+        self._awaited.update(((each.device_uuid, process_key(each.pid, each.start_ticks)), each) for each in series)
 
     def _series(self, key: SeriesKey, min_signals: int, max_signals: int) -> Series:
         self._born += 1
@@ -289,17 +289,17 @@ class History:
         if stored is None or widths not in [[signals] * len(TIERS) for signals in range(min_signals, max_signals + 1)]:
             return Series(min_signals, self.now, phase, self._samples)
         series = Series(widths[0], self.now, phase, self._samples)
-        series.born = min(self.now, self._moment(stored.born_at))
+        series.born = min(self.now, self._from_unix(stored.born_at))
         width = 2 + 3 * series.signals
         blocks = (
-            [self._moment(row[0]), *(nan if value is None else value for value in row[1:])]
+            [self._from_unix(row[0]), *(nan if value is None else value for value in row[1:])]
             for row in stored.blocks
             if len(row) == width and row[0] is not None and row[0] < self.taken_at
         )
         series.restore(blocks, [[-inf if value is None else value for value in record] for record in stored.records])
         return series
 
-    def _moment(self, unix: float) -> float:
+    def _from_unix(self, unix: float) -> float:
         return self.now - (self.taken_at - unix) * self.pace
 
     def _find(self, key: SeriesKey) -> Series | None:
@@ -317,7 +317,7 @@ class History:
             )
             for tier in range(len(TIERS))
         )
-        blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER_HOUR].each())
+        blocks = tuple((self.to_unix(at), *map(_finite_or_none, row)) for at, row in series.tiers[QUARTER_HOUR].rows())
         uuid, process = key
         return CoarseSeries(
             device_uuid=uuid,
@@ -465,7 +465,7 @@ class HistoryRows:
             return self._data[head - length : head]
         return self._data[len(self._data) - (length - head) :] + self._data[:head]
 
-    def each(self) -> Iterator[tuple[float, array[float]]]:
+    def rows(self) -> Iterator[tuple[float, array[float]]]:
         """Yield time and numbers of each row, the oldest first."""
         flat = self.newest(self._capacity)
         for number, at in enumerate(self.times(self._capacity)):
@@ -613,23 +613,23 @@ class Series:
 
     def _close(self, at: float) -> int:
         closed = 0
-        for place, tier in enumerate(TIERS):
-            if at < self._closes[place]:
+        for tier_index, tier in enumerate(TIERS):
+            if at < self._closes[tier_index]:
                 break
-            begin = self._closes[place] - tier.seconds
-            if place <= MINUTE:
-                fresh, self._marks[place] = self._count - self._marks[place], self._count
+            begin = self._closes[tier_index] - tier.seconds
+            if tier_index <= MINUTE:
+                fresh, self._marks[tier_index] = self._count - self._marks[tier_index], self._count
                 summary = _summary_of_samples(self.rows.newest(fresh), self.signals) if fresh else None
             else:
-                fresh, self._minutes[place - 2] = self._minutes[place - 2], 0
+                fresh, self._minutes[tier_index - 2] = self._minutes[tier_index - 2], 0
                 summary = _summary_of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
             if summary is not None:
-                self._append(place, begin, summary)
-                if place == MINUTE:
+                self._append(tier_index, begin, summary)
+                if tier_index == MINUTE:
                     self._minutes[0] += 1
                     self._minutes[1] += 1
-            self._closes[place] = self._end(at, tier)
-            closed = place + 1
+            self._closes[tier_index] = self._end(at, tier)
+            closed = tier_index + 1
         return closed
 
     def _append(self, tier: int, at: float, row: Sequence[float]) -> None:

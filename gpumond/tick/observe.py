@@ -90,19 +90,12 @@ def _absent_processes(
 ) -> Mapping[ProcessKey, Sequence[DeviceReading]]:
     """Return the processes that have left a device since the previous snapshot, and those of its suspensions."""
     devices_by_process: dict[ProcessKey, list[DeviceReading]] = {}
-    known = {each.device_uuid: set[ProcessKey]() for each in previous.suspensions}
-    for each in previous.suspensions:
-        known[each.device_uuid].add(each.process)
     for device in devices:
-        previous_device = previous.device(device.uuid)
-        left_processes = (
-            previous_device.used_by_process.keys() - device.used_by_process.keys()
-            if previous_device is not None
-            else set()
-        )
-        for process in known.get(device.uuid, set()) | {
-            who for who in left_processes if previous_device is not None and previous_device.used_by_process[who]
-        }:
+        suspended = {each.process for each in previous.suspensions if each.device_uuid == device.uuid}
+        before = previous.device(device.uuid)
+        used_before = before.used_by_process if before is not None else {}
+        left = {process for process, used in used_before.items() if used and process not in device.used_by_process}
+        for process in suspended | left:
             devices_by_process.setdefault(process, []).append(device)
     return devices_by_process
 

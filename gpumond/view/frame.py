@@ -116,7 +116,7 @@ def receipts_of(answer: object) -> list[dict[str, Any]]:
 def checked_as(hint: Any, answer: object, name: str) -> Any:
     """Return the JSON of a type. Raises DaemonError, with the name and the path of a value that has another type."""
     try:
-        return VALIDATOR.of(hint)(answer)
+        return VALIDATOR.converter(hint)(answer)
     except Mismatch as mismatch:
         expected = mismatch.expected or "a value"
         raise DaemonError(f"{MALFORMED} ({name}{mismatch.path}: expected {expected})") from None

@@ -33,7 +33,7 @@ def settled(segments: list[Segment]) -> World:
 def test_statistics_bound_what_a_flush_returns(segments: list[Segment]) -> None:
     world = settled(segments)
     mixed = any(segment.expandable for segment in segments)
-    expected = reclaimable_from_stats(device_statistics(world.stats(0)), expandable=mixed)
+    expected = reclaimable_from_stats(device_statistics(world.stats(0)), is_expandable=mixed)
     assert expected.low <= expected.likely <= expected.high
     released = world.empty_cache()
     assert expected.low <= released <= expected.high

@@ -62,7 +62,7 @@ def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     (nothing,) = shown(daemon, "receipts")
     assert nothing.startswith("no receipts; ")
     assert "; gpumond flush --all --dry-run shows" in nothing
-    assert shown(daemon, "silence", "list")[0].startswith("no silence is active; gpumond silence add")
+    assert shown(daemon, "silence", "list")[0].startswith("no silence is active; to add one: gpumond silence add")
     assert "to add a quota, list it under quotas: in the configuration file" in "".join(shown(daemon, "quota"))
     assert daemon.flush(target={"all": True})[0] == 200
     assert daemon.run("flush", "--all", "--dry-run").returncode in (0, 3)

@@ -67,7 +67,7 @@ def test_floors_that_rise_from_day_to_day_are_a_rise():
 def test_records_are_limited_to_the_newest_programs():
     earlier_uses = EarlierUses()
     for number in range(MAX_PROGRAMS + 5):
-        earlier_uses.note((f"job-{number}", 1), float(number), held=GIB)
+        earlier_uses.record((f"job-{number}", 1), float(number), held=GIB)
     assert len(earlier_uses.records()) == MAX_PROGRAMS
     assert earlier_uses.limit(("job-0", 1)) == 0
     earlier_uses.restore([EarlierUse(name="job-0", uid=1, seen_at=0.0, held_bytes=GIB)])

@@ -29,7 +29,7 @@ def has(library: str) -> bool:
 
 
 def test_queries_of_pools_and_contexts_create_none() -> None:
-    code = "print(contexts(), cuda.default_pool(0) is not None, report(), cuda.trim(0, 0), contexts())"
+    code = "print(contexts(), cuda.default_pool(0) is not None, report(), cuda.trim_mempool(0, 0), contexts())"
     assert run(code) == ["[] True () False []"]
 
 

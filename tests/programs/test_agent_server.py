@@ -62,7 +62,7 @@ async def test_report_of_one_process_is_read_without_decoding_those_of_others(tm
             agent.sendall(HELLO + REPORT)
             await harness.reports()
             agent.sendall(REPORT.replace(b'"pools":[', b'"pools":7,"other":['))
-            await eventually(lambda: all(peer.unread for peer in harness.server._peers.values()))
+            await eventually(lambda: all(peer.undecoded_report for peer in harness.server._peers.values()))
             assert harness.server.report(PeerIdentity(OWN.pid + 1, OWN.start_ticks, OWN.uid)) is None
             assert not harness.rejected
             assert harness.server.report(OWN) is None
@@ -186,7 +186,7 @@ def newest(report: Report) -> Report:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = AgentConnection(ours, PeerIdentity(1, 2, 3), None, 3, ReadBudget(SocketLimits(), 0.0), 0.0)
-        connection.unread = encode(report).strip()
+        connection.undecoded_report = encode(report).strip()
         decoded = connection.newest_report()
         assert decoded is not None
         return decoded

@@ -21,7 +21,7 @@ from gpumond.facts.snapshot import (
     Sensors,
     Snapshot,
 )
-from gpumond.features.rules.settings import MEANINGS, UNITS
+from gpumond.features.rules.settings import QUANTITIES, UNITS
 from gpumond.quantities import subjects
 from gpumond.quantities.device_quantities import DEVICE_COUNTERS
 from gpumond.quantities.program_quantities import POOL_COUNTERS, PROGRAM_COUNTERS
@@ -119,7 +119,7 @@ def test_number_of_a_snapshot_is_a_value(model: type, scope: RuleScope):
     numbers = {each.name for each in fields(model) if str(each.type) in NUMBERS} - IDENTITY - SETTINGS
     names: Mapping[str, str] = OTHER_NAMES[model]
     up = {"up"} if model is DeviceReading else set()
-    assert {names.get(name, name) for name in numbers} - up <= MEANINGS[scope].keys()
+    assert {names.get(name, name) for name in numbers} - up <= QUANTITIES[scope].keys()
 
 
 @pytest.mark.parametrize("reason", THROTTLE_REASONS)
@@ -151,7 +151,7 @@ def test_counter_of_a_device_has_an_increase(counter: str):
 
 def test_every_counter_has_an_increase():
     for scope, counters in (("pool", POOL_COUNTERS), ("process", PROGRAM_COUNTERS)):
-        assert {f"{counter}_increase" for counter in counters} <= MEANINGS[scope].keys()  # type: ignore[index]
+        assert {f"{counter}_increase" for counter in counters} <= QUANTITIES[scope].keys()  # type: ignore[index]
 
 
 def test_nvlink_errors_are_the_sum_of_all_kinds():

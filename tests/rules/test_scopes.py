@@ -13,7 +13,7 @@ from gpumond.facts.frame import Verdict
 from gpumond.facts.program import Oom, Program
 from gpumond.facts.snapshot import MAX_MISSED_READINGS, Snapshot
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import LABELS, MEANINGS
+from gpumond.features.rules.settings import LABELS, QUANTITIES
 from gpumond.quantities import subjects
 from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import RuleContext, active_verdicts
@@ -56,11 +56,11 @@ LEAK = Verdict(
 CONTEXT = RuleContext(SNAPSHOT, make_ledger(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
 
 
-@pytest.mark.parametrize("scope", MEANINGS)
+@pytest.mark.parametrize("scope", QUANTITIES)
 def test_documented_values_and_words_exist_for_each_row(scope: RuleScope):
     found = subjects(scope, CONTEXT)
     assert found.rows
-    assert found.values.keys() == MEANINGS[scope].keys()
+    assert found.values.keys() == QUANTITIES[scope].keys()
     for row in found.rows:
         known = [value_of(row) for value_of in found.values.values()]
         assert all(value is None or value >= 0 for value in known)

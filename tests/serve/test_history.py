@@ -78,7 +78,7 @@ def test_resolution_is_the_shortest_sufficient_or_the_requested_one(
 
 @pytest.mark.parametrize(("ago", "expected"), [(900, None), (3600, 15), (7200, 60), (80_000, 900)])
 def test_resolution_reaches_the_previous_day_after_a_restart(ago: float, expected: int | None):
-    (device,) = (each for each in recorded_view().history.coarse() if each.pid is None)
+    (device,) = (each for each in recorded_view().history.coarse_series() if each.pid is None)
     diagnosis = Diagnosis()
     diagnosis.history.restore([replace(device, born_at=NOW - 86400)])
     for second in range(3):
@@ -170,9 +170,9 @@ def test_shares_of_the_past_are_apart_and_add_up():
 def test_shares_of_the_machine_are_the_sums_of_its_devices():
     history = shared_history()
     for resolution in (None, 15.0):
-        (*_, last) = history.machine(("GPU-a", "GPU-b"), resolution=resolution)
+        (*_, last) = history.machine_shares(("GPU-a", "GPU-b"), resolution=resolution)
         assert (last.used, last.live, last.cached, last.unattributed) == (40 * GIB, 12 * GIB, 6 * GIB, 6 * GIB)
-    assert history.machine(()) == ()
+    assert history.machine_shares(()) == ()
     assert ask(View(history=history), "/api/v1/history/shares", params={"pid": 10}).status_code == 422
 
 

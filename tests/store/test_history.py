@@ -93,14 +93,14 @@ def test_history_is_stored_periodically_while_ticks_go_on(tmp_path: Path):
 def test_stored_history_replaces_the_previous_one(tmp_path: Path):
     async def work(store: Store) -> list[CoarseSeries]:
         for processes in (5, 1):
-            await store.store_history(tuple(history(processes).coarse()))
+            await store.store_history(tuple(history(processes).coarse_series()))
         return await store.history()
 
     assert len(with_store(tmp_path, work)) == 2
 
 
 def test_unreadable_history_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with_store(tmp_path, lambda store: store.store_history(tuple(history().coarse())))
+    with_store(tmp_path, lambda store: store.store_history(tuple(history().coarse_series())))
     db = sqlite3.connect(tmp_path / "state" / "gpumond.db")
     with db:
         db.execute("UPDATE history SET body = '{\"blocks\": 7}'")
@@ -145,8 +145,8 @@ def test_absent_processes_are_kept_for_the_next_restart(tmp_path: Path):
 
 def test_levels_of_earlier_lives_are_kept_over_a_restart(tmp_path: Path):
     before, after = EarlierUses(), EarlierUses()
-    before.note(("train", 1000), 1e9, held=40e9)
-    after.note(("serve", None), 2e9, returned=7e9)
+    before.record(("train", 1000), 1e9, held=40e9)
+    after.record(("serve", None), 2e9, returned=7e9)
 
     async def keep(store: Store) -> None:
         await HistoryPersistence(store).close(History(), before)

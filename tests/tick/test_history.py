@@ -197,7 +197,7 @@ def test_moment_has_the_programs_that_were_there_and_no_others():
         (-50.0, None, []),
     ]
     for at, resolution, expected in moments:
-        found = [(key, point.used) for key, _, point in history.moment(1e9 + at, resolution)]
+        found = [(key, point.used) for key, _, point in history.shares_at(1e9 + at, resolution)]
         assert found == expected, (at, resolution)
 
 
@@ -210,7 +210,7 @@ def test_processes_never_exceed_the_limit():
 
 def test_restored_series_continues_when_the_life_is_seen_again():
     before = make_history([float(i // 900) for i in range(4000)])
-    kept = [from_json(CoarseSeries, to_json(one)) for one in before.coarse()]
+    kept = [from_json(CoarseSeries, to_json(one)) for one in before.coarse_series()]
     after = History()
     after.restore(kept)
     # After a reboot the monotonic clock starts again; an hour of wall time has passed.
@@ -227,7 +227,7 @@ def test_restored_series_continues_when_the_life_is_seen_again():
 
 
 def test_restored_series_is_discarded_without_its_life():
-    kept = make_history([1.0] * 2000).coarse()
+    kept = make_history([1.0] * 2000).coarse_series()
     after = History()
     after.restore(kept)
     for at in (0.0, module.MAX_WAIT_FOR_PROCESS_SECONDS + 1):

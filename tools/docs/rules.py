@@ -9,7 +9,7 @@ from itertools import groupby
 from gpumond.facts.alerts import Rule, RuleScope
 from gpumond.facts.units import duration_text
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, UNITS, match_keys
+from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, match_keys
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.quantities.quantity import value_text
 from gpumond.quantities.scope import FULL_WINDOW_NOTE, IN_WINDOW
@@ -102,6 +102,8 @@ INCREASE_MEANING = f"increase of `{{}}` {IN_WINDOW}"
 BUILT_IN_HEADER = """\
 ## Built-in rules
 
+An empty cell means the default.
+
 | rule | condition | `clear` | `for` | `keep_firing_for` | severity |
 |---|---|---|---|---|---|"""
 COMMON_PLACEHOLDERS = ("value", "threshold")
@@ -134,14 +136,14 @@ def rule_cells(rule: Rule) -> Iterator[str]:
     yield f"[{rule.name}](../how-to/runbooks.md#{rule.name})"
     yield f"{rule.scope} `{rule.value}` {side} {value_text(unit, threshold or 0.0)}"
     yield "" if rule.clear is None else value_text(unit, rule.clear)
-    yield duration_text(rule.for_seconds) if rule.for_seconds else "0"
-    yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else "0"
+    yield duration_text(rule.for_seconds) if rule.for_seconds else ""
+    yield duration_text(rule.keep_firing_for_seconds) if rule.keep_firing_for_seconds else ""
     yield dict(rule.labels)["severity"]
 
 
 def values() -> Iterator[str]:
     yield f"\n## Values\n\n{wrap(VALUES_NOTE)}"
-    for scope in MEANINGS:
+    for scope in QUANTITIES:
         yield f"\n## Scope {scope}\n\n| value | unit | meaning |\n|---|---|---|"
         rows = list(value_rows(scope))
         sensors = [row for row in rows if scope == "device" and is_metric(*row)]
@@ -151,7 +153,7 @@ def values() -> Iterator[str]:
             yield f"\n{wrap(SENSORS_NOTE)}\n\n| unit | values |\n|---|---|"
         for unit in dict.fromkeys(unit for _, unit, _ in sensors):
             yield f"| {unit} | {', '.join(name for name, row_unit, _ in sensors if row_unit == unit)} |"
-        yield from meaning_table("label to match", {name: match_keys(name) for name in MEANINGS}, scope)
+        yield from meaning_table("label to match", {name: match_keys(name) for name in QUANTITIES}, scope)
         yield from meaning_table("placeholder", PLACEHOLDERS, scope)
 
 
@@ -163,7 +165,9 @@ def is_metric(name: str, unit: str, meaning: str) -> bool:
 
 def value_rows(scope: RuleScope) -> Iterator[tuple[str, str, str]]:
     """Yield names, unit and meaning of the scope's values: a counter's together with that of its increase."""
-    table = {name: meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, meaning in MEANINGS[scope].items()}
+    table = {
+        name: quantity.meaning.removesuffix(f"; {FULL_WINDOW_NOTE}") for name, quantity in QUANTITIES[scope].items()
+    }
     for name, meaning in table.items():
         if meaning != INCREASE_MEANING.format(name.removesuffix("_increase")):
             has_increase = table.get(f"{name}_increase") == INCREASE_MEANING.format(name)

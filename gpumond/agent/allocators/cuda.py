@@ -153,7 +153,7 @@ def is_mapped(pointer: int) -> bool | None:
     return bool(mapped.value) if status in (0, INVALID_VALUE) else None
 
 
-def trim(ordinal: int, pool: int) -> bool:
+def trim_mempool(ordinal: int, pool: int) -> bool:
     """Return a pool's unused memory to the driver when the device is idle: freed but pending bytes would stay."""
     return synchronize(ordinal) and _succeeds("cuMemPoolTrimTo", ctypes.c_void_p(pool), ctypes.c_size_t(0))
 

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim
+from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim_pools
 from gpumond.facts.pools import PoolUsage
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
@@ -48,7 +48,7 @@ class CudaCoreAdapter(CudaAdapter):
 
     def release(self) -> tuple[int, str]:
         """Trim each pool. A resource sets the pool's threshold so that it keeps all memory."""
-        return trim((ordinal, pool) for ordinal, pool, _ in _pools())[0], ""
+        return trim_pools((ordinal, pool) for ordinal, pool, _ in _pools())[0], ""
 
 
 def adapter() -> CudaCoreAdapter | None:

@@ -71,16 +71,21 @@ def _free_bytes() -> int:
     return sum(free for _, _, free in _amounts())
 
 
-def _usage(ordinal: int, live: int, free: int) -> PoolUsage | None:
+def _usage(ordinal: int, live_bytes: int, free_bytes: int) -> PoolUsage | None:
     uuid = cuda.device_uuid(ordinal)
     if uuid is None:
         return None
     return PoolUsage(
         allocator="managed",
         device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=live + free,
-        reclaimable=Reclaimable(0 if live else free, free, free, "interval" if live and free else "exact"),
+        live_bytes=live_bytes,
+        held_bytes=live_bytes + free_bytes,
+        reclaimable=Reclaimable(
+            0 if live_bytes else free_bytes,
+            free_bytes,
+            free_bytes,
+            "interval" if live_bytes and free_bytes else "exact",
+        ),
         stranded_bytes=0,
         managed=True,
     )

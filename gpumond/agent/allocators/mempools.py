@@ -45,7 +45,7 @@ class MempoolsAdapter(CudaAdapter):
         return bytes_left_by_trim((ordinal, used) for ordinal, _, _, used in _pools())
 
     def release(self) -> tuple[int, str]:
-        return trim((ordinal, pool) for ordinal, pool, _, _ in _pools())[0], ""
+        return trim_pools((ordinal, pool) for ordinal, pool, _, _ in _pools())[0], ""
 
 
 def adapter() -> MempoolsAdapter | None:
@@ -95,7 +95,7 @@ def _is_counted_by_torch(ordinal: int) -> bool:
     return torch is not None and torch.counts_default_pool(ordinal)
 
 
-def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def trim_pools(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Trim pools, each given by ordinal and handle, when their device is idle: freed but pending bytes would stay.
 
     Return the released bytes, and the number of pools.
@@ -103,7 +103,7 @@ def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
     released = trimmed = 0
     for ordinal, pool in list(pools):
         before = cuda.mempool_bytes(pool)
-        if before and cuda.trim(ordinal, pool):
+        if before and cuda.trim_mempool(ordinal, pool):
             after = cuda.mempool_bytes(pool)
             released, trimmed = released + (max(0, before.reserved - after.reserved) if after else 0), trimmed + 1
     return released, trimmed
@@ -112,37 +112,43 @@ def trim(pools: Iterable[tuple[int, int]]) -> tuple[int, int]:
 NOT_RELEASABLE = Reclaimable(0, 0, 0, "not_releasable")
 
 
-def caching_pool(allocator: str, uuid: str, live: int, held: int) -> PoolUsage:
+def caching_pool(allocator: str, uuid: str, live_bytes: int, held_bytes: int) -> PoolUsage:
     """Return a pool whose library does not report which of its free bytes a flush returns."""
-    free = max(0, held - live)
+    free_bytes = max(0, held_bytes - live_bytes)
     return PoolUsage(
         allocator=allocator,
         device_uuid=uuid,
-        live_bytes=live,
-        held_bytes=live + free,
-        reclaimable=Reclaimable(0, free, free, "interval"),
+        live_bytes=live_bytes,
+        held_bytes=live_bytes + free_bytes,
+        reclaimable=Reclaimable(0, free_bytes, free_bytes, "interval"),
         stranded_bytes=0,
     )
 
 
 def arena_pool(
-    allocator: str, uuid: str, live: int, held: int | None, peak: int | None = None, inside: str | None = None
+    allocator: str,
+    uuid: str,
+    live_bytes: int,
+    held_bytes: int | None,
+    peak_bytes: int | None = None,
+    inside: str | None = None,
 ) -> PoolUsage:
     """Return the pool of a library that keeps all memory until the process ends.
 
-    ``held`` is None where the library does not report it.
+    ``held_bytes`` is None where the library does not report it.
     """
-    is_held_known = held is not None and held >= live
-    held_bytes = held if held is not None and is_held_known else live
+    is_held_known = held_bytes is not None and held_bytes >= live_bytes
+    if held_bytes is None or not is_held_known:
+        held_bytes = live_bytes
     return PoolUsage(
         allocator=allocator,
         device_uuid=uuid,
-        live_bytes=live,
+        live_bytes=live_bytes,
         held_bytes=held_bytes,
         reclaimable=NOT_RELEASABLE,
-        stranded_bytes=held_bytes - live,
+        stranded_bytes=held_bytes - live_bytes,
         inside=inside,
-        peak_live_bytes=peak,
+        peak_live_bytes=peak_bytes,
         held_known=is_held_known,
     )
 
@@ -256,14 +262,14 @@ Blocks = Mapping[int, int]
 """Sizes in bytes by address."""
 
 
-def free_bytes_left_by_trim(used: int, alternatives: Sequence[Blocks]) -> int | None:
+def free_bytes_left_by_trim(used_bytes: int, alternatives: Sequence[Blocks]) -> int | None:
     """Return the free bytes that stay. ``alternatives``: the blocks by type of holder, any of which may use the pool.
 
     None unless a combination adds up to the pool's used bytes: otherwise some blocks are unknown.
     """
     for blocks in _combinations_of_blocks(alternatives):
-        if sum(blocks.values()) == used:
-            return GRANULE_BYTES * len(set(_touched_granules(blocks))) - used
+        if sum(blocks.values()) == used_bytes:
+            return GRANULE_BYTES * len(set(_touched_granules(blocks))) - used_bytes
     return None
 
 

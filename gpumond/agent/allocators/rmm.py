@@ -26,7 +26,7 @@ from gpumond.agent.allocators.mempools import (
     allocator_counting_pool,
     bytes_left_by_trim,
     has_counting_allocator,
-    trim,
+    trim_pools,
 )
 from gpumond.facts.pools import Exactness, PoolUsage, Reclaimable
 
@@ -65,8 +65,9 @@ class RmmAdapter(CudaAdapter):
 
     def release(self) -> tuple[int, str]:
         """Trim the pools of stream-ordered resources."""
-        pools = ((ordinal, self._driver_pool(ordinal, stack, probe=True)) for ordinal, stack in list(self._stacks()))
-        released, trimmed = trim((ordinal, pool) for ordinal, pool in pools if pool)
+        stacks = list(self._stacks())
+        pools = ((ordinal, self._driver_pool(ordinal, stack, may_probe=True)) for ordinal, stack in stacks)
+        released, trimmed = trim_pools((ordinal, pool) for ordinal, pool in pools if pool)
         return released, "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
 
     def finish(self) -> None:
@@ -83,8 +84,8 @@ class RmmAdapter(CudaAdapter):
                 yield ordinal, stack
 
     def _usage(self, ordinal: int, stack: ResourceStack, exact: bool) -> PoolUsage | None:
-        probe = exact or (bool(stack.live_bytes) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
-        uuid, pool = cuda.device_uuid(ordinal), self._driver_pool(ordinal, stack, probe)
+        may_probe = exact or (bool(stack.live_bytes) and is_counting(self._rmm)) or self._has_settled(ordinal, stack)
+        uuid, pool = cuda.device_uuid(ordinal), self._driver_pool(ordinal, stack, may_probe)
         is_shared = pool is not None and has_counting_allocator(ordinal, pool)
         driver_bytes = cuda.mempool_bytes(pool) if pool and not is_shared else None
         live_bytes = stack.live_bytes
@@ -115,12 +116,12 @@ class RmmAdapter(CudaAdapter):
             self._first_seen[ordinal] = resource, now
         return now - self._first_seen[ordinal][1] >= self._settled_seconds
 
-    def _driver_pool(self, ordinal: int, stack: ResourceStack, probe: bool) -> int | None:
-        """Return the handle of the driver's pool below the stack; ``probe`` permits an allocation to find it."""
+    def _driver_pool(self, ordinal: int, stack: ResourceStack, may_probe: bool) -> int | None:
+        """Return the handle of the driver's pool below the stack; ``may_probe`` permits an allocation to find it."""
         pool_handle = getattr(stack.stream_ordered, "pool_handle", None)
         if pool_handle is not None:
             return int(pool_handle())
-        if probe and stack.stream_ordered is not None and ordinal not in DRIVER_POOLS and not cuda.is_capturing():
+        if may_probe and stack.stream_ordered is not None and ordinal not in DRIVER_POOLS and not cuda.is_capturing():
             DRIVER_POOLS[ordinal] = DriverPool(stack.stream_ordered, _find_driver_pool(ordinal, stack.stream_ordered))
         driver_pool = DRIVER_POOLS.get(ordinal)
         return None if driver_pool is None else driver_pool.pool
@@ -165,7 +166,7 @@ MANAGED_CLASSES = frozenset(("ManagedMemoryResource",))
 DIRECT_CLASSES = frozenset(("CudaMemoryResource",))
 """Any other resource at the bottom is not, or not only, device memory: pinned or host memory."""
 
-MAX_DEPTH = 32
+MAX_STACK_DEPTH = 32
 
 
 class PeakAllocations(NamedTuple):
@@ -270,7 +271,7 @@ def read_resource_stack(top: Any, before: PeakAllocations | None = None) -> Reso
 
 def _walk_down(top: Any) -> Iterator[Any]:
     resource = top
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_STACK_DEPTH):
         yield resource
         resource = getattr(resource, "upstream_mr", None)
         if resource is None:

@@ -93,7 +93,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
                     devices[ordinal] = statistics
         unmapped = self._unmapped(devices.values()) if is_native else None
         snapshot = self._exact_reclaimable() if exact and is_native else None
-        expandable = is_native and "expandable_segments:true" in self._allocator_settings()
+        is_expandable = is_native and "expandable_segments:true" in self._allocator_settings()
         pools = []
         for ordinal, statistics in devices.items():
             uuid = self._uuid(ordinal)
@@ -106,7 +106,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             if snapshot is not None:
                 reclaimable = snapshot.get(ordinal, Reclaimable(0, 0, 0))
             elif is_native:
-                reclaimable = reclaimable_from_stats(statistics, expandable)
+                reclaimable = reclaimable_from_stats(statistics, is_expandable)
             else:
                 reclaimable = reclaimable_from_async_stats(statistics)
             pools.append(pool_usage(uuid, statistics, reclaimable, unmapped_bytes))

@@ -87,13 +87,13 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
     )
 
 
-def reclaimable_from_stats(statistics: DeviceStatistics, expandable: bool = False) -> Reclaimable:
-    """Return the bytes for the native allocator. ``expandable``: the configuration permits expandable segments.
+def reclaimable_from_stats(statistics: DeviceStatistics, is_expandable: bool = False) -> Reclaimable:
+    """Return the bytes for the native allocator. ``is_expandable``: the configuration permits expandable segments.
 
     For the likely value, private pools are assumed to be as full as all pools together.
     """
     held, live, active, split, segments, private = statistics[:6]
-    if expandable or (held and not segments):
+    if is_expandable or (held and not segments):
         return Reclaimable(0, max(0, held - live - split), max(0, held - live), "interval")
     idle = max(0, held - active - split)
     if private == 0 and active == live:

@@ -180,7 +180,7 @@ class OomRecords:
         try:
             error._gpumond_saw = True  # type: ignore[attr-defined]
             pools = ALLOCATORS.read(READ_TIMEOUT_SECONDS) or ()
-            devices = self._increased(pools, first_counts=True)
+            devices = self._devices_with_new_errors(pools, counts_first_reading=True)
             requested_bytes = request_bytes(error)
             details = _details(error, FINAL_SEARCH_SECONDS if seen == "unhandled" else 0.0)
             record = self._record(pools, devices, seen, requested_bytes, self.current_scope(), details)
@@ -209,7 +209,7 @@ class OomRecords:
         self.record_error(oom, seen)
         return True
 
-    def record_oom_pool(self, device: str | None, size: int, thread: int | None) -> None:
+    def record_oom_pool(self, device: str | None, size_bytes: int, thread: int | None) -> None:
         """Record that an out-of-memory pool served a request, with the stack of this thread. Never raises."""
         from gpumond.agent.measure import stacks  # needed after an error only
 
@@ -217,18 +217,20 @@ class OomRecords:
             stack, omitted = stacks.of_thread(thread)
             details = ErrorDetails(_largest_free(), stack, omitted, (), live_classes(), _live_sites())
             devices = [device] if device else []
-            record = self._record(ALLOCATORS.read(READ_TIMEOUT_SECONDS) or (), devices, "oom_pool", size, "", details)
+            record = self._record(
+                ALLOCATORS.read(READ_TIMEOUT_SECONDS) or (), devices, "oom_pool", size_bytes, "", details
+            )
             self._publish(replace(record, allocator="torch"))
         except Exception:
             return
 
-    def record_counters(self, pools: Sequence[PoolUsage], last: bool = False) -> None:
+    def record_counters(self, pools: Sequence[PoolUsage], is_last: bool = False) -> None:
         """Record errors that only a counter shows.
 
         If the program still handles the error, the record is as complete as at the error. Otherwise it waits for the
-        next call, unless this is the ``last``: the error may be on its way to a function that records it.
+        next call, unless no call follows (``is_last``): the error may be on its way to a function that records it.
         """
-        devices = self._increased(pools, first_counts=False)
+        devices = self._devices_with_new_errors(pools, counts_first_reading=False)
         unpublished, self._unpublished = self._unpublished, None
         if (unpublished or devices) and any(self._record_newest(error, "counter") for error in _errors_in_progress()):
             if unpublished is None:
@@ -236,7 +238,7 @@ class OomRecords:
             unpublished = None
         details = ErrorDetails(classes=live_classes() if devices else ())
         records = [self._record(pools, [device], "counter", details=details) for device in devices]
-        newest = records.pop() if records and not last else None
+        newest = records.pop() if records and not is_last else None
         for record in (unpublished, *records):
             if record is not None:
                 self._publish(record)
@@ -254,16 +256,16 @@ class OomRecords:
             for oom in recent
         )
 
-    def _increased(self, pools: Sequence[PoolUsage], first_counts: bool) -> list[str]:
+    def _devices_with_new_errors(self, pools: Sequence[PoolUsage], counts_first_reading: bool) -> list[str]:
         """Return the devices of the pools whose error count is higher than at the previous call.
 
-        With ``first_counts``, the errors of a pool without a previous call count; otherwise they may be old.
+        With ``counts_first_reading``, the errors of a pool without a previous call count; otherwise they may be old.
         """
         increased = []
         with self._lock:
             for pool in pools:
                 key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
-                if count > self._last_counts.get(key, 0 if first_counts else count):
+                if count > self._last_counts.get(key, 0 if counts_first_reading else count):
                     increased.append(pool.device_uuid)
                 self._last_counts[key] = count
         return list(dict.fromkeys(increased))
@@ -350,12 +352,12 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:MAX_OOM_POOLS])
 
 
-def _oom_pool(pool: PoolUsage, live: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
+def _oom_pool(pool: PoolUsage, live_bytes: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
     return OomPool(
         allocator=pool.allocator,
         device_uuid=pool.device_uuid,
-        live_bytes=live,
-        cached_bytes=max(0, pool.held_bytes - live - pool.stranded_bytes),
+        live_bytes=live_bytes,
+        cached_bytes=max(0, pool.held_bytes - live_bytes - pool.stranded_bytes),
         stranded_bytes=pool.stranded_bytes,
         largest_free_bytes=largest_free.get((pool.allocator, pool.device_uuid)),
     )

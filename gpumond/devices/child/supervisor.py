@@ -71,20 +71,20 @@ class DriverProcess:
     """
 
     def __init__(self, source: str, environ: Mapping[str, str] | None = None) -> None:
-        self._place = os.memfd_create("place", 0)
+        self._position_descriptor = os.memfd_create("position", 0)
         try:
-            DevicePosition(self._place).set_index(NO_INDEX)
+            DevicePosition(self._position_descriptor).set_index(NO_INDEX)
             self.process = subprocess.Popen(
-                [*module_command("gpumond.devices.child.worker"), str(self._place), source],
+                [*module_command("gpumond.devices.child.worker"), str(self._position_descriptor), source],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environ,
                 bufsize=0,
-                pass_fds=(self._place,),
+                pass_fds=(self._position_descriptor,),
                 start_new_session=True,  # Ctrl-C is handled by the parent, which stops the child in order
             )
         except OSError:
-            os.close(self._place)
+            os.close(self._position_descriptor)
             raise
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -110,17 +110,17 @@ class DriverProcess:
             return answer
         return replace(answer, reading=self._changes.decode(answer.reading, answer.pids))
 
-    def place(self) -> int:
+    def device_index(self) -> int:
         """Return the index of the device that is being queried, or NOWHERE."""
-        return DevicePosition(self._place).index()
+        return DevicePosition(self._position_descriptor).index()
 
     def hang_up(self) -> None:
         """Close the pipes. The child exits in order when its current driver call returns."""
         self.stdin.close()
         self.stdout.close()
-        if self._place >= 0:
-            os.close(self._place)
-            self._place = -1
+        if self._position_descriptor >= 0:
+            os.close(self._position_descriptor)
+            self._position_descriptor = -1
 
     def is_gone(self) -> bool:
         return self.process.poll() is not None
@@ -285,7 +285,7 @@ class Supervisor:
         request.finish(None)
         detail = f"a driver call hasn't returned for {self._deadline_seconds:g} s; values are withheld until it returns"
         self._set_state(up=False, responsive=False, reason="timeout", detail=detail)
-        if self._exclude(child.place(), child):
+        if self._exclude(child.device_index(), child):
             self._replace()
         else:
             self._schedule(self._replace_after_seconds, self._replace)
@@ -390,7 +390,7 @@ class Supervisor:
     def _handle_exit(self, child: DriverProcess) -> None:
         """Handle the exit of a child: its source could not be opened, or the driver crashed."""
         self._unwatch(child)
-        device_index = child.place()
+        device_index = child.device_index()
         child.hang_up()
         self._closing.append(child)
         if child in self._abandoned:

@@ -1,7 +1,7 @@
 """The child process that owns the driver: it answers each request line with one response line.
 
-``python -m gpumond.devices.child.worker PLACE SOURCE``, where PLACE is the descriptor of a DevicePosition. It exits
-when stdin closes, after closing the driver in order: killing a process during a driver call may make the driver
+``python -m gpumond.devices.child.worker POSITION SOURCE``, where POSITION is the descriptor of a DevicePosition. It
+exits when stdin closes, after closing the driver in order: killing a process during a driver call may make the driver
 unusable.
 """
 
@@ -44,7 +44,7 @@ def main(position_descriptor: int, source_name: str) -> int:
         reduce_garbage_collection()
         for line in sys.stdin.buffer:
             request = from_json(ReadRequest, line)
-            progress.leave_out = {device.index: device.uuid for device in request.leave_out}
+            progress.excluded = {device.index: device.uuid for device in request.leave_out}
             progress.limit_changes = request.limit_changes
             reading = source.read()
             position.set_index(NO_INDEX)

@@ -298,14 +298,14 @@ class Inventory:
         """Return the devices; each instance follows its parent."""
         return sorted(self._devices.values(), key=lambda device: (device.index, device.parent_uuid is not None))
 
-    def refresh(self, now: float, leave_out: Mapping[int, str]) -> None:
-        """Scan if the interval has passed, or if a device has been lost. ``leave_out``: UUIDs by index."""
-        if self._excluded.keys() - leave_out.keys():
+    def refresh(self, now: float, excluded_uuids: Mapping[int, str]) -> None:
+        """Scan if the interval has passed, or if a device has been lost. ``excluded_uuids``: UUIDs by index."""
+        if self._excluded.keys() - excluded_uuids.keys():
             self._retry_seconds = 0.0  # a device may be queried again: at once
-        self._excluded = leave_out
+        self._excluded = excluded_uuids
         for device in self._devices.values():
-            left_out = leave_out.get(device.index, "")
-            if device.handle is not None and left_out in (device.uuid, device.parent_uuid):
+            excluded_uuid = excluded_uuids.get(device.index, "")
+            if device.handle is not None and excluded_uuid in (device.uuid, device.parent_uuid):
                 self.mark_lost(device, EXCLUDED)
         if not self._incomplete():
             self._retry_seconds = 0.0

@@ -345,7 +345,7 @@ class NvmlSource:
     def read(self) -> Reading:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
-        self._inventory.refresh(self._clock(), self._library.progress.leave_out)
+        self._inventory.refresh(self._clock(), self._library.progress.excluded)
         counter = FaultCounter()
         counter.extend(self._inventory.faults)
         present = self._inventory.devices()

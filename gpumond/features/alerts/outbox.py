@@ -2,8 +2,8 @@
 
 ``put`` compares the firing alerts with those that a receiver will know once its queue is empty, and queues the
 difference. So no notification is repeated without need, no alert is resolved whose firing was not sent, and a
-notification that does not fit into a full queue is queued later. The journal keeps the queue and the receivers'
-knowledge over a restart; after a crash between sending and its journal entry a notification is sent twice, never lost.
+notification that does not fit into a full queue is queued later. The store keeps the queue and the receivers'
+knowledge over a restart; after a crash between sending and its record a notification is sent twice, never lost.
 
 A silenced alert is not sent, also if it was queued before. When its silence ends and it still fires, it is queued then.
 A receiver that knows a silenced alert is notified of its end.
@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gpumond.facts.alerts import Labels, Notification
+from gpumond.facts.alerts import Labels, Notification, NotificationKind
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import backoff_seconds
@@ -43,8 +43,8 @@ DRAIN_SECONDS = 0.5
 
 
 class Outbox:
-    """``wants(receiver, rule)`` returns True if a receiver is notified of a rule's alerts; ``silenced(alert)`` returns
-    True while an alert is not sent.
+    """The queues of all receivers. ``wants(receiver, rule)``: whether a receiver is notified of a rule's alerts.
+    ``is_silenced(alert)``: whether an alert isn't sent now.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Outbox:
         self._workers |= {name: asyncio.create_task(queue.deliver_forever()) for name, queue in new.items()}
 
     async def close(self) -> None:
-        """Wait a moment for pending notifications; the journal keeps the rest."""
+        """Wait a moment for pending notifications; the store keeps the rest."""
         idle = [asyncio.create_task(queue.idle.wait()) for queue in self._queues.values()]
         if idle:
             await asyncio.wait(idle, timeout=DRAIN_SECONDS)
@@ -123,12 +123,8 @@ class ReceiverQueue:
     def __init__(self, receiver: ReceiverType, outbox: Outbox) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
-        self._receiver, self._outbox, self._telemetry, self._limit = (
-            receiver,
-            outbox,
-            outbox.telemetry,
-            outbox.queue_limit,
-        )
+        self._receiver, self._outbox = receiver, outbox
+        self._telemetry, self._limit = outbox.telemetry, outbox.queue_limit
         self._queue: deque[Notification] = deque()
         self._seq = 0
         self._is_full = False
@@ -175,16 +171,14 @@ class ReceiverQueue:
         added = len(self._queue) - before
         return list(self._queue)[-added:] if added else []
 
-    def _enqueue_if_room(self, kind: str, alert: Alert) -> None:
+    def _enqueue_if_room(self, kind: NotificationKind, alert: Alert) -> None:
         if len(self._queue) >= self._limit:
             if not self._is_full:
                 log.error("receiver %s: the queue is full; further notifications wait", self._receiver.name)
                 self._telemetry.count_failed_notification(self._receiver.name, "queue_full")
             self._is_full = True
             return
-        self.enqueue(
-            Notification(self._receiver.name, self._seq + 1, "raised" if kind == "raised" else "resolved", alert)
-        )
+        self.enqueue(Notification(self._receiver.name, self._seq + 1, kind, alert))
 
     async def deliver_forever(self) -> None:
         failures = 0

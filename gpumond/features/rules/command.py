@@ -32,7 +32,7 @@ from gpumond.facts.errors import ConfigError, DaemonError
 from gpumond.facts.frame import Alert
 from gpumond.facts.units import size_text
 from gpumond.features.rules.evaluation import evaluate_rule
-from gpumond.features.rules.settings import MEANINGS, PLACEHOLDERS, QUANTITIES, UNITS, check_range, rule_body
+from gpumond.features.rules.settings import PLACEHOLDERS, QUANTITIES, UNITS, check_range, rule_body
 from gpumond.quantities.quantity import Unit, value_text
 from gpumond.quantities.scope import Subjects, UnreadableSubjects
 from gpumond.view.text import MIN_LAST_WIDTH, table
@@ -348,7 +348,7 @@ def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Su
             rows.setdefault(entry.labels, {})[entry.value] = sample
     return Subjects(
         rows=tuple(rows.items()),
-        values={name: partial(_value, name) for name in MEANINGS[scope]},
+        values={name: partial(_value, name) for name in QUANTITIES[scope]},
         units=UNITS[scope],
         labels=lambda row: row[0],
         texts={name: partial(_placeholder_text, name) for name in PLACEHOLDERS[scope]},
@@ -394,10 +394,10 @@ def _alerts_text(alerts: Iterable[tuple[Mapping[str, str], Mapping[str, str] | N
 def parse_series(name: str, values: str) -> InputValues:
     """Parse the name and labels of a series. Raises ValueError."""
     match = _SERIES_PATTERN.fullmatch(name.strip())
-    scope = next((scope for scope in MEANINGS if match and match[1] == scope), None)
-    if match is None or scope is None or match[2] not in MEANINGS[scope]:
+    scope = next((scope for scope in QUANTITIES if match and match[1] == scope), None)
+    if match is None or scope is None or match[2] not in QUANTITIES[scope]:
         expected = (
-            f"{scope}_ and one of {', '.join(MEANINGS[scope])}"
+            f"{scope}_ and one of {', '.join(QUANTITIES[scope])}"
             if scope
             else 'a name such as device_used_ratio{gpu="0"}'
         )

@@ -27,9 +27,6 @@ from gpumond.features.rules.evaluation import PLACEHOLDER
 from gpumond.quantities import SCOPES
 from gpumond.quantities.quantity import Quantity, Unit
 
-MEANINGS: Mapping[RuleScope, Mapping[str, str]] = {
-    scope: {value.name: value.meaning for value in spec.values} for scope, spec in SCOPES.items()
-}
 UNITS: Mapping[RuleScope, Mapping[str, Unit]] = {
     scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
 }
@@ -109,7 +106,10 @@ def _values() -> str:
 
 NAMES_BY_SCOPE: dict[str, Any] = {
     "x-values": {scope: dict(units) for scope, units in UNITS.items()},
-    "x-meanings": {scope: dict(meanings) for scope, meanings in MEANINGS.items()},
+    "x-meanings": {
+        scope: {name: quantity.meaning for name, quantity in quantities.items()}
+        for scope, quantities in QUANTITIES.items()
+    },
 }
 """Names of the values of each scope with their units and meanings, for the page."""
 
@@ -158,8 +158,10 @@ class RuleConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_threshold(self) -> RuleConfig:
-        if self.value not in MEANINGS[self.scope]:
-            hint = did_you_mean(self.value, MEANINGS[self.scope]) or "; docs/reference/rules.md#values lists the values"
+        if self.value not in QUANTITIES[self.scope]:
+            hint = (
+                did_you_mean(self.value, QUANTITIES[self.scope]) or "; docs/reference/rules.md#values lists the values"
+            )
             raise ValueError(f"scope {self.scope} has no value {self.value!r}{hint}")
         if (self.above is None) == (self.below is None):
             raise ValueError("set exactly one of above and below")

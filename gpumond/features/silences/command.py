@@ -118,7 +118,7 @@ def _created_text(entry: Mapping[str, Any]) -> str:
 def _list(arguments: argparse.Namespace) -> int:
     entries = [each for each in client.get(arguments.url, ROUTE) if arguments.all or each["state"] != "ended"]
     header = ("ID", "STATE", "MATCHERS", "STARTS", "ENDS", "AUTHOR", "REASON")
-    nothing = "no silence is active; gpumond silence add rule=NAME --for 1h --reason TEXT adds one"
+    nothing = "no silence is active; to add one: gpumond silence add rule=NAME --for 1h --reason TEXT"
     user_name = client.user_names(arguments.url)
     rows = [[*_row(entry, user_name)] for entry in entries]
     print_result(arguments, entries, lambda: table(header, rows) if rows else client.paragraph(nothing, arguments.url))
