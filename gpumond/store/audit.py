@@ -103,20 +103,17 @@ def newest_entries(
     detail_column = (
         f"iif(length(detail) > {MAX_OLD_DETAIL_BYTES}, json_object('omitted_bytes', length(detail)), detail)"
     )
-    conditions, values = ["1"], list[str]()
+    conditions: dict[str, str] = {}
     if not include_users:
-        conditions, values = [*conditions, "owner = ?"], [*values, ADMINISTRATORS]
+        conditions["owner = ?"] = ADMINISTRATORS
     if operation is not None:
-        conditions, values = (
-            [*conditions, "instr(detail, ?)"],
-            [*values, canonical_json({"operation": operation})[1:-1]],
-        )
-    query = (
-        f"SELECT seq, at, actor, action, {detail_column} FROM audit WHERE {' AND '.join(conditions)} ORDER BY seq DESC"
-    )
+        conditions["instr(detail, ?)"] = canonical_json({"operation": operation})[1:-1]
+    where = " AND ".join(conditions) or "1"
+    query = f"SELECT seq, at, actor, action, {detail_column} FROM audit WHERE {where} ORDER BY seq DESC"
+    rows = db.execute(query, tuple(conditions.values()))
     entries: list[AuditEntry] = []
     size_bytes = 0
-    for entry, length in islice(_readable_entries(db.execute(query, values)), limit if limit >= 0 else None):
+    for entry, length in islice(_readable_entries(rows), limit if limit >= 0 else None):
         size_bytes += length
         if size_bytes > MAX_READ_BYTES:
             break

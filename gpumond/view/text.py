@@ -418,7 +418,7 @@ def table(
 
 
 def _hidden_note(hidden: Sequence[str], complete: str, width: int | None) -> list[str]:
-    return [wrap_text(f"hidden: {', '.join(hidden)} (to see all: {complete})", width)] if hidden else []
+    return [wrap_text(f"to see all columns: {complete} (hidden: {', '.join(hidden)})", width)] if hidden else []
 
 
 MIN_LAST_WIDTH = 40

@@ -12,7 +12,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import combinations, compress
+from itertools import chain, combinations, compress, tee
 from typing import Any
 
 from gpumond.agent.allocators import cuda
@@ -217,11 +217,11 @@ def _blocks_by_holder_type() -> list[Blocks]:
 
 
 def find_instances(types: set[int]) -> list[Any]:
-    """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
-    tracked = gc.get_objects()
-    instances = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
-    del tracked
-    return instances
+    """Find objects in one call of C, in which no other thread runs: a reference to a tuple that another thread builds
+    would make it fail.
+    """
+    objects, same_objects = tee(chain.from_iterable(map(gc.get_objects, (None,))))
+    return list(compress(objects, map(types.__contains__, map(id, map(type, same_objects)))))
 
 
 def _tensor_blocks(tensor: Any) -> Iterator[tuple[int, int]]:

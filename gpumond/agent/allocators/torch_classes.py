@@ -112,18 +112,15 @@ def search_heap(torch: Any, deadline: float = float("inf")) -> list[Reference] |
 def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...] | None:
     """Return the optimizers, modules and tensors that the garbage collector tracks; None if time runs out.
 
-    The list of all objects keeps them alive. It begins with the young ones, among them temporary tensors: these are
-    released first.
+    The other threads are paused: they fail to build a tuple that the list of all objects refers to.
     """
     base_numbers = _BaseNumbers(torch)
     references: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
-    objects.reverse()
-    while objects:  # another thread may run between two chunks
+    for start in range(0, len(objects), CHUNK_OBJECTS):
         if time.thread_time() > deadline:
             return None
-        chunk = objects[-CHUNK_OBJECTS:]
-        del objects[-CHUNK_OBJECTS:]
+        chunk = objects[start : start + CHUNK_OBJECTS]
         for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
             try:
                 references[base_numbers[type(obj)] - 1].append(weakref.ref(obj))

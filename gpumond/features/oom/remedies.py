@@ -330,15 +330,9 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
         if not quota:
             subject, where = "the program's limit", f"gpumond limit --pid {evidence.report.pid} SIZE"
         if quota is None:
-            subject, where = (
-                _own_limit_text(evidence, size),
-                OWN_LIMITS.get(evidence.oom.allocator, "it's set in the program"),
-            )
-        min_raise_bytes = int(MIN_RAISE_RATIO * size)
-        enough_bytes = int(
-            math.ceil((size + max(evidence.limit_excess_bytes, min_raise_bytes)) / LIMIT_ROUNDING_BYTES)
-            * LIMIT_ROUNDING_BYTES
-        )
+            subject = _own_limit_text(evidence, size)
+            where = OWN_LIMITS.get(evidence.oom.allocator, "it's set in the program")
+        enough_bytes = _rounded_limit_bytes(size + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * size)))
         why = f"; an allocation was {size_text(evidence.missing_bytes)} short" if evidence.missing_bytes else ""
         text = f"raise {subject} from {size_text(size)} to {size_text(enough_bytes)} or more ({where}{why})"
         basis: Basis = "estimate" if evidence.is_later else "measured"
@@ -346,10 +340,15 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
         yield _remedy(evidence, "limit", text, enough_bytes - size, basis, f"the limit in force, and {source}")
 
 
+def _rounded_limit_bytes(limit_bytes: int) -> int:
+    """Return a limit, rounded up."""
+    return int(math.ceil(limit_bytes / LIMIT_ROUNDING_BYTES) * LIMIT_ROUNDING_BYTES)
+
+
 def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
     if evidence.cgroup is not None and not evidence.is_limited:
         size = evidence.cgroup.limit_bytes or 0
-        enough_bytes = int(math.ceil(evidence.in_cgroup_bytes / LIMIT_ROUNDING_BYTES) * LIMIT_ROUNDING_BYTES)
+        enough_bytes = _rounded_limit_bytes(evidence.in_cgroup_bytes)
         held = size_text(evidence.in_cgroup_bytes - (evidence.request_bytes or 0))
         text = (
             f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
@@ -359,13 +358,11 @@ def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
 
 
 def _own_limit_text(evidence: Evidence, size: int) -> str:
-    share, whole = (
-        DEFAULT_LIMIT_RATIOS.get(evidence.oom.allocator),
-        evidence.device.size_bytes if evidence.device else None,
-    )
-    if share is None or whole is None or abs(size / whole - share) > SIZE_TOLERANCE_RATIO:
+    ratio = DEFAULT_LIMIT_RATIOS.get(evidence.oom.allocator)
+    device_bytes = evidence.device.size_bytes if evidence.device else None
+    if ratio is None or device_bytes is None or abs(size / device_bytes - ratio) > SIZE_TOLERANCE_RATIO:
         return "the program's limit"
-    return f"{evidence.oom.allocator.upper()}'s default limit, {share:.0%} of the GPU,"
+    return f"{evidence.oom.allocator.upper()}'s default limit, {ratio:.0%} of the GPU,"
 
 
 def _ranks(evidence: Evidence) -> Iterator[Remedy]:
@@ -511,20 +508,13 @@ def _neighbors(evidence: Evidence) -> Iterator[Remedy]:
 
 def _suspensions(evidence: Evidence) -> Iterator[Remedy]:
     for other in sorted(evidence.neighbors, key=lambda each: -each.held_bytes):
-        report, usage = (
-            other.report,
-            evidence.device.processes_by_key.get(other.report.key) if evidence.device else None,
-        )
-        idle = None if usage is None else usage.idle_seconds
-        if (
-            report.can_suspend
-            and idle is not None
-            and idle >= IDLE_SECONDS
-            and 2 * other.reclaimable_bytes < other.held_bytes
-        ):
-            text = (
-                f"suspend {_program_name(report)}, idle for {duration_text(idle)} (gpumond suspend --pid {report.pid})"
-            )
+        report = other.report
+        usage = evidence.device.processes_by_key.get(report.key) if evidence.device else None
+        if usage is None or usage.idle_seconds is None or usage.idle_seconds < IDLE_SECONDS:
+            continue
+        if report.can_suspend and 2 * other.reclaimable_bytes < other.held_bytes:
+            idle = duration_text(usage.idle_seconds)
+            text = f"suspend {_program_name(report)}, idle for {idle} (gpumond suspend --pid {report.pid})"
             yield _remedy(evidence, "suspension", text, other.held_bytes, "measured", "driver's count for the program")
 
 
@@ -669,17 +659,14 @@ def _earlier_peak(evidence: Evidence) -> Iterator[Remedy]:
     peaks = [pool.peak_live_bytes for pool in evidence.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
         usual, times, failed, name = scopes[0]
-        who, change = (
-            f"this run of {name}",
-            f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)",
-        )
+        who = f"this run of {name}"
+        change = f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)"
     elif step is not None and step.steps >= MIN_PEAK_STEPS and peaks and not any(_leak(evidence)):
         usual, times, failed, who = sum(peaks), step.steps, evidence.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if evidence.oom.scope:
-            change = (
-                f"use a smaller batch in the scope {evidence.oom.scope} (or torch.no_grad(), if it is an evaluation)"
-            )
+            scope = f"the scope {evidence.oom.scope}"
+            change = f"use a smaller batch in {scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
     extra = evidence.live_bytes + evidence.request_bytes - usual
