@@ -213,7 +213,9 @@ class RequestHandler:
                 if len(encoded) <= MAX_ENCODED_BYTES:
                     break
                 size //= 2
-        except (OSError, OverflowError) as error:
+        except OSError as error:
+            return AgentResponse(request.id, printable_text(snapshots.os_error_text(error)))
+        except OverflowError as error:
             return AgentResponse(request.id, printable_text(error))
         texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)

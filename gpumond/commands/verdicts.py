@@ -47,7 +47,7 @@ def _alerts_text(frame: Mapping[str, Any]) -> str:
         if alert["phase"] == "firing" and alert["rule"] not in VERDICT_NAMES and process_of(alert) in programs
         if not dict(alert["annotations"]).get("summary", "").startswith(ENDED_PREFIX)
     ]
-    return f"alerts: {', '.join(shown)}; for details, run gpumond alerts" if shown else ""
+    return f"alerts: {', '.join(shown)}; to see details: gpumond alerts" if shown else ""
 
 
 def _rows(verdicts: Iterable[dict[str, Any]], gpus: Mapping[str, str]) -> Iterator[list[str]]:

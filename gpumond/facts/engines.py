@@ -71,11 +71,11 @@ class EngineReading:
 
     ``up`` is False while it doesn't respond; ``problem`` is then the reason, and all values are unknown. ``processes``
     are the engine's processes that the driver lists; ``processes_problem`` shows why they are unknown. ``uid`` is the
-    user of its listener. ``methods``: how gpumond may release its memory, empty if the configuration
-    allows none. ``idle_seconds``: observed time without a request and without work of its processes on a device; None
-    if neither the engine nor the driver reports it. ``out_of_service_seconds`` and ``out_of_service_reason``: for how
-    long gpumond has tried to return it to service, and why it isn't serving yet; otherwise None and empty.
-    ``pinned_uid``: the user to whom its secrets are sent, if the configuration names none.
+    user of its listener. ``methods``: how gpumond may release its memory, empty if the configuration allows none.
+    ``idle_seconds``: observed time without a request and without work of its processes on a device; None if neither the
+    engine nor the driver reports it. ``out_of_service_seconds`` and ``out_of_service_reason``: for how long gpumond has
+    tried to return it to service, and why it isn't serving yet; otherwise None and empty. ``pinned_uid``: the user to
+    whom its secrets are sent, if the configuration names none.
     """
 
     name: str

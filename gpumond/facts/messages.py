@@ -67,8 +67,8 @@ class Report:
     """The agent's allocators, once a second.
 
     ``components``: what was seen in the program that takes device memory outside of its pools (``nccl``, ``graphs``,
-    ``triton``), or shares it with other processes (``ipc``). ``resume_signals``: signals SIGCONT
-    that the agent has received for the program. ``suspendable``: the program allows the daemon to suspend it now.
+    ``triton``), or shares it with other processes (``ipc``). ``resume_signals``: signals SIGCONT that the agent has
+    received for the program. ``suspendable``: the program allows the daemon to suspend it now.
     """
 
     flush_policy: FlushPolicy = "allow"

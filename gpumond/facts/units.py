@@ -69,8 +69,7 @@ def _finite(number: float) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Format seconds, rounded to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d 4
-    h``.
+    """Format seconds, rounded to the nearest unit: ``42 s``, ``1 min 39 s``, ``23 min``, ``2 h 5 min``, ``3 d``.
 
     Two units below ten minutes and from an hour on; a second unit of zero is omitted.
     """

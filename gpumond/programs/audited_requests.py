@@ -15,6 +15,7 @@ from typing import Any
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget
 from gpumond.facts.messages import AgentRequest, AgentResponse, RequestKind
 from gpumond.facts.snapshot import AgentReport
+from gpumond.facts.units import size_text
 from gpumond.programs.agent_server import ANSWER_TIMEOUT_SECONDS, AgentServer, identity_of
 
 MAX_FILE_BYTES = 256 << 20
@@ -84,7 +85,7 @@ class AuditedRequests:
         if first is None or not first.part or first.file_bytes is None:
             return first
         if first.file_bytes > MAX_FILE_BYTES:
-            return AgentResponse(first.id, f"the file is larger than {MAX_FILE_BYTES} bytes")
+            return AgentResponse(first.id, f"the file is larger than {size_text(MAX_FILE_BYTES)}")
         return SnapshotFile(first.file_bytes, self._fetch_parts(report, snapshot_id, first, first.file_bytes))
 
     async def _fetch_parts(

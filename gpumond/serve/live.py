@@ -293,22 +293,10 @@ def _table_changes(before: Sequence[Any], after: Sequence[Any], key: Callable[[A
     return found
 
 
-_FIELDS: dict[type[Any], tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]] = {}
-
-
-def _fields(row: Any) -> tuple[Sequence[str], Callable[[Any], tuple[Any, ...]]]:
-    """Return the names of a dataclass' fields, and what returns their values."""
-    kind = type(row)
-    if kind not in _FIELDS:
-        names = [field.name for field in fields(row)]
-        _FIELDS[kind] = names, attrgetter(*names) if len(names) > 1 else lambda one: (getattr(one, names[0]),)
-    return _FIELDS[kind]
-
-
 def _differences(before: Any, after: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield path and value of each field of a dataclass that differs, and of those of its objects."""
-    names, values = _fields(after)
-    for name, old, new in zip(names, values(before), values(after), strict=True):
+    for field in fields(after):
+        name, old, new = field.name, getattr(before, field.name), getattr(after, field.name)
         if name == ROUNDED_FIELD and old is not None and new is not None:
             old, new = int(old), int(new)
         if old == new:

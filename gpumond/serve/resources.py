@@ -446,14 +446,14 @@ async def history(
 
     By default, you get the finest resolution that reaches back to `since`. The response has at most 901 points.
     """
-    known = core_of(request).history
-    uuid = find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
-    key = (uuid, _process(known, uuid, pid, start_ticks))
-    chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
-    points = downsample(known.series(key, signal, since or 0.0, chosen_resolution, _end(until)))
-    if not points and not any(known.series(key, other) for other in SIGNALS):
+    history = core_of(request).history
+    uuid = find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
+    key = (uuid, _process(history, uuid, pid, start_ticks))
+    chosen_resolution = _resolution_for(history, [history.age(key)], since, resolution)
+    points = downsample(history.series(key, signal, since or 0.0, chosen_resolution, _end(until)))
+    if not points and not any(history.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history for {uuid if pid is None else f'pid {pid} on {uuid}'}")
-    seconds, length = _block_lengths(known, chosen_resolution)
+    seconds, length = _block_lengths(history, chosen_resolution)
     values = tuple(PastValue(*point) for point in points)
     return compressed_json(
         request,
@@ -483,7 +483,7 @@ async def share_history(
     resolution: Resolution = None,
 ) -> Response:
     """Returns the used bytes and each share's bytes at each time. Resolutions work as in `/api/v1/history`."""
-    known = core_of(request).history
+    history = core_of(request).history
     frame = core_of(request).frame
     if uuid is None:
         if pid is not None:
@@ -491,15 +491,15 @@ async def share_history(
         devices = frame.snapshot.devices if frame else ()
         own = {device.uuid for device in devices}
         roots = [device.uuid for device in devices if device.parent_uuid not in own]
-        chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in roots], since, resolution)
-        points = known.machine_shares(roots, since or 0.0, _end(until), chosen_resolution)
+        chosen_resolution = _resolution_for(history, [history.age((each, None)) for each in roots], since, resolution)
+        points = history.machine_shares(roots, since or 0.0, _end(until), chosen_resolution)
     else:
-        uuid = find_device_uuid_in_frame(uuid, frame, others=known.devices)
-        key = (uuid, _process(known, uuid, pid, start_ticks))
-        chosen_resolution = _resolution_for(known, [known.age(key)], since, resolution)
-        points = known.shares(key, since or 0.0, _end(until), chosen_resolution)
+        uuid = find_device_uuid_in_frame(uuid, frame, others=history.devices)
+        key = (uuid, _process(history, uuid, pid, start_ticks))
+        chosen_resolution = _resolution_for(history, [history.age(key)], since, resolution)
+        points = history.shares(key, since or 0.0, _end(until), chosen_resolution)
     return compressed_json(
-        request, ShareHistory, _columns(uuid, pid, downsample(points), *_block_lengths(known, chosen_resolution))
+        request, ShareHistory, _columns(uuid, pid, downsample(points), *_block_lengths(history, chosen_resolution))
     )
 
 
@@ -515,24 +515,26 @@ async def past_moment(
     resolution: Resolution = None,
 ) -> Response:
     """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
-    known = core_of(request).history
-    own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=known.devices)
-    chosen_resolution = _resolution_for(known, [known.age((each, None)) for each in known.devices], at, resolution)
+    history = core_of(request).history
+    own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
+    chosen_resolution = _resolution_for(
+        history, [history.age((each, None)) for each in history.devices], at, resolution
+    )
     found = tuple(
         PastHolding(
             device_uuid=device,
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
             name=series.name,
-            ended_at=known.to_unix(series.ended) if isfinite(series.ended) else None,
+            ended_at=history.to_unix(series.ended) if isfinite(series.ended) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
-        for (device, process), series, point in known.shares_at(at, chosen_resolution)
+        for (device, process), series, point in history.shares_at(at, chosen_resolution)
         if own in (None, device)
     )
     if not found:
         raise HTTPException(404, "no history for that time")
-    seconds, length = _block_lengths(known, chosen_resolution)
+    seconds, length = _block_lengths(history, chosen_resolution)
     return compressed_json(
         request,
         PastHoldings,
@@ -548,8 +550,8 @@ def downsample(points: Sequence[Each]) -> Sequence[Each]:
     return points[:: max(1, ceil((len(points) - 1) / MAX_SAMPLES))]
 
 
-def _process(known: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
-    found = known.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
+def _process(history: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
+    found = history.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
     if pid is not None and found is None:
         raise HTTPException(404, f"no history for pid {pid} on {uuid}")
     return found
@@ -560,24 +562,24 @@ def _end(until: float | None) -> float:
 
 
 def _resolution_for(
-    known: History, ages: Sequence[float], since: float | None, resolution: float | None
+    history: History, ages: Sequence[float], since: float | None, resolution: float | None
 ) -> float | None:
     """Return the resolution that is asked for, else the shortest one whose range includes ``since``."""
     if resolution is not None or since is None:
         return resolution
-    seconds = min((known.taken_at - since) * known.pace, max(ages, default=0.0))
-    if seconds <= MAX_SAMPLES * known.pace * RANGE_SLACK:
+    seconds = min((history.taken_at - since) * history.pace, max(ages, default=0.0))
+    if seconds <= MAX_SAMPLES * history.pace * RANGE_SLACK:
         return None
     return next(
         (tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * RANGE_SLACK), TIERS[-1].seconds
     )
 
 
-def _block_lengths(known: History, resolution: float | None) -> tuple[int | None, float | None]:
+def _block_lengths(history: History, resolution: float | None) -> tuple[int | None, float | None]:
     """Return the length of a block on the clock of the history, and in seconds; None for samples."""
     chosen_resolution = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
     seconds = max(chosen_resolution, default=None)
-    return seconds, None if seconds is None else seconds / known.pace
+    return seconds, None if seconds is None else seconds / history.pace
 
 
 def _columns(

@@ -237,7 +237,7 @@ class TopApp:
         rows = tuple(replace(row, host=stats.get(row.key[1])) for row in rows) if stats else rows
         if shown:
             self.table.marks &= {row.key for row in shown.processes}
-        self.table.fill(rows, self.ancestors.read(local if self.table.by == TREE else ()))
+        self.table.fill(rows, self.ancestors.read(local if self.table.grouping == TREE else ()))
         self._request_history()
         silent = self.silent and self.paused_view is None
         self.screen.monochrome = self.table.monochrome = self.monochrome or silent
@@ -320,7 +320,7 @@ class TopApp:
                 table.select(table.first + place - 1)
             return
         if column := column_at(table.columns_in(self.terminal.size()[0]), mouse.column):
-            table.order = table.order.by(column.name)
+            table.order = table.order.sorted_by(column.name)
 
     def _click_device(self, place: int) -> None:
         device = self.screen.device_of(place)
@@ -342,10 +342,10 @@ class TopApp:
         self.table.order = self.table.order.next(self.table.columns_in(self.terminal.size()[0]), step)
 
     def _reverse(self) -> None:
-        self.table.order = self.table.order.by(self.table.order.column)
+        self.table.order = self.table.order.sorted_by(self.table.order.column)
 
     def _tree(self) -> None:
-        self.table.by = "" if self.table.by == TREE else TREE
+        self.table.grouping = "" if self.table.grouping == TREE else TREE
 
     def _mark(self) -> None:
         if row := self.table.chosen:

@@ -207,7 +207,7 @@ class SortOrder:
         at = names.index(self.column) if self.column in names else -1
         return SortOrder(names[(at + step) % len(names)])
 
-    def by(self, column: str) -> SortOrder:
+    def sorted_by(self, column: str) -> SortOrder:
         """Return the order by a column; the reverse one if it is by that column already."""
         if column == SHARES_COLUMN:
             return self
@@ -281,19 +281,19 @@ def table_rows(
     rows: Iterable[ProcessRow],
     order: SortOrder,
     filter_text: str,
-    by: str,
+    grouping: str,
     open_groups: Collection[ProcessOnDevice],
     ancestors: AncestorsByProcess,
 ) -> Iterator[TableRow]:
-    """Yield the rows in their order. ``by``: a grouping, ``tree`` or empty.
+    """Yield the rows in their order. ``grouping``: a key of ``GROUPINGS``, ``tree`` or empty.
 
     The members of a group follow it if its key is in ``open_groups``.
     """
     listed = sort_and_filter(rows, order, filter_text)
-    if by == "tree":
+    if grouping == "tree":
         yield from tree_rows(listed, ancestors)
-    elif by:
-        groups = {group.key: group for group in group_rows(listed, by)}
+    elif grouping:
+        groups = {group.key: group for group in group_rows(listed, grouping)}
         for row in sort_and_filter((group.process for group in groups.values()), order, ""):
             yield groups[row.key]
             if row.key in open_groups:
@@ -302,16 +302,16 @@ def table_rows(
         yield from map(TableRow, listed)
 
 
-def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", by: str = "") -> StyledLine:
+def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = "", grouping: str = "") -> StyledLine:
     """Return the line of the column names, with an arrow for the order.
 
-    ``count``: rows that are visible, of all. ``by``: the property by which the rows are grouped.
+    ``count``: rows that are visible, of all. ``grouping``: the property by which the rows are grouped.
     """
     arrow = "↑" if order.reverse else "↓"
     cells = []
     for column in columns:
         first = column.name == "program"
-        name = f"by {by}" if by and first else column.name
+        name = f"by {grouping}" if grouping and first else column.name
         name = f"{name.upper()}{arrow if column.name == order.column else ''}"
         end = f" {count}" if count and first else ""
         cells.append(pad(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
@@ -357,7 +357,7 @@ TREE = "tree"
 
 
 class ProcessList:
-    """``by`` is a grouping, ``TREE`` or empty. The cursor follows its row when rows change places.
+    """``grouping`` is a key of ``GROUPINGS``, ``TREE`` or empty. The cursor follows its row when rows change places.
 
     ``columns``: names of those to show, see `columns_in`.
     """
@@ -366,7 +366,7 @@ class ProcessList:
         self.monochrome, self.columns = monochrome, columns
         self.order = SortOrder()
         self.filter_text = ""
-        self.by = ""
+        self.grouping = ""
         self.open_groups: set[ProcessOnDevice] = set()
         self.marks: set[ProcessOnDevice] = set()
         self.rows: list[TableRow] = []
@@ -383,7 +383,7 @@ class ProcessList:
 
     def fill(self, rows: Iterable[ProcessRow], ancestors: AncestorsByProcess) -> None:
         """Replace the rows."""
-        self.rows = [*table_rows(rows, self.order, self.filter_text, self.by, self.open_groups, ancestors)]
+        self.rows = [*table_rows(rows, self.order, self.filter_text, self.grouping, self.open_groups, ancestors)]
         if self.rows:
             self._filled |= {*HIDEABLE} - empty_columns([row.process for row in self.rows])
         keys = [row.key for row in self.rows]
@@ -407,8 +407,8 @@ class ProcessList:
     def group(self) -> None:
         """Select the next grouping."""
         groupings = ["", *GROUPINGS]
-        at = groupings.index(self.by) if self.by in groupings else 0
-        self.by = groupings[(at + 1) % len(groupings)]
+        at = groupings.index(self.grouping) if self.grouping in groupings else 0
+        self.grouping = groupings[(at + 1) % len(groupings)]
 
     def open(self, row: TableRow) -> None:
         """Show the members of a group, or hide them."""
@@ -429,7 +429,7 @@ class ProcessList:
         largest = max((row.process.used_bytes or 0 for row in self.rows), default=0)
         visible = self.rows[self.first : self.first + count]
         shown = f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else ""
-        found = [table_head(columns, self.order, shown, self.by if self.by in GROUPINGS else "")]
+        found = [table_head(columns, self.order, shown, self.grouping if self.grouping in GROUPINGS else "")]
         for place, row in enumerate(visible, self.first):
             marked = all(process.key in self.marks for process in row.processes)
             shares = share_bar(row.process, largest, room, self.monochrome)
@@ -478,13 +478,13 @@ AncestorsByProcess = Mapping[ProcessKey, Sequence[Ancestor]]
 """The ancestors of each process, its parent first; empty where they are unknown."""
 
 
-def group_rows(rows: Iterable[ProcessRow], by: str) -> list[TableRow]:
-    """Return a row for each group. ``by`` is a key of ``GROUPINGS``."""
+def group_rows(rows: Iterable[ProcessRow], grouping: str) -> list[TableRow]:
+    """Return a row for each group. ``grouping`` is a key of ``GROUPINGS``."""
     groups: dict[str, list[ProcessRow]] = {}
     for row in rows:
-        groups.setdefault(GROUPINGS[by](row), []).append(row)
+        groups.setdefault(GROUPINGS[grouping](row), []).append(row)
     return [
-        TableRow(_group_sum(f"{by} {name}", f"{name} ({len(members)})", members), 0, tuple(members))
+        TableRow(_group_sum(f"{grouping} {name}", f"{name} ({len(members)})", members), 0, tuple(members))
         for name, members in groups.items()
     ]
 

@@ -393,7 +393,7 @@ class Screen:
             "devices": min(len(devices) + len(legend), int((height + 2) * DEVICES_RATIO)),
             "estimate": len(estimate),
             "filter": len(entry),
-            "remarks": notice_rows(height + 2),
+            "notices": notice_rows(height + 2),
         }
         free = height - sum(wanted.values()) - len(table.rows) - 3  # the heads of table and chart, and a gap
         chart = chart_lines(width, chart_rows(height + 2, free))
@@ -411,8 +411,8 @@ class Screen:
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
         blank: list[StyledLine] = [[]] * (room["table"] - len(rows))
-        lowest = notice_lines(about, width, room["remarks"])
-        none: list[StyledLine] = [[]] * (room["remarks"] - len(lowest))
+        lowest = notice_lines(about, width, room["notices"])
+        none: list[StyledLine] = [[]] * (room["notices"] - len(lowest))
         facts = [*above, *rows, *blank, *entry, *(chart if room["chart"] else ())]
         facts = [*map(dim_line, facts)] if silent else facts
         return [clip_line(line, width) for line in (*facts, *lowest, *none)]
@@ -458,7 +458,7 @@ def heights(rows: int, wanted: Mapping[str, int], table: int = 0) -> dict[str, i
     """
     found = dict(wanted)
     needed = max(MIN_TABLE, min(table, int(rows * TABLE_RATIO)))
-    for part, least in (("remarks", 3), ("chart", 0), ("devices", 3), ("remarks", 1), ("estimate", 0)):
+    for part, least in (("notices", 3), ("chart", 0), ("devices", 3), ("notices", 1), ("estimate", 0)):
         excess = sum(found.values()) + needed - rows
         if excess > 0:
             found[part] = max(min(least, found[part]), found[part] - excess)

@@ -66,7 +66,7 @@ def decode_response(status: int, body: bytes) -> Any:
     """Return the JSON of a 2xx, or None. Raises DaemonError, with the problem document of other statuses."""
     accepted = 200 <= status < 300
     try:
-        content = (_LONG if _LONG_DIGITS in body.translate(_DIGITS) else _SHORT).decode(body.decode()) if body else None
+        content = _DECODER.decode(body.decode()) if body else None
     except (ValueError, RecursionError):
         content = None
         if accepted:
@@ -92,10 +92,7 @@ def _finite(text: str) -> float:
     return number
 
 
-_DIGITS, _LONG_DIGITS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * (MAX_DIGITS + 1)
-_SHORT = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-_LONG = json.JSONDecoder(parse_int=_short_integer, parse_float=_finite, parse_constant=_finite)
-"""For texts that may have a longer integer; a call for each one takes a third of the time."""
+_DECODER = json.JSONDecoder(parse_int=_short_integer, parse_float=_finite, parse_constant=_finite)
 
 
 def frame_of(answer: object) -> CheckedFrame:

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from io import TextIOWrapper
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from gpumond.facts.shares import SHARES
 from gpumond.facts.units import size_text
@@ -151,10 +151,7 @@ def curve_rows(levels: Sequence[int | None], rows: int, blocks: str = BLOCKS) ->
         yield "".join(" " if level is None else blocks[max(0, min(8, level - 8 * row))] for level in levels)
 
 
-T = TypeVar("T")
-
-
-def _fill_gaps(columns: list[T | None], times: Sequence[float], column_seconds: float) -> None:
+def _fill_gaps(columns: list[Mapping[str, int] | None], times: Sequence[float], column_seconds: float) -> None:
     """Continue each value until the next one or the end, except over a gap in the history."""
     steps = sorted(after - before for before, after in pairwise(times))
     seconds = max(GAP_SECONDS, 2 * steps[len(steps) // 2]) if steps else GAP_SECONDS
@@ -418,7 +415,7 @@ def table(
 
 
 def _hidden_note(hidden: Sequence[str], complete: str, width: int | None) -> list[str]:
-    return [wrap_text(f"hidden: {', '.join(hidden)} (to see all: {complete})", width)] if hidden else []
+    return [wrap_text(f"to see all columns: {complete} (hidden: {', '.join(hidden)})", width)] if hidden else []
 
 
 MIN_LAST_WIDTH = 40

@@ -63,7 +63,7 @@ print(driver.fake_spoiled() > 0)
 def test_device_without_a_context_is_never_made_current(library: Path) -> None:
     code = f"""{PROGRAM}
 with cuda.current_context(0) as ready:
-    print(ready, cuda.synchronize(0), cuda.trim(0, 1), cuda.devices_with_context(), driver.fake_retained())
+    print(ready, cuda.synchronize(0), cuda.trim_mempool(0, 1), cuda.devices_with_context(), driver.fake_retained())
 """
     assert run(code, library, "-c") == ["False False False [1] 0"]
 

@@ -58,7 +58,7 @@ def test_snapshot_above_the_limit_leaves_no_file(tmp_path: Path):
     path = tmp_path / "memory.pickle"
     code = "print(snapshots.write(path, max_bytes=500_000)); print(agent.snapshot(path).size_bytes)"
     refused, whole = in_torch(code, path).splitlines()
-    assert "larger than 500000 bytes" in refused
+    assert "larger than 488.3 KiB" in refused
     assert "path=None" in refused
     assert int(whole) == path.stat().st_size
     assert path.read_bytes() == pickle.dumps({"segments": [], "device_traces": [], "filler": b"pickle" * 100_000})

@@ -115,4 +115,4 @@ def test_receipts_fit_a_narrow_terminal_and_name_what_is_hidden():
             assert "2.0 GiB" in session.written
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["FINISHED", "PID", "PROGRAM", "OUTCOME", "RELEASED", "DRIVER", "REASON"]
-    assert [line for line in lines if line.startswith("hidden: ") and "gpumond receipts --json" in line]
+    assert [line for line in lines if line.startswith("to see all columns: gpumond receipts --json (hidden: ")]

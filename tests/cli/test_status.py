@@ -80,7 +80,7 @@ def test_columns_that_do_not_fit_are_named():
     content = frame_view(long_frame())
     narrow = process_table(content, 80).splitlines()
     assert "OVERHEAD" not in narrow[0]
-    assert narrow[-1].startswith("hidden: OVERHEAD")
+    assert narrow[-1].startswith("to see all columns: gpumond status -w (hidden: OVERHEAD")
     assert "hidden" not in process_table(content)
     assert "w" * 60 in process_table(content)
 

@@ -125,7 +125,7 @@ def test_each_number_comes_from_a_printed_query(prometheus: Prometheus):
         assert values == {(row["user"], row["workload"], row["model"]): row[field] for row in answer["rows"]}
     shown = fleet("advise", "--prometheus", prometheus.url, "--for", "2h", "--limit", "1").stdout
     assert "NEEDED: max by (workload, model) (max_over_time(gpumond_owner_needed_bytes[7200s]))" in shown
-    assert "rows left out: 3; --limit 0 shows all" in shown
+    assert "rows left out: 3; to show all: --limit 0" in shown
 
 
 @needs_prometheus

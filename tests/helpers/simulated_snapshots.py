@@ -19,6 +19,9 @@ from tests.helpers.simulated_program import UID, DeviceMemory, Process
 EPOCH = 1_750_000_000.0
 """Unix time of a plan's start in virtual time."""
 
+QUANTUM_BYTES = 2 << 20
+"""Unit of the driver's values."""
+
 BOOTED_SECONDS = 10_000.0
 """Monotonic time of it."""
 
@@ -168,4 +171,4 @@ class _Machine:
 def _with_noise(used_bytes: int, size_bytes: int, observation: Observation, rng: Random) -> int:
     """Return the driver's value: with noise, and rounded to whole quanta."""
     noisy = used_bytes + (rng.gauss(0.0, observation.noise_bytes) if observation.noise_bytes else 0.0)
-    return min(size_bytes, max(0, round(noisy / observation.quantum_bytes) * observation.quantum_bytes))
+    return min(size_bytes, max(0, round(noisy / QUANTUM_BYTES) * QUANTUM_BYTES))

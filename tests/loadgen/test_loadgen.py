@@ -167,7 +167,7 @@ def test_summary_has_the_actions_and_the_truth(device: SimDevice):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "no scenario given; `gpumond loadgen --list`"),
+        ((), "no scenario given; to list all scenarios: gpumond loadgen --list"),
         (("leek",), "no scenario is named 'leek'"),
         (("p2", "--rate", "fast"), "--rate 'fast': expected a size"),
         (("p2", "--share", "50%"), "--share: the scenario leak-linear doesn't have this option; its options: --rate"),

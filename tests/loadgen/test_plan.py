@@ -256,7 +256,7 @@ def test_views_alternate_by_seed_unless_the_scenario_needs_an_agent():
 @pytest.mark.parametrize(
     ("scenario", "options", "message"),
     [
-        ("leek", {}, "no scenario is named 'leek'; `gpumond loadgen --list`"),
+        ("leek", {}, "no scenario is named 'leek'; to list all scenarios: gpumond loadgen --list"),
         ("", {}, "no scenario is named ''"),
         ("steady", {"rate": 3}, "--rate: the scenario steady doesn't have this option; its options: none"),
         ("p2", {"rates": 3}, "its options: --rate"),

@@ -18,7 +18,7 @@ from gpumond.facts.snapshot import ProcessQuota, Reading, Snapshot
 from gpumond.facts.units import GIB
 from gpumond.features.quotas.admissions import Admissions, DeviceCapacity, Neighbor
 from gpumond.features.quotas.borrow import (
-    RESPONSE_SECONDS,
+    RESPONSE_TIMEOUT_SECONDS,
     Borrows,
     EarlierFlush,
     borrow_plan,
@@ -236,5 +236,5 @@ def test_a_request_is_answered_while_a_driver_does_not_answer():
             await borrows.close()
 
     answer, seconds = run(request())
-    assert seconds <= RESPONSE_SECONDS
+    assert seconds <= RESPONSE_TIMEOUT_SECONDS
     assert answer.fits or answer.reason == "a flush is still in progress"

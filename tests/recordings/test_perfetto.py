@@ -70,7 +70,7 @@ def test_events_are_instants_of_their_program():
     connected = FLUSH | {"kind": "agent-connected"}
     (entry,) = instants([connected, FLUSH], 5)
     assert (entry["ph"], entry["pid"], entry["ts"]) == ("i", 10, 2.5e6)
-    assert entry["args"] == {"summary": "flush of? train"}
+    assert entry["args"] == {"summary": "flush of� train"}
 
 
 def test_record_writes_a_whole_trace(tmp_path: Path):

@@ -42,7 +42,7 @@ from gpumond.view.text import (
 )
 from tests.helpers.frames import busy_frame
 
-PARTS = ("devices", "estimate", "filter", "chart", "remarks")
+PARTS = ("devices", "estimate", "filter", "chart", "notices")
 
 
 @given(st.fixed_dictionaries({part: st.integers(0, 20) for part in PARTS}), st.integers(3, 80))
@@ -58,21 +58,21 @@ def test_parts_fill_the_screen_and_the_table_keeps_its_rows(wanted: dict[str, in
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ({"devices": 4, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (4, 1, 3, 6, 8)),
-        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "remarks": 6}, (10, 1, 2, 3, 6)),
-        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "remarks": 6}, (10, 1, 0, 3, 7)),
+        ({"devices": 4, "estimate": 1, "filter": 0, "chart": 3, "notices": 6}, (4, 1, 3, 6, 8)),
+        ({"devices": 10, "estimate": 1, "filter": 0, "chart": 3, "notices": 6}, (10, 1, 2, 3, 6)),
+        ({"devices": 10, "estimate": 1, "filter": 1, "chart": 3, "notices": 6}, (10, 1, 0, 3, 7)),
     ],
     ids=["one device", "eight devices", "eight devices and a filter"],
 )
 def test_parts_of_a_screen_of_24_rows(wanted: dict[str, int], expected: tuple[int, ...]):
     found = heights(22, wanted)
-    assert tuple(found[part] for part in ("devices", "estimate", "chart", "remarks", "table")) == expected
+    assert tuple(found[part] for part in ("devices", "estimate", "chart", "notices", "table")) == expected
 
 
 def test_rows_of_the_table_precede_chart_and_notices():
-    wanted = {"devices": 7, "estimate": 1, "filter": 0, "chart": 3, "remarks": 5}
+    wanted = {"devices": 7, "estimate": 1, "filter": 0, "chart": 3, "notices": 5}
     assert heights(22, wanted, 5)["table"] == 6
-    assert heights(22, wanted, 7) == {**wanted, "remarks": 4, "table": 7}
+    assert heights(22, wanted, 7) == {**wanted, "notices": 4, "table": 7}
     assert heights(22, wanted, 50)["table"] == 8, "not all of the screen"
 
 

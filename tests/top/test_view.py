@@ -382,7 +382,7 @@ def test_bar_of_shares_gives_no_order():
     at = names.index("shares")
     assert SortOrder(names[at - 1]).next(columns) == SortOrder(names[at + 1])
     assert SortOrder(names[at + 1]).next(columns, -1) == SortOrder(names[at - 1])
-    assert SortOrder("used").by("shares") == SortOrder("used")
+    assert SortOrder("used").sorted_by("shares") == SortOrder("used")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
+from gpumond.agent.allocators.gil import gil_held
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 
@@ -217,10 +218,11 @@ def _blocks_by_holder_type() -> list[Blocks]:
 
 
 def find_instances(types: set[int]) -> list[Any]:
-    """Find objects in C alone: a type may have any ``__hash__``, and another thread may run after each bytecode."""
-    tracked = gc.get_objects()
-    instances = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
-    del tracked
+    """Find objects in C alone: a type may have any ``__hash__``."""
+    with gil_held():
+        tracked = gc.get_objects()
+        instances = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
+        del tracked
     return instances
 
 

@@ -26,6 +26,7 @@ from gpumond.agent.allocators.adapters import (
     TrackedTensor,
     to_call,
 )
+from gpumond.agent.allocators.gil import tensors_unchanged
 from gpumond.agent.allocators.mempools import bytes_left_by_trim
 from gpumond.agent.allocators.torch_formulas import (
     LARGE_PAGE_BYTES,
@@ -43,7 +44,6 @@ from gpumond.agent.allocators.torch_formulas import (
     reclaimable_from_stats,
 )
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.agent.allocators.torch_threads import threads_paused
 from gpumond.facts.pools import HostPool, PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.facts.units import plural
@@ -355,7 +355,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         TORCH_OBJECTS.install()
         version = self._torch.version
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
-            with threads_paused(0):
+            with tensors_unchanged(0):
                 torch_classes.search_heap(self._torch)
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:

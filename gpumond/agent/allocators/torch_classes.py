@@ -20,8 +20,8 @@ from itertools import compress
 from typing import Any
 
 from gpumond.agent.allocators.adapters import TrackedTensor
+from gpumond.agent.allocators.gil import tensors_unchanged
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
-from gpumond.agent.allocators.torch_threads import threads_paused
 from gpumond.facts.program import LiveClasses
 
 CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
@@ -59,7 +59,7 @@ def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -
     """
     visit = _Visit(device_type)
     with (
-        threads_paused() if search_seconds else nullcontext(),
+        tensors_unchanged() if search_seconds else nullcontext(),
         torch._C.DisableTorchFunctionSubclass(),  # a subclass of Tensor could run code of the program
     ):
         deadline = time.thread_time() + search_seconds
@@ -79,7 +79,7 @@ def annotate(torch: Any, device_type: str, snapshot: Mapping[str, Any]) -> None:
     if read_address is None:
         return
     visit = _Visit(device_type, read_address)
-    with threads_paused(), torch._C.DisableTorchFunctionSubclass():
+    with tensors_unchanged(), torch._C.DisableTorchFunctionSubclass():
         if not TORCH_OBJECTS.is_complete:
             search_heap(torch, time.thread_time() + HEAP_SEARCH_SECONDS)
         if TORCH_OBJECTS.is_complete:
@@ -112,18 +112,15 @@ def search_heap(torch: Any, deadline: float = float("inf")) -> list[Reference] |
 def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...] | None:
     """Return the optimizers, modules and tensors that the garbage collector tracks; None if time runs out.
 
-    The list of all objects keeps them alive. It begins with the young ones, among them temporary tensors: these are
-    released first.
+    The other threads are paused: they fail to build a tuple that the list of all objects refers to.
     """
     base_numbers = _BaseNumbers(torch)
     references: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
-    objects.reverse()
-    while objects:  # another thread may run between two chunks
+    for start in range(0, len(objects), CHUNK_OBJECTS):
         if time.thread_time() > deadline:
             return None
-        chunk = objects[-CHUNK_OBJECTS:]
-        del objects[-CHUNK_OBJECTS:]
+        chunk = objects[start : start + CHUNK_OBJECTS]
         for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
             try:
                 references[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
@@ -141,7 +138,7 @@ def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
     """Return all tensors on devices of a kind, each with the size of its storage. Raises TensorsBusy."""
     tracked: list[TrackedTensor] = []
     storages: set[int] = set()
-    with threads_paused(), torch._C.DisableTorchFunctionSubclass():
+    with tensors_unchanged(), torch._C.DisableTorchFunctionSubclass():
         _, _, tensors = _tracked_objects(torch, float("inf")) or ((), (), ())
         for tensor in _existing_objects(tensors):
             try:

@@ -19,6 +19,7 @@ from gpumond.agent.allocators.adapters import FlushRefused
 from gpumond.agent.loaded_allocators import ALLOCATORS
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Dump
+from gpumond.facts.units import size_text
 
 MAX_BYTES = 256 << 20
 CHUNK_BYTES = 1 << 20
@@ -52,7 +53,7 @@ def write(path: str, max_bytes: int = MAX_BYTES, must_be_fast: bool = False) -> 
         except FlushRefused as refusal:
             reasons.append(f"{adapter.name}: {refusal}")
         except Exception as error:  # of the file system or the library
-            return Dump(adapter.name, None, 0, printable_text(f"{type(error).__name__}: {error}"))
+            return Dump(adapter.name, None, 0, _failure_reason(error))
     return Dump(
         None, None, 0, printable_text("; ".join(reasons) or "no allocator of this program can write a snapshot")
     )
@@ -88,7 +89,7 @@ class RequestedSnapshots:
             try:
                 return Dump(allocator, path, _write(write_file, path, MAX_BYTES))
             except Exception as error:  # of the file system or the library
-                return Dump(allocator, None, 0, printable_text(f"{type(error).__name__}: {error}"))
+                return Dump(allocator, None, 0, _failure_reason(error))
 
         return self._write_to_directory(workload, suffix, save)
 
@@ -108,7 +109,7 @@ class RequestedSnapshots:
         try:
             folder = snapshot_directory()
         except OSError as error:
-            return Dump(None, None, 0, printable_text(f"no directory for the snapshot: {error}"))
+            return Dump(None, None, 0, printable_text(f"no directory for the snapshot: {os_error_text(error)}"))
         name = f"{_file_name(workload) or 'program'}-{os.getpid()}-{time.time():.0f}{suffix}"
         dump = write(os.path.join(folder, name))
         if dump.path is None:
@@ -118,6 +119,17 @@ class RequestedSnapshots:
         for old in list(self._files)[:-MAX_FILES]:
             _remove(self._files.pop(old))
         return replace(dump, id=self._last_id)
+
+
+def os_error_text(error: OSError) -> str:
+    """Return the system's text for an error and the file concerned, without its number; else the error's own text."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or str(error)
+
+
+def _failure_reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return printable_text(f"the file can't be written: {os_error_text(error)}")
+    return printable_text(f"{type(error).__name__}: {error}")
 
 
 def _file_name(workload: str) -> str:
@@ -188,7 +200,7 @@ class _PipeCopy:
         while chunk := os.read(self._outlet, CHUNK_BYTES):
             self.size += len(chunk)
             if self.failure is None and self.size > self._max_bytes:
-                self.failure = OSError(f"the snapshot is larger than {self._max_bytes} bytes; no file was written")
+                self.failure = OSError(f"it would be larger than {size_text(self._max_bytes)}")
             if self.failure is None:
                 try:
                     _write_all(self._file, chunk)

@@ -1,8 +1,8 @@
 """NVIDIA devices, through the driver's library NVML.
 
 This module detects the library, and states why it cannot be loaded: a missing symbol or dependency, a damaged file, or
-a file for another architecture.
-It does not import pynvml: the daemon itself only detects the library, and saves that memory.
+a file for another architecture. It does not import pynvml: the daemon itself only detects the library, and saves that
+memory.
 """
 
 from __future__ import annotations

@@ -282,8 +282,8 @@ class Inventory:
     """Known devices, which are enumerated repeatedly. ``faults`` are those of the last scan.
 
     A device that is lost or no longer enumerated remains as a fault until it returns, or until another device is at its
-    PCI address. A MIG instance that is missing
-    has been destroyed, and is removed. The handle of a lost device is never used again.
+    PCI address. A MIG instance that is missing has been destroyed, and is removed. The handle of a lost device is never
+    used again.
     """
 
     def __init__(self, driver: Library) -> None:

@@ -35,31 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.folded is not None and not arguments.record:
         raise ConfigError("--folded requires --record")
-    body = recording_body(arguments)
-    single_program_option = None if arguments.folded is None else "--folded"
-    answers, status = client.ask_programs(
-        arguments,
-        client.select_programs(arguments),
-        "why",
-        body,
-        arguments.record + RESPONSE_TIMEOUT_SECONDS,
-        single_program_option,
-    )
-    gpus = client.gpu_names(arguments.url) if answers and not arguments.json else {}
-    frame, rules = _frame_and_rules(arguments.url) if answers and not arguments.json else ({}, {})
-    pids_with_case = _pids_with_case(arguments.url) if answers and not arguments.json else frozenset()
-    for program, answer in answers:
-        if arguments.folded is not None and answer["folded"] is not None:
-            download_dump(arguments.url, program.pid, answer["folded"], arguments.folded)
-        if not arguments.json:
-            subject = [] if arguments.pid is not None else [f"{program}:"]
-            record = f"to see the lines that allocate: gpumond why --pid {program.pid} --record 30s"
-            steps = [f"to see its newest out-of-memory error: gpumond oom show --pid {program.pid}"]
-            steps = [*(steps if program.pid in pids_with_case else ()), *(() if answer["sites"] else (record,))]
-            text = "\n".join([*subject, *findings(frame, program.pid, rules), *why_lines(answer, gpus), *steps])
-            print(client.paragraph(text, arguments.url))
-    if arguments.json and answers:
+    answers, status = _ask_with_recording(arguments, "why", None if arguments.folded is None else "--folded")
+    if arguments.folded is not None:
+        for program, answer in answers:
+            if answer["folded"] is not None:
+                download_dump(arguments.url, program.pid, answer["folded"], arguments.folded)
+    if not answers:
+        return status
+    if arguments.json:
         print(client.answers_json(arguments, answers))
+        return status
+    gpus, pids_with_case = client.gpu_names(arguments.url), _pids_with_case(arguments.url)
+    frame, rules = _frame_and_rules(arguments.url)
+    for program, answer in answers:
+        lines = [] if arguments.pid is not None else [f"{program}:"]
+        lines += [*findings(frame, program.pid, rules), *why_lines(answer, gpus)]
+        if program.pid in pids_with_case:
+            lines.append(f"to see its newest out-of-memory error: gpumond oom show --pid {program.pid}")
+        if not answer["sites"]:
+            lines.append(f"to see the lines that allocate: gpumond why --pid {program.pid} --record 30s")
+        print(client.paragraph("\n".join(lines), arguments.url))
     return status
 
 
@@ -137,9 +132,14 @@ def add_recording_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def recording_body(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the body of a request."""
-    return {"record_seconds": arguments.record} if arguments.record else {}
+def _ask_with_recording(
+    arguments: argparse.Namespace, request: str, single_program_option: str | None
+) -> tuple[list[tuple[client.TargetProgram, Any]], int]:
+    """Send a request, with the recording that ``--record`` demands; see `client.ask_programs`."""
+    body = {"record_seconds": arguments.record} if arguments.record else {}
+    timeout_seconds = arguments.record + RESPONSE_TIMEOUT_SECONDS
+    programs = client.select_programs(arguments)
+    return client.ask_programs(arguments, programs, request, body, timeout_seconds, single_program_option)
 
 
 def download_dump(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
@@ -170,21 +170,12 @@ class SnapshotCommand:
 
     @staticmethod
     def run(arguments: argparse.Namespace) -> int:
-        body = recording_body(arguments)
-        single_program_option = None if arguments.out is None else "--out"
-        answers, status = client.ask_programs(
-            arguments,
-            client.select_programs(arguments),
-            "snapshot",
-            body,
-            arguments.record + RESPONSE_TIMEOUT_SECONDS,
-            single_program_option,
-        )
+        answers, status = _ask_with_recording(arguments, "snapshot", None if arguments.out is None else "--out")
         for program, dump in answers:
             if arguments.out is not None:
                 download_dump(arguments.url, program.pid, dump, arguments.out)
             if not arguments.json:
-                where = arguments.out or f"{dump['path']} on the program's machine; --out FILE downloads it"
+                where = arguments.out or f"{dump['path']} on the program's machine; to download it, add --out FILE"
                 subject = "" if arguments.pid is not None else f"{program}: "
                 print(f"{subject}wrote {size_text(dump['size_bytes'])} ({dump['allocator']}) to {where}")
         if arguments.json and answers:

@@ -37,7 +37,7 @@ from gpumond.view.text import table, time_text
 
 ROUTE = "/api/v1/baselines"
 POLL_SECONDS = 1.0
-SAVING_SECONDS = 30.0
+MAX_SAVING_SECONDS = 30.0
 DIFFERENCE_HEADER = ("WORKLOAD", "MEASURE", ">BEFORE", ">AFTER", ">CHANGE", ">", ">95% LOW", ">95% HIGH")
 
 
@@ -123,7 +123,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise DaemonError(
             f"can't decode the daemon's response ({error}); check that the daemon has the same version as this command"
         ) from None
-    print_result(arguments, answer, lambda: "\n".join(_comparison_lines(comparison)))
+    print_result(arguments, answer, lambda: _comparison_text(comparison))
     if arguments.html is not None:
         html_report.write_report(arguments.html, _html_page(comparison))
     failures = list(_failures(comparison.differences, arguments.thresholds))
@@ -157,7 +157,7 @@ def _wait(url: str, route: str, for_seconds: float) -> Any:
     try:
         while not (answer := client.get(url, route))["complete"]:
             elapsed = time.monotonic() - start
-            if elapsed > for_seconds + SAVING_SECONDS:
+            if elapsed > for_seconds + MAX_SAVING_SECONDS:
                 raise DaemonError(
                     "the measurement is complete, but the daemon can't store it: check its store with `gpumond status`"
                 )
@@ -183,10 +183,9 @@ def _failures(differences: Sequence[Difference], thresholds: Sequence[Threshold]
                 yield f"{limit.text}: {each.workload} changed from {before} to {after} {_change_text(each)}".rstrip()
 
 
-def _comparison_lines(comparison: Comparison) -> Iterator[str]:
-    yield table(DIFFERENCE_HEADER, _rows(comparison.differences))
-    if warning := _length_warning(comparison):
-        yield f"\n{warning}"
+def _comparison_text(comparison: Comparison) -> str:
+    differences = table(DIFFERENCE_HEADER, _rows(comparison.differences))
+    return "\n\n".join(filter(None, (differences, _length_warning(comparison))))
 
 
 def _length_warning(comparison: Comparison) -> str:
@@ -243,16 +242,9 @@ def _charts(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, Diffe
 def _rows(differences: Sequence[Difference]) -> Iterator[list[str]]:
     for each in differences:
         if each.before or each.after:
-            values = (each.before, each.after, each.difference)
-            value_texts = [_value_text(each, value) for value in values]
-            yield [
-                each.workload,
-                each.name,
-                *value_texts,
-                _change_text(each),
-                _value_text(each, each.low),
-                _value_text(each, each.high),
-            ]
+            values = (each.before, each.after, each.difference, each.low, each.high)
+            before, after, difference, low, high = (_value_text(each, value) for value in values)
+            yield [each.workload, each.name, before, after, difference, _change_text(each), low, high]
 
 
 def _value_text(difference: Difference, value: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -53,7 +54,7 @@ class BaselineService:
             if not recording.complete:
                 recording.add(frame)
         if any(each.complete for each in self._recordings.values()) and (self._saving is None or self._saving.done()):
-            self._saving = asyncio.ensure_future(self._save_quietly())
+            self._saving = asyncio.ensure_future(self._save())
 
     async def close(self) -> None:
         """Wait for the baseline that is being written, if any."""
@@ -111,22 +112,18 @@ class BaselineService:
             raise _no_baseline_error(side, name)
         return rows[0].value
 
-    async def _save_quietly(self) -> None:
-        try:
-            await self._save()
-        except StoreUnavailable:
-            pass  # the store has logged it; the next tick tries again
-
     async def _save(self) -> None:
-        for (name, side), recording in list(self._recordings.items()):
-            if recording.complete:
-                outdated = (name,) if side == "before" else ()  # what was compared with the previous baseline
-                await self._tables[side].put(name, recording.baseline(), removed=outdated)
-                now = self._recordings.get((name, side))
-                if now is recording:
-                    del self._recordings[name, side]
-                elif now is None:  # it was deleted meanwhile
-                    await self._tables["before"].delete(name, "gpumond")
+        """Store the complete recordings. The store logs its errors, and the next tick tries again."""
+        with suppress(StoreUnavailable):
+            for (name, side), recording in list(self._recordings.items()):
+                if recording.complete:
+                    outdated = (name,) if side == "before" else ()  # what was compared with the previous baseline
+                    await self._tables[side].put(name, recording.baseline(), removed=outdated)
+                    now = self._recordings.get((name, side))
+                    if now is recording:
+                        del self._recordings[name, side]
+                    elif now is None:  # it was deleted meanwhile
+                        await self._tables["before"].delete(name, "gpumond")
 
 
 SIDES: tuple[Side, Side] = ("before", "after")

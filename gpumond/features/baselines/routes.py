@@ -66,20 +66,12 @@ class CompareBody(EncodableModel):
     for_seconds: float = Field(ge=1, le=DAY_SECONDS)
 
 
-EXAMPLE_LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
-EXAMPLE_MEASURE = MeasureDistribution(
-    "live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, EXAMPLE_LEVELS)
+LEVELS = (31.0 * GIB, 30.5 * GIB, 31.0 * GIB)
+LIVE = MeasureDistribution("live", Distribution(34.0 * GIB, 31.0 * GIB, 30.5 * GIB, 31.0 * GIB, LEVELS))
+EXAMPLE = Baseline(
+    "nightly", "train", examples.TAKEN_AT, 600.0, 600.0, True, (WorkloadMeasures("train", 600.0, (LIVE,), 3, 1),)
 )
-EXAMPLE_BASELINE = Baseline(
-    "nightly",
-    "train",
-    examples.TAKEN_AT,
-    600.0,
-    600.0,
-    True,
-    (WorkloadMeasures("train", 600.0, (EXAMPLE_MEASURE,), 3, 1),),
-)
-EXAMPLE_RECORDING = replace(EXAMPLE_BASELINE, seconds=0.0, complete=False, workloads=())
+STARTED_EXAMPLE = replace(EXAMPLE, seconds=0.0, complete=False, workloads=())
 
 
 def _entry(baseline: Baseline) -> BaselineEntry:
@@ -103,22 +95,18 @@ def _service(request: Request) -> BaselineService:
     return core_of(request).get(BaselineService)
 
 
-@router.read(
-    "/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE_BASELINE)], (503, 507)
-)
+@router.read("/baselines", "Baselines, including those in progress", list[BaselineEntry], [_entry(EXAMPLE)], (503, 507))
 async def baselines(request: Request) -> Response:
     return json_response(list[BaselineEntry], [_entry(each) for each in await _service(request).baselines()])
 
 
-@router.read(
-    "/baselines/{name}", "One baseline with its distributions", Baseline, EXAMPLE_BASELINE, (404, 422, 503, 507)
-)
+@router.read("/baselines/{name}", "One baseline with its distributions", Baseline, EXAMPLE, (404, 422, 503, 507))
 async def baseline(request: Request, name: Name) -> Response:
     return json_response(Baseline, await _service(request).get(name))
 
 
 @router.change(
-    "PUT /baselines/{name}", "Record a baseline", Baseline, EXAMPLE_RECORDING, (409, 422, 503, 507), status=202
+    "PUT /baselines/{name}", "Record a baseline", Baseline, STARTED_EXAMPLE, (409, 422, 503, 507), status=202
 )
 async def record(request: Request, name: Name, body: RecordBody, caller_name: str = Depends(require_rules)) -> Response:
     """Starts a recording and returns immediately. It replaces an existing baseline with this name at the end."""

@@ -45,7 +45,7 @@ USEFUL_RATIO = 0.05
 """The part of an engine's memory below which a release is not worth a server that does not serve."""
 
 FAILED_SETTLE_SECONDS = 5.0
-WAKE_SECONDS = 300.0
+WAKE_TIMEOUT_SECONDS = 300.0
 """Limit of a wake, which may load a model from disk."""
 
 ENDED_STATES = ("Z", "X")
@@ -513,7 +513,7 @@ class EngineFlusher(EngineStep):
             await cancel_all([task])
         began, failure = time.monotonic(), None
         try:
-            await self._undo(engine, method, release_receipts, max(WAKE_SECONDS, request.timeout_seconds))
+            await self._undo(engine, method, release_receipts, max(WAKE_TIMEOUT_SECONDS, request.timeout_seconds))
         except EngineError as error:
             failure = error
         if await self._server_ended(before, failure):
@@ -579,7 +579,7 @@ class EngineFlusher(EngineStep):
                     raise ReleaseRefused("another process listens at the engine's address")
                 if not method.serves(await self.engines.read(name), release_receipts[0].models):
                     refuse_if(shortage_reason(missing_bytes(release_receipts, before), before.free))
-                    await self._undo(engine, method, release_receipts, WAKE_SECONDS)
+                    await self._undo(engine, method, release_receipts, WAKE_TIMEOUT_SECONDS)
                     self._unanswered.pop(name, None)  # else the release may still be running
                 after = await self._read_memory(name)
                 log.info("engine %s is back in service", name)

@@ -129,8 +129,8 @@ def hmac_headers(key: str, method: str, path: str, body: bytes, timestamp: str, 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 10.0
-FIRST_READING_SECONDS = 0.5
-READ_SECONDS = 8.0
+FIRST_READING_PAUSE_SECONDS = 0.5
+READ_TIMEOUT_SECONDS = 8.0
 """Limit of one read. Ollama may delay its answer by 5 s while a model is unloaded."""
 MAX_MODELS = 1000
 STATE_FIELDS = (
@@ -294,7 +294,7 @@ class Engines:
         engine = self._engine(name)
         declaration = engine.declaration
         try:
-            state = await carry_out(declaration, declaration.spec.read(declaration), READ_SECONDS)
+            state = await carry_out(declaration, declaration.spec.read(declaration), READ_TIMEOUT_SECONDS)
         except EngineError as error:
             engine.record_problem(str(error))
             raise
@@ -333,7 +333,7 @@ class Engines:
     async def _poll(self, engine: _Engine, gpu_processes: GpuProcesses) -> None:
         name = engine.declaration.name
         while (candidates := gpu_processes()) is None:
-            await asyncio.sleep(FIRST_READING_SECONDS)
+            await asyncio.sleep(FIRST_READING_PAUSE_SECONDS)
         while self._engines.get(name) is engine:
             try:
                 processes = await self.find_processes(name, candidates)

@@ -175,18 +175,14 @@ def sum_over_period(expression: str, part: Period) -> str:
     return f"sum_over_time(({expression})[{part.seconds}s:{part.step}s])"
 
 
-def query_time(part: Period) -> float:
-    """Return the time of a query with ``sum_over_period``: its range includes the beginning and excludes the end."""
-    return part.end - part.step / 2
-
-
 async def read_accounts(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
     """Read the values of a period. Raises DiscoveryError and ConfigError."""
     semaphore = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
 
     async def query_part(expression: str, part: Period) -> Sequence[SeriesSample]:
         async with semaphore:
-            return await prometheus.query(sum_over_period(expression, part), query_time(part))
+            at = part.end - part.step / 2  # the range includes the beginning, and excludes the end
+            return await prometheus.query(sum_over_period(expression, part), at)
 
     async def query_parts(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
         parts = list(period.parts())

@@ -266,7 +266,7 @@ async def run(arguments: argparse.Namespace) -> int:
     advised = _advised_gibibyte_hours(rows)
     notes = _total_text(advised, allocated)
     if len(shown) < len(rows):
-        notes += f"\nrows left out: {len(rows) - len(shown)}; --limit 0 shows all"
+        notes += f"\nrows left out: {len(rows) - len(shown)}; to show all: --limit 0"
     document = {
         "at": end,
         "headroom_ratio": arguments.headroom,

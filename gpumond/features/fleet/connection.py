@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from gpumond.agent.transport import trusted_uids
+from gpumond.cli.progress import Progress
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
+from gpumond.facts.units import plural
 from gpumond.host.files import open_regular, read_error_text, read_secret
 from gpumond.host.http import (
     MAX_RESPONSE_BYTES,
@@ -315,22 +317,23 @@ async def request_json(
     return await asyncio.get_running_loop().run_in_executor(_DECODER, decode)
 
 
-async def run_each(
-    items: Iterable[T],
-    work: Callable[[T], Awaitable[R]],
-    concurrency: int,
-    on_done: Callable[[], None] = lambda: None,
-) -> list[R]:
+async def run_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], concurrency: int) -> list[R]:
     """Return the results of ``work`` for all items, in their order, with at most ``concurrency`` at a time.
 
-    ``on_done`` is called after each.
+    The number of completed items is shown.
     """
-    semaphore = asyncio.Semaphore(concurrency)
+    semaphore, progress, completed = asyncio.Semaphore(concurrency), Progress(), 0
+    all_items = [*items]
 
     async def run_one(item: T) -> R:
+        nonlocal completed
         async with semaphore:
             result = await work(item)
-        on_done()
+        completed += 1
+        progress.show(f"{completed} of {plural(len(all_items), 'request')} completed")
         return result
 
-    return await asyncio.gather(*map(run_one, items))
+    try:
+        return await asyncio.gather(*map(run_one, all_items))
+    finally:
+        progress.end()

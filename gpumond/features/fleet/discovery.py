@@ -11,9 +11,8 @@ import os
 import re
 import ssl
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -518,24 +517,6 @@ def matching_machines(arguments: argparse.Namespace, machines: Sequence[Machine]
     ]
 
 
-@contextmanager
-def request_progress(count: int, action: str) -> Iterator[Callable[[], None]]:
-    """Show the number of completed requests on a terminal. The function is called after each."""
-    is_terminal, completed = sys.stderr.isatty(), 0
-
-    def done() -> None:
-        nonlocal completed
-        completed += 1
-        if is_terminal:
-            print(f"\r{action}: {completed} of {count}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield done
-    finally:
-        if is_terminal and completed:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 NO_RESPONSE_STATUSES = (0, 502, 503, 504)
 """Statuses after which a read is repeated."""
 RETRY_TIMEOUT_SECONDS = 2.0
@@ -558,8 +539,7 @@ async def read_each(
         except DaemonError as error:
             return error
 
-    with request_progress(len(machines), "machines read") as done:
-        answers = await run_each(machines, attempt, concurrency, done)
+    answers = await run_each(machines, attempt, concurrency)
     unanswered = [
         index
         for index, answer in enumerate(answers)

@@ -5,14 +5,13 @@ release the memory of serving engines, or wake these; and print one table of rec
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import pwd
 import secrets
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -24,7 +23,7 @@ from gpumond.facts.flush import MAX_REASON, Operation
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
 from gpumond.facts.units import parse_size, plural, size_text
 from gpumond.features.fleet import discovery
-from gpumond.features.fleet.connection import Client, Machine, Machines
+from gpumond.features.fleet.connection import Client, Machine, Machines, run_each
 from gpumond.features.fleet.discovery import (
     DEFAULT_CONCURRENCY,
     SNAPSHOT_TIMES,
@@ -39,7 +38,6 @@ from gpumond.features.fleet.discovery import (
     matching_machines,
     processes_by_instance,
     read_frames,
-    request_progress,
     unread_machines,
 )
 from gpumond.features.fleet.plan import (
@@ -145,16 +143,13 @@ async def read_plan(
 
 
 async def flush_waves(
-    client: Client,
-    waves: Sequence[Sequence[PlannedFlush]],
-    options: FlushOptions,
-    on_done: Callable[[], None] = lambda: None,
+    client: Client, waves: Sequence[Sequence[PlannedFlush]], options: FlushOptions
 ) -> list[ProcessResult]:
     """Flush wave after wave and return a result for each process, in order.
 
     With a canary, the first job of the next wave replaces one that was refused, since nothing was done.
     """
-    runner = _WaveRunner(client, options, on_done)
+    runner = _WaveRunner(client, options)
     results: list[ProcessResult] = []
     remaining, number, canary_done = [*waves], 0, not options.canary
     while remaining:
@@ -187,25 +182,24 @@ def _canary_problem(results: Sequence[ProcessResult]) -> str:
 class _WaveRunner:
     """The requests of one command. ``stopped``: the reason why no more are sent, or an empty string."""
 
-    def __init__(self, client: Client, options: FlushOptions, on_done: Callable[[], None]) -> None:
-        self._client, self._options, self._on_done = client, options, on_done
-        self._semaphore = asyncio.Semaphore(options.concurrency)
+    def __init__(self, client: Client, options: FlushOptions) -> None:
+        self._client, self._options = client, options
         self._failures = 0
         self.stopped = ""
 
     async def flush(self, wave: Sequence[PlannedFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
         flushes_on_machine = Counter(planned.machine.url for planned in wave)
-        return await asyncio.gather(
-            *(self._flush_process(planned, number, flushes_on_machine[planned.machine.url]) for planned in wave)
-        )
+
+        async def flush_process(planned: PlannedFlush) -> ProcessResult:
+            return await self._flush_process(planned, number, flushes_on_machine[planned.machine.url])
+
+        return await run_each(wave, flush_process, self._options.concurrency)
 
     async def _flush_process(self, planned: PlannedFlush, wave: int, flushes_on_machine: int) -> ProcessResult:
-        async with self._semaphore:
-            if self.stopped:
-                return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
-            result = await _request_flush(self._client, planned, wave, self._options, flushes_on_machine)
-        self._on_done()
+        if self.stopped:
+            return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
+        result = await _request_flush(self._client, planned, wave, self._options, flushes_on_machine)
         self._failures += result.result == "failed"
         if self._failures >= self._options.max_failures:
             self.stopped = f"the flushes stopped after {self._failures} failed"
@@ -417,8 +411,7 @@ async def run(arguments: argparse.Namespace) -> int:
     if operation is not None:
         if not arguments.yes:
             confirm(_question(criteria), "nothing was flushed")
-        with request_progress(len(accepted), "requests completed") as on_done:
-            fleet_flush.results = await flush_waves(client, waves, options, on_done)
+        fleet_flush.results = await flush_waves(client, waves, options)
         if not arguments.json:
             print(f"\n{receipt_table(fleet_flush.results)}")
             if fleet_flush.may_sleep:
@@ -598,7 +591,8 @@ def receipt_table(results: Sequence[ProcessResult]) -> str:
     rows = [row for each in results for row in _receipt_rows(each)]
     kinds = Counter(each.result for each in results)
     others = "".join(f", {kinds[kind]} {kind}" for kind in ("refused", "failed", "skipped") if kinds[kind])
-    return f"{_table_with_notes(header, rows)}\n\n{size_or_dash(sum(each.released_bytes for each in results))} released{others}"
+    released = size_or_dash(sum(each.released_bytes for each in results))
+    return f"{_table_with_notes(header, rows)}\n\n{released} released{others}"
 
 
 def _receipt_rows(each: ProcessResult) -> Iterator[list[str]]:

@@ -211,7 +211,7 @@ class UsageReport:
 
     @property
     def notes(self) -> list[str]:
-        optional_notes = [f"rows left out: {self.left_out}; --limit 0 shows all"] if self.left_out else []
+        optional_notes = [f"rows left out: {self.left_out}; to show all: --limit 0"] if self.left_out else []
         optional_notes += [f"Before: {self.change}."] if self.before else []
         return [
             self.period,

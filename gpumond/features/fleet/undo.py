@@ -20,7 +20,7 @@ from gpumond.facts.units import caller_text, plural, size_text
 from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT_ROUTE, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
-from gpumond.features.fleet.discovery import UnreadMachine, read_each, request_progress, unread_machines
+from gpumond.features.fleet.discovery import UnreadMachine, read_each, unread_machines
 from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES_ROUTE, caller_name, new_operation_id
 from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
@@ -204,8 +204,7 @@ async def run(arguments: argparse.Namespace) -> int:
         async def undo_all(machine: Machine) -> list[UndoResult]:
             return [await _undo_result(undo_client, machine, step) for step in plan[machine] if step.kind]
 
-        with request_progress(len(plan), "machines responded") as on_done:
-            results = dict(zip(plan, await run_each(plan, undo_all, arguments.parallel, on_done), strict=True))
+        results = dict(zip(plan, await run_each(plan, undo_all, arguments.parallel), strict=True))
         if not arguments.json:
             print(f"\n{_result_table(results)}")
     if arguments.json:

@@ -127,13 +127,12 @@ def plan_table(receipts: Sequence[Mapping[str, Any]]) -> str:
     parts = [size_or_dash(sum(prediction["likely"] for prediction in predictions))] if is_known else []
     parts += [f"between {size_or_dash(low)} and {size_or_dash(high)}"] if low != high else []
     changes = "; the amount changes while the programs run" if high else ""
-    return f"{table(header, _plan_rows(receipts, bounds))}\n\na flush now would release {', '.join(parts)}{changes}"
-
-
-def _plan_rows(receipts: Iterable[Mapping[str, Any]], bounds: Sequence[str]) -> Iterator[list[str]]:
-    for receipt in sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0):
-        predicted = [_predicted_size(receipt["expected"], bound) for bound in bounds]
-        yield [*_program_cells(receipt), *predicted, _remarks(receipt)]
+    largest_first = sorted(receipts, key=lambda each: -each["expected"]["high"] if each["expected"] else 0)
+    rows = [
+        [*_program_cells(each), *(_predicted_size(each["expected"], bound) for bound in bounds), _remarks(each)]
+        for each in largest_first
+    ]
+    return f"{table(header, rows)}\n\na flush now would release {', '.join(parts)}{changes}"
 
 
 def receipt_table(

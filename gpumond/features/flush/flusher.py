@@ -528,7 +528,7 @@ class Flusher:
         for change in changes:
             device = change.before.device_uuid
             released[device] = released.get(device, 0) + change.before.held_bytes - change.after.held_bytes
-        started_at = changed_at = self._clock()
+        began = changed_at = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
         while is_release_unknown or any(
             before.used[device] - counts.used[device] < released_bytes
@@ -536,7 +536,7 @@ class Flusher:
             if device in before.used and device in counts.used
         ):
             now = self._clock()
-            if now - started_at > self._settle_seconds or now - changed_at > STABLE_SECONDS:
+            if now - began > self._settle_seconds or now - changed_at > STABLE_SECONDS:
                 break
             await asyncio.sleep(pause)
             pause = min(0.2, pause * 1.5)

@@ -49,6 +49,7 @@ class LoadBackend(ABC):
 
     def __init__(self, settings: BackendSettings) -> None:
         self._settings = settings
+        self._limit_bytes: int | None = None
 
     @abstractmethod
     def open(self) -> BackendCapacity:
@@ -82,6 +83,12 @@ class LoadBackend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free all blocks."""
+
+    def _check_limit(self, size_bytes: int) -> None:
+        """Raise MemoryError if an allocation outside the pool would exceed the limit."""
+        total = self.held_bytes() + size_bytes
+        if self._limit_bytes is not None and total > self._limit_bytes:
+            raise MemoryError(f"{size_text(total)} would exceed the limit of {size_text(self._limit_bytes)}")
 
     def write(self, block: int) -> None:
         """Fill a block with its own pattern; only with ``has_contents``."""
@@ -140,10 +147,6 @@ class BusyThread:
             self._change.clear()
 
 
-def _limit_text(size_bytes: int, limit_bytes: int) -> str:
-    return f"{size_text(size_bytes)} would exceed the limit of {size_text(limit_bytes)}"
-
-
 class SimBackend(LoadBackend):
     makes_orphans = True
 
@@ -154,7 +157,6 @@ class SimBackend(LoadBackend):
         self._device = SimDevice(settings.sim_directory)
         self._allocator: CachingAllocator | None = None
         self._context: Context | None = None
-        self._limit_bytes: int | None = None
         self._blocks: dict[int, int] = {}
         self._outside: dict[int, int] = {}
 
@@ -179,8 +181,7 @@ class SimBackend(LoadBackend):
         if not outside:
             self._blocks[block] = self._pool().malloc(size_bytes)
             return
-        if self._limit_bytes is not None and self.held_bytes() + size_bytes > self._limit_bytes:
-            raise OutOfMemory(_limit_text(self.held_bytes() + size_bytes, self._limit_bytes))
+        self._check_limit(size_bytes)
         self._attached().allocate(size_bytes)
         self._outside[block] = size_bytes
         self._update_pool_limit()
@@ -256,7 +257,6 @@ class CupyBackend(LoadBackend):
 
     def __init__(self, settings: BackendSettings) -> None:
         super().__init__(settings)
-        self._limit_bytes: int | None = None
         self._blocks: dict[int, Any] = {}
         self._outside: dict[int, tuple[Any, int]] = {}
         self._wrong: Any = None
@@ -296,8 +296,7 @@ class CupyBackend(LoadBackend):
         if not outside:
             self._blocks[block] = self._cupy.cuda.alloc(size_bytes)
             return
-        if self._limit_bytes is not None and self.held_bytes() + size_bytes > self._limit_bytes:
-            raise MemoryError(_limit_text(self.held_bytes() + size_bytes, self._limit_bytes))
+        self._check_limit(size_bytes)
         memory = self._cupy.cuda.Memory(size_bytes)
         self._outside[block] = (self._cupy.cuda.MemoryPointer(memory, 0), size_bytes)
         self._update_pool_limit()

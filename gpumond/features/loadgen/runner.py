@@ -28,8 +28,8 @@ from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, PlanStep, ProgramEnding
 from gpumond.host.files import write_error_text
 
-GRACE_SECONDS = 10.0
-MESSAGE_BYTES = 1 << 16
+EXIT_GRACE_SECONDS = 10.0
+MAX_MESSAGE_BYTES = 1 << 16
 
 ERRORS_BY_EXIT_CODE: Mapping[int, type[GpumondError]] = {3: ConfigError, 4: GpumondError}
 """Exit codes of a child that could not execute the plan; it has written the reason."""
@@ -99,7 +99,7 @@ def _run_in_child(
     os.close(writer)
     status = _wait(pid, limits)
     with os.fdopen(reader, "rb") as pipe:
-        message = pipe.read(MESSAGE_BYTES)
+        message = pipe.read(MAX_MESSAGE_BYTES)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
     if code in ERRORS_BY_EXIT_CODE:
         raise ERRORS_BY_EXIT_CODE[code](message.decode())
@@ -132,7 +132,7 @@ def _run_steps_in_child(
         os.write(writer, to_json(work))
         status = 0
     except GpumondError as error:
-        os.write(writer, str(error).encode()[:MESSAGE_BYTES])
+        os.write(writer, str(error).encode()[:MAX_MESSAGE_BYTES])
         status = next(code for code, kind in ERRORS_BY_EXIT_CODE.items() if isinstance(error, kind))
     except BaseException:  # no exception may reach the code of the parent
         traceback.print_exc()
@@ -160,7 +160,7 @@ def _wait(pid: int, limits: RunLimits) -> int:
         if kill_at == float("inf"):
             if not limits.pause(0.1):
                 os.kill(pid, signal.SIGTERM)
-                kill_at = time.monotonic() + GRACE_SECONDS
+                kill_at = time.monotonic() + EXIT_GRACE_SECONDS
         elif time.monotonic() < kill_at:
             time.sleep(0.01)
         else:

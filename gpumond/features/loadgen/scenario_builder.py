@@ -69,7 +69,6 @@ class Observation:
     noise_bytes: int = 0
     sample_gaps: bool = False
     outages: tuple[tuple[float, float], ...] = ()
-    quantum_bytes: int = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)

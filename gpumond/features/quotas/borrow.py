@@ -23,16 +23,16 @@ from gpumond.host.peer import PeerIdentity, person_uid
 from gpumond.host.tasks import Tasks
 from gpumond.serve.limits import TokenBucket
 
-RESPONSE_SECONDS = 1.8
+RESPONSE_TIMEOUT_SECONDS = 1.8
 """Time for an answer, flushes included. The agent waits for two seconds."""
-READ_SECONDS = 0.5
+READ_TIMEOUT_SECONDS = 0.5
 SLACK_BYTES = 20 * MIB
 """An allocator takes memory in segments of up to this size, and PyTorch states its request with two decimals."""
 MAX_REQUESTS_PER_HOUR = 120
 """Requests of one user that may flush programs."""
 COOLDOWN_SECONDS, REFILL_COOLDOWN_SECONDS = 6.0, 600.0
 """Time in which a program is not flushed again; the second if it allocated the released memory again."""
-IDLE_SECONDS = 60.0
+MIN_ENGINE_IDLE_SECONDS = 60.0
 """Time without a request from which a serving engine may release its memory."""
 
 
@@ -89,7 +89,7 @@ def idle_engines(
     """Return the declared serving engines whose release returns ``short_bytes``, the largest first; else none."""
     sizes: list[tuple[int, str]] = []
     for engine in snapshot.engines:
-        is_idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
+        is_idle = engine.idle_seconds is not None and engine.idle_seconds >= MIN_ENGINE_IDLE_SECONDS
         is_allowed = reclaim == "all" or (reclaim == "user" and engine.uid == borrower.uid)
         is_own = borrower.process in [process.key for process in engine.processes]
         if is_allowed and is_idle and not is_own and engine.methods and engine.up and not engine.sleeping:
@@ -130,9 +130,9 @@ class Borrows:
         self._tasks = Tasks()
 
     async def borrow(self, borrower: PeerIdentity, request: BorrowRequest) -> BorrowResponse:
-        """Make room for a request, and answer within ``RESPONSE_SECONDS``."""
+        """Make room for a request, and answer within ``RESPONSE_TIMEOUT_SECONDS``."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + RESPONSE_SECONDS
+        deadline = loop.time() + RESPONSE_TIMEOUT_SECONDS
         snapshot = self._snapshot()
         uuid = request.device_uuid or (_only_device(snapshot, borrower) if snapshot else "")
         device = await self._device(snapshot, uuid)
@@ -182,7 +182,7 @@ class Borrows:
     async def _device(self, snapshot: Snapshot | None, uuid: str) -> DeviceReading | None:
         """Return a new reading of the device: since the last tick, the borrower may have filled it."""
         read = self._tasks.start(self._read_driver())
-        done, _ = await asyncio.wait({read}, timeout=READ_SECONDS)
+        done, _ = await asyncio.wait({read}, timeout=READ_TIMEOUT_SECONDS)
         reading = read.result() if done else None
         latest = next((each for each in reading.devices if each.uuid == uuid), None) if reading else None
         return latest or (snapshot.device(uuid) if snapshot else None)

@@ -190,11 +190,11 @@ def already_suspended(program: SuspendedProgram) -> Refusal:
     return Refusal("the program is about to be resumed", "suspend it when it runs again")
 
 
-def with_suspension_marks(snapshot: Snapshot, allowed: bool, least_idle_seconds: float) -> Iterator[AgentReport]:
+def with_suspension_marks(snapshot: Snapshot, least_idle_seconds: float) -> Iterator[AgentReport]:
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
         request = SuspendRequest(process=report.key)
-        if report.key in snapshot.unresponsive or next(refusals(snapshot, report, request, allowed, None), None):
+        if report.key in snapshot.unresponsive or next(refusals(snapshot, report, request, True, None), None):
             yield report
         else:
             idle = is_idle(snapshot, report.key, least_idle_seconds)

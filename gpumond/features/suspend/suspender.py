@@ -23,7 +23,7 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import Admission
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, Suspension
-from gpumond.facts.suspension import SuspendedProgram, SuspensionReceipt, largest_programs
+from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt, largest_programs
 from gpumond.facts.units import size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
@@ -49,17 +49,17 @@ log = logging.getLogger(__name__)
 MAX_RECEIPTS = 1000
 POLL_SECONDS = 1.0
 """Time between two looks at a request for memory. Its place is lost after 10 s."""
-FRAME_SECONDS = 2.0
+MIN_WAIT_SECONDS = 2.0
 """Shortest wait for memory: the current frame may be older than a suspension or an end that has just freed it."""
-RESUME_SECONDS = 600.0
+MAX_RESUME_WAIT_SECONDS = 600.0
 """Longest wait for memory of a resumption that continues after a restart, or that the end of a program requests."""
-PAUSE_SECONDS, MAX_PAUSE_SECONDS = 5.0, 300.0
+QUERY_PAUSE_SECONDS, MAX_QUERY_PAUSE_SECONDS = 5.0, 300.0
 """Time between two questions about the driver's state of a program, which is unknown. It doubles."""
 SETTLE_SECONDS = 5.0
 """Longest wait until the driver's counts show a suspension."""
-SIGNAL_SECONDS = 3.0
+MAX_SIGNAL_WAIT_SECONDS = 3.0
 """Longest wait until an agent takes a signal, which it does once a second."""
-LISTED_SECONDS = 15.0
+LISTED_GRACE_SECONDS = 15.0
 """Time for which the driver lists a suspended program until it is asked whether someone else has resumed it."""
 
 SuspensionAction = Literal["suspend", "resume"]
@@ -68,9 +68,9 @@ NOT_STORED = "the store can't be written, so a restarted daemon wouldn't know ab
 
 
 MAX_RESPONSE_BYTES = 64 * 1024
-ENDING_POLLS, ENDING_SECONDS = 100, 0.01
-BASE_SECONDS = 60.0
-BYTES_PER_SECOND = 256 << 20
+EXIT_POLLS, EXIT_POLL_SECONDS = 100, 0.01
+BASE_TIMEOUT_SECONDS = 60.0
+MIN_BYTES_PER_SECOND = 256 << 20
 """A quarter of the lowest rate that was measured, at which a program's bytes are moved while the daemon waits."""
 
 
@@ -91,7 +91,8 @@ class CheckpointProcesses:
         """Return the answer of a new process; None if there is none in time, or if an earlier one still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
-            lock = self._open_lock(request)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
         except BlockingIOError:
             return None
         except OSError as error:
@@ -116,10 +117,10 @@ class CheckpointProcesses:
             os.close(lock)
         self._processes.append(process)
         response = await _read_to_end(read_end, seconds)
-        for _ in range(ENDING_POLLS):  # it holds the lock for a moment longer
+        for _ in range(EXIT_POLLS):  # it holds the lock for a moment longer
             if response is None or process.poll() is not None:
                 break
-            await asyncio.sleep(ENDING_SECONDS)
+            await asyncio.sleep(EXIT_POLL_SECONDS)
         if response is None:
             log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
             return None
@@ -133,10 +134,6 @@ class CheckpointProcesses:
         """Remove the lock file of a program that runs again or has ended."""
         with suppress(OSError):
             os.unlink(self._directory / f"{program_id}.lock")
-
-    def _open_lock(self, request: CheckpointRequest) -> int:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return lock_file(self._directory / f"{request.pid}-{request.start_ticks}.lock")
 
 
 def _exit_text(code: int | None) -> str:
@@ -255,7 +252,7 @@ class Suspender:
         )
         if not self._allowed():
             return snapshot
-        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, True, self._idle_seconds())))
+        return replace(snapshot, reports=tuple(with_suspension_marks(snapshot, self._idle_seconds())))
 
     def execute(self, snapshot: Snapshot) -> None:
         """Note the programs that have ended, and ask for states that are unknown. Waits for nothing."""
@@ -275,13 +272,13 @@ class Suspender:
                 if now >= self._ask_at[key]:
                     self._tasks.start(self._settle(key))
             elif program.state not in ("suspended", "stuck"):  # an error has ended its task
-                self._ask_at[key] = now + PAUSE_SECONDS
+                self._ask_at[key] = now + QUERY_PAUSE_SECONDS
             elif program.state == "suspended" and key in ended:  # its exit waits for the driver
-                self._tasks.start(self.resume(key, "exit", wait_seconds=RESUME_SECONDS))
+                self._tasks.start(self.resume(key, "exit", wait_seconds=MAX_RESUME_WAIT_SECONDS))
             elif program.state == "suspended" and self._received_sigcont(program, snapshot):
-                self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=RESUME_SECONDS))
+                self._tasks.start(self.resume(key, "SIGCONT", wait_seconds=MAX_RESUME_WAIT_SECONDS))
             elif program.state == "suspended" and _listed_bytes(program, snapshot.devices):
-                if now - self._listed_since.setdefault(key, now) > LISTED_SECONDS:
+                if now - self._listed_since.setdefault(key, now) > LISTED_GRACE_SECONDS:
                     self._ask_at[key] = now
             else:
                 self._listed_since.pop(key, None)
@@ -299,7 +296,7 @@ class Suspender:
 
     async def _count_earlier_signals(self, report: AgentReport) -> None:
         """Wait until the agent has taken a signal SIGCONT that came before the suspension, and must not end it."""
-        pending, end = self._has_pending_sigcont(report.key), self._clock.monotonic() + SIGNAL_SECONDS
+        pending, end = self._has_pending_sigcont(report.key), self._clock.monotonic() + MAX_SIGNAL_WAIT_SECONDS
         while self._has_pending_sigcont(report.key) and self._clock.monotonic() < end:
             await asyncio.sleep(0.05)
         self._resume_signals[report.key] = max(report.resume_signals + pending, self._resume_signals.get(report.key, 0))
@@ -403,7 +400,7 @@ class Suspender:
                 if not await self._save(program):
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
-                deadline = self._clock.monotonic() + max(wait_seconds, FRAME_SECONDS)
+                deadline = self._clock.monotonic() + max(wait_seconds, MIN_WAIT_SECONDS)
                 self._cancelled_by.pop(key, None)
                 receipt = await self._wait_and_restore(program, receipt, deadline)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
@@ -440,22 +437,17 @@ class Suspender:
         The devices follow each other in the order of their names: two programs cannot wait for each other.
         """
         snapshot = self._snapshot()
-        is_snapshot_current = snapshot is not None and any(
-            each.key == program.key for each in snapshot.suspended_programs
-        )
+        # An older snapshot counts the memory that the suspension has freed as allocated by this program.
+        if snapshot is not None and all(each.key != program.key for each in snapshot.suspended_programs):
+            snapshot = None
         request_ids: list[str] = []
         missing: Admission | None = None
         for index, memory in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
             request_id = program.grants[index] if index < len(program.grants) else ""
-            # An older snapshot counts the memory that the suspension has freed as allocated by this program.
-            answer = (
-                self._request(program, memory.device_uuid, memory.used_bytes, request_id, snapshot)
-                if is_snapshot_current
-                else None
-            )
+            answer = self._request(program, memory, request_id, snapshot) if snapshot else None
             request_ids += [answer.id] if answer else [request_id] if request_id else []
             if answer is None or answer.state != "granted":
-                missing = answer or _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
+                missing = answer or _missing_grant(memory)
                 break
         if tuple(request_ids) != program.grants:
             program = replace(program, grants=tuple(request_ids))
@@ -463,25 +455,24 @@ class Suspender:
         held_before = self._extend_grants(program)
         is_stored = await self._grants.save() and held_before and self._extend_grants(program)
         if missing is None and not is_stored:
-            memory = program.memory[0]
-            missing = _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes)
+            missing = _missing_grant(program.memory[0])
         return program, missing
 
     def _request(
-        self, program: SuspendedProgram, uuid: str, need_bytes: int, request_id: str, snapshot: Snapshot | None
+        self, program: SuspendedProgram, memory: SuspendedMemory, request_id: str, snapshot: Snapshot
     ) -> Admission | None:
         """Renew a request for memory, or make it; None if the device is not known, or not now."""
         if request_id:
             with suppress(NoSuchEntry):
                 return self._grants.renew(snapshot, request_id, program.requested_by)
-        device = snapshot.device(uuid) if snapshot else None
-        if snapshot is None or device is None:
+        device = snapshot.device(memory.device_uuid)
+        if device is None:
             return None
         try:
             return self._grants.request(
                 snapshot,
                 device,
-                need_bytes,
+                memory.used_bytes,
                 program.requested_by,
                 uid=program.uid,
                 pid=program.pid,
@@ -500,7 +491,7 @@ class Suspender:
             device = devices.get(memory.device_uuid)
             free_bytes = device.current_free_bytes if device else None
             if free_bytes is None or free_bytes < memory.used_bytes:
-                return _missing_grant(memory.device_uuid, memory.device_index, memory.used_bytes, free_bytes)
+                return _missing_grant(memory, free_bytes)
         return None
 
     async def _end_resumption(
@@ -548,8 +539,8 @@ class Suspender:
             after = after and replace(after, grants=())
         self._ask_at.pop(program.key, None)
         if settled.ask_again:
-            pause = self._pauses.get(program.key, PAUSE_SECONDS)
-            self._pauses[program.key] = min(2 * pause, MAX_PAUSE_SECONDS)
+            pause = self._pauses.get(program.key, QUERY_PAUSE_SECONDS)
+            self._pauses[program.key] = min(2 * pause, MAX_QUERY_PAUSE_SECONDS)
             self._ask_at[program.key] = self._clock.monotonic() + pause
         else:
             self._pauses.pop(program.key, None)
@@ -581,7 +572,7 @@ class Suspender:
             await self._record_receipt(receipt)
         current = self.programs.get(key)
         if current is not None and current.state == "waiting":
-            await self.resume(key, program.requested_by, wait_seconds=RESUME_SECONDS)
+            await self.resume(key, program.requested_by, wait_seconds=MAX_RESUME_WAIT_SECONDS)
 
     async def _conclude_gone(self, program: SuspendedProgram) -> None:
         async with self._lock(program.key):
@@ -596,7 +587,7 @@ class Suspender:
         self, program: SuspendedProgram, action: Literal["suspend", "resume", "settle"]
     ) -> CheckpointResponse | None:
         request = CheckpointRequest(action=action, pid=program.pid, start_ticks=program.start_ticks, uid=program.uid)
-        return await self._processes.ask(request, BASE_SECONDS + program.resume_bytes / BYTES_PER_SECOND)
+        return await self._processes.ask(request, BASE_TIMEOUT_SECONDS + program.resume_bytes / MIN_BYTES_PER_SECOND)
 
     async def _refusal(self, snapshot: Snapshot, report: AgentReport, request: SuspendRequest) -> Refusal | None:
         if report.key in self.programs:
@@ -740,13 +731,13 @@ def _resume_refusal(
     return None
 
 
-def _missing_grant(uuid: str, index: int, need_bytes: int, available_bytes: int | None = None) -> Admission:
+def _missing_grant(memory: SuspendedMemory, available_bytes: int | None = None) -> Admission:
     return Admission(
         id="",
         state="waiting",
-        device_uuid=uuid,
-        device_index=index,
-        need_bytes=need_bytes,
+        device_uuid=memory.device_uuid,
+        device_index=memory.device_index,
+        need_bytes=memory.used_bytes,
         available_bytes=available_bytes,
     )
 

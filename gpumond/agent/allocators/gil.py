@@ -1,8 +1,9 @@
-"""Reads tensors while no other thread of the program changes them.
+"""Keeps the GIL while the agent's thread reads objects that the program's other threads use.
 
-The agent's thread must not read a gradient while another thread resets it (``parameter.grad = None``): PyTorch frees
-the old gradient first, may release the GIL meanwhile, and only then clears the reference, so a reader would use freed
-memory and crash the program. In a backward pass, PyTorch's own threads replace gradients without the GIL.
+- A thread fails to build a tuple, with SystemError, if something else refers to it, such as the list of all objects.
+- A thread that resets a gradient (``parameter.grad = None``) frees it first, may release the GIL meanwhile, and only
+  then clears the reference: a reader would use freed memory, and crash the program. In a backward pass, PyTorch's own
+  threads replace gradients without the GIL.
 """
 
 from __future__ import annotations
@@ -27,22 +28,12 @@ ATTRIBUTE_CHANGES = frozenset(opmap[name] for name in ("STORE_ATTR", "DELETE_ATT
 
 
 @contextmanager
-def threads_paused(seconds: float = WAIT_SECONDS) -> Iterator[None]:
-    """Keep the GIL from a moment on at which no other thread changes gradients, and run no finalizers.
-
-    The code inside may do nothing that releases the GIL, such as I/O. Raises TensorsBusy after ``seconds``.
-    """
-    deadline, interval = time.monotonic() + seconds, sys.getswitchinterval()
+def gil_held() -> Iterator[None]:
+    """Let no other thread run Python, and run no finalizers. The code inside may do no I/O, which releases the GIL."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
-        while True:
-            sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-            time.sleep(0)  # threads that already wait for the GIL would request it after the previous interval
-            if not _are_gradients_changing():
-                break
-            sys.setswitchinterval(interval)
-            if time.monotonic() > deadline:
-                raise TensorsBusy("the program changes its gradients (a backward pass is in progress); try again")
-            time.sleep(POLL_SECONDS)
+        time.sleep(0)  # threads that already wait for the GIL would request it after the previous interval
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -52,6 +43,23 @@ def threads_paused(seconds: float = WAIT_SECONDS) -> Iterator[None]:
                 gc.enable()
     finally:
         sys.setswitchinterval(interval)
+
+
+@contextmanager
+def tensors_unchanged(seconds: float = WAIT_SECONDS) -> Iterator[None]:
+    """Hold the GIL from a moment on at which no other thread changes gradients. ``seconds``: the longest wait for it.
+
+    Raises TensorsBusy.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        with gil_held():
+            if not _are_gradients_changing():
+                yield
+                return
+        if time.monotonic() > deadline:
+            raise TensorsBusy("the program changes its gradients (a backward pass is in progress); try again")
+        time.sleep(POLL_SECONDS)
 
 
 def _are_gradients_changing() -> bool:

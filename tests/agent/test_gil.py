@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from gpumond.agent.allocators.adapters import TensorsBusy
-from gpumond.agent.allocators.torch_threads import threads_paused
+from gpumond.agent.allocators.gil import tensors_unchanged
 from tests.helpers.agent_daemon import SECONDS, environment
 
 RESET_GRADIENTS = """
@@ -105,11 +105,11 @@ def running(target: object, engine: Engine) -> Iterator[None]:
 def test_gradients_are_not_read_while_a_thread_changes_them(target: object) -> None:
     before, engine = (sys.getswitchinterval(), gc.isenabled()), Engine()
     with running(target, engine):
-        with pytest.raises(TensorsBusy, match="try again"), threads_paused(0.01):
+        with pytest.raises(TensorsBusy, match="try again"), tensors_unchanged(0.01):
             raise AssertionError("a thread changes a gradient")
         assert (sys.getswitchinterval(), gc.isenabled()) == before
         threading.Timer(0.05, engine.ended.set).start()
-        with threads_paused():
+        with tensors_unchanged():
             assert engine.ended.is_set()
     assert (sys.getswitchinterval(), gc.isenabled()) == before
 
@@ -125,7 +125,7 @@ def test_no_other_thread_runs_in_a_pause() -> None:
     thread.start()
     try:
         for _ in range(3):
-            with threads_paused():
+            with tensors_unchanged():
                 first = counts[0]
                 sum(range(2_000_000))  # several times the usual switch interval
                 assert counts[0] == first
