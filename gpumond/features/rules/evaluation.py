@@ -126,15 +126,12 @@ def evaluate_rule(
         if activity is not None:
             after[labels] = activity
     for labels, activity in absent.items():
-        known = dict(labels)
-        next_state: AlertState | None = None  # the subject has ended
-        process = activity.process
-        if unreadable.covers(known, process):
-            next_state = activity
-        elif process in unreadable.connected:
-            next_state = _next_cleared_state(rule, activity, now, elapsed)
-        if next_state is not None:
-            after[labels] = next_state
+        if unreadable.covers(dict(labels), activity.process):
+            after[labels] = activity
+        elif activity.process in unreadable.connected and (
+            cleared := _next_cleared_state(rule, activity, now, elapsed)
+        ):
+            after[labels] = cleared
     return after
 
 
