@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent.allocators import cuda
+from gpumond.agent.allocators.gil import gil_held
 from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim_pools
 from gpumond.facts.pools import PoolUsage
 
@@ -75,7 +76,9 @@ def _search() -> None:
     if sys.getallocatedblocks() > MAX_ALLOCATIONS:
         return
     cls = sys.modules["cuda.core"].DeviceMemoryResource
-    resources = [ref(resource) for resource in find_instances({id(each) for each in (cls, *cls.__subclasses__())})]
+    types = {id(each) for each in (cls, *cls.__subclasses__())}
+    with gil_held():
+        resources = [ref(resource) for resource in find_instances(types)]
     _pause_seconds = 2 * _pause_seconds if len(resources) == len(_resources) else FIRST_PAUSE_SECONDS
     _resources, _search_at = (
         resources,

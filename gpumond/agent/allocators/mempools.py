@@ -17,7 +17,7 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import AllocatorAdapter, FlushRefused
-from gpumond.agent.allocators.gil import gil_held
+from gpumond.agent.allocators.gil import tensors_unchanged
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 
@@ -204,26 +204,24 @@ def bytes_left_by_trim(pools: Iterable[tuple[int, int]]) -> dict[str, int]:
 
 
 def _blocks_by_holder_type() -> list[Blocks]:
-    """Return the blocks that each library's objects hold."""
+    """Return the blocks that each library's objects hold. Raises TensorsBusy."""
     types_by_library = [
         [getattr(sys.modules.get(module), name, None) for module, name in names] for names, _ in BLOCK_HOLDERS
     ]
-    holders = find_instances({id(cls) for types in types_by_library for cls in types if cls is not None})
-    if len(holders) > MAX_HOLDERS:
-        return []
-    return [
-        dict(block for holder in holders if type(holder) in types for block in read_blocks(holder))
-        for types, (_, read_blocks) in zip(types_by_library, BLOCK_HOLDERS, strict=True)
-    ]
+    with tensors_unchanged():
+        holders = find_instances({id(cls) for types in types_by_library for cls in types if cls is not None})
+        if len(holders) > MAX_HOLDERS:
+            return []
+        return [
+            dict(block for holder in holders if type(holder) in types for block in read_blocks(holder))
+            for types, (_, read_blocks) in zip(types_by_library, BLOCK_HOLDERS, strict=True)
+        ]
 
 
 def find_instances(types: set[int]) -> list[Any]:
-    """Find objects in C alone: a type may have any ``__hash__``."""
-    with gil_held():
-        tracked = gc.get_objects()
-        instances = list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
-        del tracked
-    return instances
+    """Find objects in C alone: a type may have any ``__hash__``. The caller holds the GIL."""
+    tracked = gc.get_objects()
+    return list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
 
 
 def _tensor_blocks(tensor: Any) -> Iterator[tuple[int, int]]:
