@@ -275,8 +275,8 @@ class SettingsConfig(StrictModel):
     )
     flush_cooldown: Seconds = Field(
         30.0,
-        description="how long rules wait after a program's flush before they flush it again; users wait 5 s, or "
-        "`flush_cooldown` if that is shorter",
+        description="how long rules wait after a program's flush before they flush it again; a user's flush is "
+        "refused for 5 s (or `flush_cooldown`, if that is shorter) unless forced",
     )
     retention: Seconds = Field(
         90 * 86400.0, ge=86400, description="how long the audit log, receipts and resolved alerts are kept"
@@ -317,7 +317,8 @@ class SettingsConfig(StrictModel):
     )
     suspend_after_idle: Seconds = Field(
         600.0,
-        description="how long a program must be idle before gpumond suspends it without a user's request",
+        description="how long a program must be idle before a rule or a request for memory suspends it; `gpumond "
+        "suspend` doesn't wait",
     )
     alertmanager_dry_run: bool = Field(
         False,

@@ -32,7 +32,7 @@ from gpumond.host.files import read_secret, read_text
 from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
 from gpumond.host.peer import counted_name
 from gpumond.serve.limits import (
-    FAILURES_PER_MINUTE,
+    FAILED_SIGN_INS_PER_MINUTE,
     FLUSHES_PER_MINUTE,
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
@@ -203,7 +203,7 @@ class Tokens:
         self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
         self._file_tokens, self.clock, self.reviews = file_tokens, clock, reviews
         self.sign_ins = SignIns()
-        self.failures = TokenBucket(FAILURES_PER_MINUTE, 60.0)
+        self.failures = TokenBucket(FAILED_SIGN_INS_PER_MINUTE, 60.0)
         self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
         self.silences = TokenBucket(SILENCES_PER_MINUTE, 60.0)
         self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
@@ -320,12 +320,12 @@ def count_at_rate(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> 
     """Count a request at this rate. Raises 429 after too many."""
     now = tokens.clock()
     check_rate(rate, key, now, refusal)
-    rate.count(key, now)
+    rate.spend(key, now)
 
 
 def check_rate(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
     """Raise 429 if the next request of ``key`` is above the rate."""
-    if (wait := rate.wait(key, now)) > 0:
+    if (wait := rate.wait_seconds(key, now)) > 0:
         seconds = math.ceil(wait)
         raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})
 

@@ -32,8 +32,8 @@ RESERVED_PATHS = ("/metrics", *ALWAYS_OPEN_PATHS)
 
 FRAME_ROUTES = frozenset(f"/api/v1/{name}" for name in FRAME_ROUTE_NAMES)
 TOKEN_REQUIRED = (
-    "a change needs the `Authorization: Bearer TOKEN` header; the daemon's user finds a token in the `token` file of "
-    "the runtime directory, and `tokens_file` defines others"
+    "a change needs the `Authorization: Bearer TOKEN` header; use the token in the file `token` of the runtime "
+    "directory, which the daemon's user can read, or one from `tokens_file`"
 )
 
 

@@ -142,8 +142,8 @@ class Guard:
         if scope["method"] in SAFE_METHODS:
             return await self._slots.take((counted_user(scope), scope["path"] in RESERVED_PATHS))
         user, now = counted_user(scope), asyncio.get_running_loop().time()
-        wait = self._changes.wait(user, now)
-        self._changes.count(user, now)
+        wait = self._changes.wait_seconds(user, now)
+        self._changes.spend(user, now)
         if wait:
             await asyncio.sleep(wait)
         return _do_nothing

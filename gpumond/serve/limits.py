@@ -15,7 +15,7 @@ from starlette.types import Message, Receive
 from gpumond.host.peer import person_uid
 
 MAX_BODY_BYTES = 64 * 1024
-FAILURES_PER_MINUTE = 10
+FAILED_SIGN_INS_PER_MINUTE = 10
 FLUSHES_PER_MINUTE = 30
 SILENCES_PER_MINUTE = 30
 RECEIVER_TESTS_PER_MINUTE = 10
@@ -37,11 +37,12 @@ class TokenBucket:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By key: the requests that it may still send, and when this was so."""
 
-    def wait(self, key: str, now: float) -> float:
-        """Return the seconds until the next request is admitted; 0 if it is admitted now. Counts nothing."""
+    def wait_seconds(self, key: str, now: float) -> float:
+        """Return the seconds until the next request is admitted; 0 if it is admitted now."""
         return max(0.0, (1.0 - self._level(key, now)) / self._per_second)
 
-    def count(self, key: str, now: float) -> None:
+    def spend(self, key: str, now: float) -> None:
+        """Count a request."""
         self._levels[key] = self._level(key, now) - 1.0, now
         self._levels.move_to_end(key)
         while len(self._levels) > self._max_keys:

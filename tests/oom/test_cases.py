@@ -29,7 +29,7 @@ from gpumond.features.oom.case_service import (
     MAX_CASES_PER_PROCESS,
     Cases,
     case_of,
-    opaque_case,
+    case_without_agent,
     recent_peaks,
     timeline,
 )
@@ -106,7 +106,7 @@ def opaque_frame(free: int) -> Frame:
 def test_a_program_without_an_agent_on_a_full_device_has_a_case_with_what_the_neighbors_show():
     frame = opaque_frame(GIB)
     device = frame.snapshot.devices[0]
-    case = opaque_case(device.processes_by_key[make_process(20).key], device, frame, History())
+    case = case_without_agent(device.processes_by_key[make_process(20).key], device, frame, History())
     assert case is not None
     assert "may have run out of memory. Start it with gpumond run" in case.summary
     (remedy,) = case.remedies
@@ -116,7 +116,7 @@ def test_a_program_without_an_agent_on_a_full_device_has_a_case_with_what_the_ne
 def test_a_program_without_an_agent_on_a_device_with_room_has_no_case():
     frame = opaque_frame(20 * GIB)
     device = frame.snapshot.devices[0]
-    assert opaque_case(device.processes_by_key[make_process(20).key], device, frame, History()) is None
+    assert case_without_agent(device.processes_by_key[make_process(20).key], device, frame, History()) is None
 
 
 def test_a_timeline_shows_everything_on_the_device():
@@ -365,7 +365,7 @@ def test_the_ledger_of_a_case_states_its_distance_from_the_error():
     titles = [title for each in (case, reported) for title, _, _ in sections(each, ())]
     assert titles == [
         "The program's pools at the error",
-        "GPU memory 0.2 s before the error (this program's rows: at the error)",
+        "GPU memory 0.2 s before the error (this program: at the error)",
         "GPU memory 0.2 s before the error (the program's report: 0.9 s before the error)",
     ]
     assert time_text(9.0) in html_document(case, ())
@@ -386,19 +386,19 @@ def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(sho
             "rmm",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(the pool's maximum_pool_size; an allocation was 4.0 GiB short)",
+            "(the pool's maximum_pool_size; the request was 4.0 GiB too large)",
         ),
         (
             "jax",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; the request was 4.0 GiB too large)",
         ),
         (
             "jax",
             60,
             "raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 64.0 GiB or more "
-            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; an allocation was 4.0 GiB short)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; the request was 4.0 GiB too large)",
         ),
     ],
 )
@@ -657,7 +657,7 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     assert case.summary == (
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
         "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
-        "(gpumond limit --pid 10 SIZE; an allocation was 1.1 GiB short)"
+        "(gpumond limit --pid 10 SIZE; the request was 1.1 GiB too large)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -671,7 +671,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, make_ledger(snapshot))), History())
     assert case.missing_bytes == 1
     assert "from 20.0 GiB to 21.0 GiB or more (" in case.remedies[0].text
-    assert "an allocation was 1 B short)" in case.remedies[0].text
+    assert "the request was 1 B too large)" in case.remedies[0].text
 
 
 def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():
@@ -685,8 +685,8 @@ def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_large
         known.add(known.merged_with_earlier(case_of(Evidence(oom, make_report(10), frame), History())))
     (case,) = known.all()
     assert case.missing_bytes == 40 * MIB
-    assert "an allocation was 40.0 MiB short" in case.summary
-    assert "an allocation was 40.0 MiB short" in case.remedies[0].text
+    assert "the request was 40.0 MiB too large" in case.summary
+    assert "the request was 40.0 MiB too large" in case.remedies[0].text
 
 
 @pytest.mark.parametrize(("retries", "errors", "says"), [(3, 3, True), (2, 3, False), (0, 1, False)])
@@ -707,7 +707,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert known.newest_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
-    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; an allocation was 3.0 GiB short)" in newest.summary
+    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; the request was 3.0 GiB too large)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))

@@ -45,7 +45,7 @@ from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
     CHANGES_PER_SECOND,
     CONCURRENT_REQUESTS,
-    FAILURES_PER_MINUTE,
+    FAILED_SIGN_INS_PER_MINUTE,
     FLUSHES_PER_MINUTE,
     MAX_BODY_BYTES,
     MAX_PREVIEWS,
@@ -103,7 +103,7 @@ STATED = {
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL_LENGTH:,} "
     "characters",
     "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
-    "wrong tokens or passwords per user": f"{FAILURES_PER_MINUTE} a minute",
+    "wrong tokens or passwords per user": f"{FAILED_SIGN_INS_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{MAX_SIGN_INS_PER_CALLER} of each per caller, {MAX_SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
     f"{REVIEW_SECONDS:g} s each",

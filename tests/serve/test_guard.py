@@ -13,7 +13,7 @@ from gpumond.config.web_file import WebSettings
 from gpumond.features.flush.routes import HOOK_BODY_EXAMPLE as HOOK
 from gpumond.page.files import PAGE
 from gpumond.serve.guard import Policy
-from gpumond.serve.limits import FAILURES_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
+from gpumond.serve.limits import FAILED_SIGN_INS_PER_MINUTE, FLUSHES_PER_MINUTE, TokenBucket
 from tests.serve.guarded import ADMIN, FLUSH, OTHERS, READERS, RULE, GuardedApi, basic, bearer
 
 CHANGES = [
@@ -93,8 +93,8 @@ def test_revoked_token_is_refused():
 
 def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
     api = GuardedApi()
-    statuses = [api.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILURES_PER_MINUTE + 3)]
-    assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 3
+    statuses = [api.flush(bearer(f"gpm_{n}")).status_code for n in range(FAILED_SIGN_INS_PER_MINUTE + 3)]
+    assert statuses == [401] * FAILED_SIGN_INS_PER_MINUTE + [429] * 3
     assert int(api.flush(bearer("gpm_x")).headers["retry-after"]) >= 1
     assert api.flush(bearer("gpm_x"), client="10.0.0.9").status_code == 401
     assert api.flush(ADMIN).status_code == 200
@@ -102,9 +102,9 @@ def test_wrong_tokens_are_rate_limited_by_address_and_valid_ones_never():
 
 def test_guesses_from_all_loopback_addresses_are_counted_together():
     api = GuardedApi(Policy(web=lambda: WebSettings(users=READERS)))
-    addresses = [f"127.0.{n}.1" for n in range(FAILURES_PER_MINUTE)] + ["::1", "127.9.9.9"]
+    addresses = [f"127.0.{n}.1" for n in range(FAILED_SIGN_INS_PER_MINUTE)] + ["::1", "127.9.9.9"]
     guesses = [api.ask("GET", "/metrics", client=client, headers=basic("prometheus", client)) for client in addresses]
-    assert [guess.status_code for guess in guesses] == [401] * FAILURES_PER_MINUTE + [429] * 2
+    assert [guess.status_code for guess in guesses] == [401] * FAILED_SIGN_INS_PER_MINUTE + [429] * 2
     assert api.ask("GET", "/metrics", client="10.0.0.9", headers=basic("prometheus", "x")).status_code == 401
 
 
@@ -177,7 +177,7 @@ def test_wrong_passwords_are_rate_limited_and_cached_ones_are_not():
     api = GuardedApi(Policy(web=lambda: WebSettings(users=READERS)))
     assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
     statuses = [api.ask("GET", "/metrics", headers=basic("prometheus", f"{n}")).status_code for n in range(12)]
-    assert statuses == [401] * FAILURES_PER_MINUTE + [429] * 2
+    assert statuses == [401] * FAILED_SIGN_INS_PER_MINUTE + [429] * 2
     assert api.ask("GET", "/metrics", headers=basic("prometheus", "wonder")).status_code == 200
 
 
@@ -193,12 +193,12 @@ def test_changed_password_is_refused():
 def test_rate_limit_refills_and_drops_the_oldest_users():
     rate = TokenBucket(2, 60.0, max_keys=2)
     for _ in range(2):
-        assert rate.wait("a", 0.0) == 0
-        rate.count("a", 0.0)
-    assert rate.wait("a", 0.0) == pytest.approx(30.0)
-    assert rate.wait("a", 15.0) == pytest.approx(15.0)
-    assert rate.wait("a", 30.0) == pytest.approx(0.0)
-    assert rate.wait("b", 0.0) == 0
+        assert rate.wait_seconds("a", 0.0) == 0
+        rate.spend("a", 0.0)
+    assert rate.wait_seconds("a", 0.0) == pytest.approx(30.0)
+    assert rate.wait_seconds("a", 15.0) == pytest.approx(15.0)
+    assert rate.wait_seconds("a", 30.0) == pytest.approx(0.0)
+    assert rate.wait_seconds("b", 0.0) == 0
     for key in ("b", "c"):
-        rate.count(key, 0.0)
-    assert rate.wait("a", 0.0) == 0
+        rate.spend(key, 0.0)
+    assert rate.wait_seconds("a", 0.0) == 0

@@ -85,8 +85,8 @@ Other users' agents trust your daemon only if it runs as root or as the user who
 
 ## Reload
 
-To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request, which names changed settings that require
-a restart. If the file is invalid, the daemon keeps its settings, and `gpumond doctor` shows the
+To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request. The response and the log name changed
+settings that require a restart. If the file is invalid, the daemon keeps its settings, and `gpumond doctor` shows the
 [fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
 certificate: the daemon uses it within a second.
 

@@ -67,7 +67,7 @@ An action needs `flush`, `suspend` or both ([examples](../how-to/rules.md#flush-
 | `flush: {min_reclaimable: SIZE}` | 0 | skip programs that would release less than this |
 | `flush: {steps: [STEP, …]}` | `[ipc, cache, trim]` | the [steps](flush-steps.md) of the flush |
 | `flush: {only_idle_for: DURATION}` | none | with the `engine` step: flush [serving \
-engines](../how-to/engines/index.md#release-idle-engines-by-rule) only after this long without a request |
+engines](../how-to/engines/index.md#release-the-memory-of-idle-engines-by-rule) only after this long without a request |
 | `suspend` | `false` | [suspend](../how-to/suspend.md#by-rule) an idle program that allows it; \
 only with the `process` scope and the `allow_suspend` setting |
 | `request_end` | `false` | after the flush, ask the program to [exit](../how-to/rules.md#ask-idle-programs-to-exit); \

@@ -87,7 +87,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         reason = f"{getattr(error, 'strerror', None) or 'not text'}{remedy}"
         raise ConfigError(f"--log: can't read {arguments.log or 'standard input'}: {reason}") from None
     are = "entry is" if entries == 1 else "entries are"
-    nothing = f"{arguments.log or 'standard input'} contains no audit entries; expected the daemon's log"
+    nothing = (
+        f"{arguments.log or 'standard input'} contains no audit entries; to verify those of the daemon's log: "
+        "journalctl -u gpumond | gpumond audit verify"
+    )
     unchanged = f"{file}: {entries} logged {are} unchanged" if entries else nothing
     text = "\n".join(f"{file}: {problem}" for problem in problems) or unchanged
     print_result(arguments, {"file": str(file), "logged_entries": entries, "problems": problems}, lambda: text)

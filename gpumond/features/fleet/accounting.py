@@ -145,7 +145,7 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
     target, owner = ", ".join(TARGET_LABELS), ", ".join(OWNER_LABELS)
 
     size = device_expression(job, "gpumond_device_memory_size_bytes")
-    read_devices = (
+    readable_devices = (
         f"count by ({target}) (max by ({target}, uuid) ({selector('gpumond_device_memory_used_bytes', job)}))"
     )
     all_devices = f"sum by ({target}) (max by ({target}, state) ({selector('gpumond_devices', job)}))"
@@ -166,7 +166,7 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
         "unattributed": f"sum by ({target}, model) ({unattributed})",
         "size": f"sum by (model) ({size})",
         "devices": f"count by (model) ({size})",
-        "known": f"clamp_max({read_devices} / {all_devices}, 1) or (({all_devices} == 0) unless ({down})) + 1",
+        "known": f"clamp_max({readable_devices} / {all_devices}, 1) or (({all_devices} == 0) unless ({down})) + 1",
     }
 
 

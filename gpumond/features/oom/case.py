@@ -309,7 +309,7 @@ def _ledger_title(case: OomCase) -> str:
     if case.reported_at is not None:
         own_note = f" (the program's report: {_offset_from_error(case.at, case.reported_at)})"
     if case.oom is not None and case.oom.pools:
-        own_note = f" (this program's rows: {_at_or_after(case.oom)} the error)"
+        own_note = f" (this program: {_at_or_after(case.oom)} the error)"
     return f"GPU memory {_offset_from_error(case.at, case.lines_at)}{own_note}"
 
 

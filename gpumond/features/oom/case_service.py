@@ -179,7 +179,7 @@ class OomPart(Part):
                     continue  # as nearly every process of nearly every tick
                 is_gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
                 if is_gone and key not in self._processes_with_agent and "holder" not in process.kinds:
-                    case = opaque_case(process, device, before, self._core.history)
+                    case = case_without_agent(process, device, before, self._core.history)
                     if case is not None:
                         yield case
 
@@ -325,7 +325,7 @@ def _ledger(evidence: Evidence) -> Iterator[LedgerLine]:
     yield from rest
 
 
-def opaque_case(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> OomCase | None:
+def case_without_agent(process: ProcessUsage, device: DeviceReading, before: Frame, history: History) -> OomCase | None:
     """Return the case of a program without an agent that ended while its device was full; None if it was not.
 
     The driver does not state why a program ends: the summary says so.

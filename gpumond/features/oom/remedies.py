@@ -333,7 +333,7 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
             subject = _own_limit_text(evidence, size)
             where = OWN_LIMITS.get(evidence.oom.allocator, "it's set in the program")
         enough_bytes = _rounded_limit_bytes(size + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * size)))
-        why = f"; an allocation was {size_text(evidence.missing_bytes)} short" if evidence.missing_bytes else ""
+        why = f"; the request was {size_text(evidence.missing_bytes)} too large" if evidence.missing_bytes else ""
         text = f"raise {subject} from {size_text(size)} to {size_text(enough_bytes)} or more ({where}{why})"
         basis: Basis = "estimate" if evidence.is_later else "measured"
         source = "the program's peak" if evidence.is_later else "the bytes held at the error"
@@ -840,8 +840,8 @@ def summary_sentence(evidence: Evidence, candidates: Sequence[Remedy]) -> str:
     if best is None:
         end = "No remedy is known"
     elif best.enough and best.name != "together":
-        several = ", for example" if sum(bool(each.enough) for each in candidates) > 1 else ""
-        end = f"One change would have been enough{several}: {best.text}"
+        has_several = sum(bool(each.enough) for each in candidates) > 1
+        end = f"{'Each of several changes' if has_several else 'One change'} would have been enough: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
     notes = _cached_note(evidence)

@@ -149,10 +149,10 @@ class Borrows:
                 request.id, False, reason=f"{size_text(plan.missing_bytes)} is missing even after the allowed flushes"
             )
         user = str(person_uid(borrower.uid))
-        if not (plan.flushes or engines) or self._rate.wait(user, now) > 0:
+        if not (plan.flushes or engines) or self._rate.wait_seconds(user, now) > 0:
             reason = "too many requests in an hour" if plan.flushes or engines else "the free memory is unknown"
             return BorrowResponse(request.id, False, reason=reason)
-        self._rate.count(user, now)
+        self._rate.spend(user, now)
         tasks = self._start(plan, engines, f"uid:{borrower.uid}", now)
         done, pending = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
         released = sum(task.result().released_bytes for task in done if task.exception() is None)

@@ -242,9 +242,9 @@ class QuotaLimits:
         due, self._sent = due_limits(snapshot, self._sent)
         for each in due:
             user, now = str(person_uid(each.report.uid)), snapshot.elapsed_seconds
-            if self._rate.wait(user, now) > 0:
+            if self._rate.wait_seconds(user, now) > 0:
                 continue  # it is due again later
-            self._rate.count(user, now)
+            self._rate.spend(user, now)
             self._tasks.start(self._carry_out(each))
 
     async def close(self) -> None:
