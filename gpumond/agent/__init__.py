@@ -239,8 +239,8 @@ def scope(name: str, flush: bool = False, gc: bool = False, borrow: bool = False
             is then repeated once; after a ``with`` block the error is raised, and a later attempt may succeed.
 
     Returns:
-        A context manager. ``with scope("epoch") as block`` gives you this run's `gpumond.agent.measure.scopes.Block`;
-        its ``retained_bytes`` and ``peak_bytes`` are known when the block has ended.
+        A context manager. ``with scope("epoch") as entry`` gives you a `gpumond.agent.measure.scopes.ScopeEntry`; its
+        ``retained_bytes`` and ``peak_bytes`` are known when the block has ended.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -59,7 +59,7 @@ PoolKey = tuple[str, str]
 """Allocator and device UUID."""
 
 
-class FlushedPool(NamedTuple):
+class PoolAfterFlush(NamedTuple):
     """A pool just after a flush."""
 
     after: PoolUsage
@@ -78,14 +78,16 @@ class RefilledFlushes:
     """
 
     def __init__(self) -> None:
-        self._flushed_pools: dict[PoolKey, FlushedPool] = {}
+        self._flushed_pools: dict[PoolKey, PoolAfterFlush] = {}
         self._refill_counts: dict[PoolKey, int] = {}
 
     def add_changes(self, changes: Iterable[PoolChange], now: float) -> None:
         for change in changes:
             released = released_bytes(change)
             if released > 0:
-                self._flushed_pools[_pool_key(change.after)] = FlushedPool(change.after, released, now + REFILL_SECONDS)
+                self._flushed_pools[_pool_key(change.after)] = PoolAfterFlush(
+                    change.after, released, now + REFILL_SECONDS
+                )
 
     def count_refills(self, pools: Iterable[PoolUsage], now: float) -> Iterator[PoolUsage]:
         """Yield the pools, each with its number of refilled flushes."""

@@ -51,7 +51,7 @@ def predict_pool(pool: PoolUsage, steps: Sequence[str], hook_bytes: int | None =
     return ExpectedRelease(low, likely, high, "exact" if low == high else "interval")
 
 
-class FlushRemainder(NamedTuple):
+class BytesAfterFlush(NamedTuple):
     """A pool just after a flush."""
 
     free_bytes: int
@@ -66,7 +66,7 @@ class StrandedEstimate:
     """
 
     def __init__(self) -> None:
-        self._remainders: dict[tuple[str, str], FlushRemainder] = {}
+        self._remainders: dict[tuple[str, str], BytesAfterFlush] = {}
 
     def add_changes(self, changes: Iterable[PoolChange], steps: Iterable[str]) -> None:
         """Record the free bytes that a flush left, without those that were certainly returnable before it: something
@@ -81,7 +81,7 @@ class StrandedEstimate:
                 continue
             uncertain = before.held_bytes - before.live_bytes - before.reclaimable.low
             free = min(after.held_bytes - after.live_bytes, max(0, uncertain))
-            self._remainders[after.allocator, after.device_uuid] = FlushRemainder(free, after.live_bytes)
+            self._remainders[after.allocator, after.device_uuid] = BytesAfterFlush(free, after.live_bytes)
 
     def adjust(
         self, pools: Sequence[PoolUsage], bytes_left_by_flush: Mapping[str, int] | None = None

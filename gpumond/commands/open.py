@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     url = _web_address(arguments.url)
     if not client.is_trusted_daemon(url):
         raise DaemonError(
-            f"the program that listens at {url} isn't yours, root's or the service's, so it gets no sign-in "
-            "code; pass your daemon's address with --url"
+            f"can't verify that {url} is your daemon, so no sign-in code was sent; pass its https:// address with "
+            "--url, or the address on this machine of a daemon that you, root or the service's user runs"
         )
     answer = client.post(arguments.url, "/api/v1/sessions/code", {}, 10.0)
     address = f"{url.rstrip('/')}/#code={answer['code']}"

@@ -11,7 +11,7 @@ from gpumond import __version__
 from gpumond.devices.process.procfs import ProcessIdentity, ProcessTable
 from gpumond.facts.errors import SourceUnavailable, remedy
 from gpumond.facts.snapshot import DeviceReading, Fault, Reading
-from gpumond.sim.device import DamagedDevice, simulated_devices
+from gpumond.sim.device import DamagedDeviceError, simulated_devices
 
 
 class SimSource:
@@ -41,7 +41,7 @@ class SimSource:
         for simulated in present:
             try:
                 device = simulated.read()
-            except DamagedDevice as error:
+            except DamagedDeviceError as error:
                 faults.append(Fault(self.name, "damaged", self._uuids.get(simulated.directory), str(error)))
             else:
                 self._uuids[simulated.directory] = device.uuid

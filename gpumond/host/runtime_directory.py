@@ -127,7 +127,7 @@ def _listen(path: Path, mode: int, option: str) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"socket {path}: {error.strerror or error}; choose another with {option}") from None
+        raise ConfigError(f"socket {path}: {error.strerror or error}; choose another path with {option}") from None
     finally:
         os.umask(previous_umask)
     os.chmod(path, mode)
@@ -141,9 +141,11 @@ def prepare_directory(directory: Path, option: str = AGENT_SOCKET_OPTION) -> Pat
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         status = directory.lstat()
     except OSError as error:
-        raise ConfigError(f"runtime directory {directory}: {error.strerror}; choose another with {option}") from None
+        raise ConfigError(
+            f"runtime directory {directory}: {error.strerror}; choose another path with {option}"
+        ) from None
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"runtime directory {directory} isn't a directory; choose another with {option}")
+        raise ConfigError(f"runtime directory {directory} isn't a directory; choose another path with {option}")
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise ConfigError(
             f"runtime directory {directory} is writable by other users; use a directory of your own with mode 0755 or "
@@ -152,7 +154,7 @@ def prepare_directory(directory: Path, option: str = AGENT_SOCKET_OPTION) -> Pat
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(
             f"runtime directory {directory} isn't writable by the daemon's user; change its owner "
-            f"(as root: install -d -o {os.geteuid()} -m 755 {directory}), or choose another with {option}"
+            f"(as root: install -d -o {os.geteuid()} -m 755 {directory}), or choose another path with {option}"
         )
     return directory
 
@@ -170,12 +172,12 @@ def _lock_socket(lock: Path, path: Path, option: str) -> None:
         lock_file(lock)
     except BlockingIOError:
         raise ConfigError(
-            f"another daemon uses the socket {path}; stop that daemon or choose another with {option}"
+            f"another daemon uses the socket {path}; stop that daemon or choose another path with {option}"
         ) from None
     except OSError as error:
         reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise ConfigError(
-            f"can't open the lock {lock}: {reason}; remove the lock or choose another with {option}"
+            f"can't open the lock {lock}: {reason}; remove the lock file, or choose another path with {option}"
         ) from None
 
 
@@ -186,10 +188,12 @@ def _remove_stale(path: Path, option: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-        raise ConfigError(f"{path} exists and isn't a socket of this user; choose another with {option}")
+        raise ConfigError(f"{path} exists, and isn't a socket that this user owns; choose another path with {option}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         is_refused = probe.connect_ex(str(path)) == errno.ECONNREFUSED
     if not is_refused:
-        raise ConfigError(f"another program is listening on {path}; stop that program or choose another with {option}")
+        raise ConfigError(
+            f"another program is listening on {path}; stop that program or choose another path with {option}"
+        )
     path.unlink()

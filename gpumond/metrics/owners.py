@@ -107,7 +107,7 @@ OWNER_QUANTITIES: tuple[Quantity[OwnerUsage], ...] = (
     ),
     attribute_quantity(
         "needed_bytes",
-        "Highest memory use, without cached memory, of any of the owner's processes on one device.",
+        "Current memory use, without cached memory, of the owner's largest process on a single device.",
     ),
     attribute_quantity(
         "device_processes",

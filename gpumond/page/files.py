@@ -153,7 +153,7 @@ def words_module() -> str:
     return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
 
 
-def booleans_module() -> str:
+def rule_values_module() -> str:
     """Return the rule values that are 0 or 1, and the scopes and values of ratios that can exceed 1, as a module."""
     all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.values]
     booleans = sorted({value.name for _, value in all_values if value.is_boolean})
@@ -169,7 +169,7 @@ def flush_meaning_module() -> str:
 DIRECTORY = Path(__file__).parent
 MODULES = {path.stem: path.read_text("utf-8") for path in sorted(DIRECTORY.glob("*.js"))} | {
     "words": words_module(),
-    "booleans": booleans_module(),
+    "booleans": rule_values_module(),
     "flushmeaning": flush_meaning_module(),
 }
 """Texts of the modules by name."""

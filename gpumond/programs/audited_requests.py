@@ -27,13 +27,13 @@ daemon that sends more than 16 messages a second.
 """
 
 
-class PartMissing(Exception):
+class ChunkMissing(Exception):
     """A part of a file did not arrive, or is not what the agent announced."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A snapshot's file of ``size_bytes``. ``parts`` yields its bytes, and raises PartMissing."""
+    """A snapshot's file of ``size_bytes``. ``parts`` yields its bytes, and raises ChunkMissing."""
 
     size_bytes: int
     parts: AsyncGenerator[bytes, None]
@@ -95,7 +95,7 @@ class AuditedRequests:
         while True:
             part = _decode_part(answer)[: size - sent_bytes]
             if not part and sent_bytes < size:
-                raise PartMissing(f"{size - sent_bytes} bytes of {size} are missing")
+                raise ChunkMissing(f"{size - sent_bytes} bytes of {size} are missing")
             yield part
             sent_bytes, parts_sent = sent_bytes + len(part), parts_sent + 1
             if sent_bytes >= size:
@@ -104,7 +104,7 @@ class AuditedRequests:
                 await asyncio.sleep(PART_INTERVAL_SECONDS)
             following = await self._fetch_part(report, snapshot_id, sent_bytes)
             if following is None:
-                raise PartMissing("the program didn't respond in time")
+                raise ChunkMissing("the program didn't respond in time")
             answer = following
 
     async def _fetch_part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
@@ -171,12 +171,12 @@ def _audited_answer(answer: AgentResponse | None) -> dict[str, Any]:
 
 
 def _decode_part(answer: AgentResponse) -> bytes:
-    """Return the bytes of a part. Raises PartMissing."""
+    """Return the bytes of a part. Raises ChunkMissing."""
     try:
         unpacking = zlib.decompressobj()
         part = unpacking.decompress(base64.b64decode("".join(answer.part), validate=True), MAX_PART_BYTES)
     except (ValueError, zlib.error):
-        raise PartMissing("a part of the snapshot is damaged") from None
+        raise ChunkMissing("a part of the snapshot is damaged") from None
     if len(part) != answer.part_bytes or unpacking.unconsumed_tail:
-        raise PartMissing("a part of the snapshot is damaged")
+        raise ChunkMissing("a part of the snapshot is damaged")
     return part

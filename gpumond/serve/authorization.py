@@ -107,7 +107,7 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
     return require
 
 
-def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
+def require_scope(scope: str) -> Callable[[Request], Awaitable[str]]:
     """Return a FastAPI dependency for the caller's name; otherwise like ``caller_with``."""
     require = caller_with(scope)
 
@@ -117,7 +117,7 @@ def name_with(scope: str) -> Callable[[Request], Awaitable[str]]:
     return name
 
 
-async def require_own(request: Request) -> Caller:
+async def require_owner_or_admin(request: Request) -> Caller:
     """Return an administrator, who may change all programs, or the user to whose own programs a change is limited.
 
     It is a FastAPI dependency. It raises 401 without credentials, and 403 for a token without the scope.
@@ -126,6 +126,6 @@ async def require_own(request: Request) -> Caller:
     return caller if caller.uid is not None else await caller_with("admin")(request)
 
 
-require_admin = name_with("admin")
-require_rules = name_with("rules")
+require_admin = require_scope("admin")
+require_rules = require_scope("rules")
 require_flush = caller_with("flush")

@@ -60,12 +60,12 @@ class DeviceSpec:
     can_suspend: bool = False
 
 
-class DamagedDevice(GpumondError):
+class DamagedDeviceError(GpumondError):
     """The device's directory is missing, or contains invalid data."""
 
 
 class SimDevice:
-    """One device. ``spec`` and ``read`` raise DamagedDevice."""
+    """One device. ``spec`` and ``read`` raise DamagedDeviceError."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -74,7 +74,7 @@ class SimDevice:
         try:
             return from_json(DeviceSpec, (self.directory / "card.json").read_bytes())
         except (OSError, ProtocolError) as error:
-            raise DamagedDevice(f"{self.directory / 'card.json'}: {error}") from error
+            raise DamagedDeviceError(f"{self.directory / 'card.json'}: {error}") from error
 
     def attach(self) -> Context:
         """Return this process's context on the device, the same one until it is closed. Raises OutOfMemory."""
@@ -92,7 +92,7 @@ class SimDevice:
             with self._open_locked() as lock:
                 records = self._recount(lock)
         except (OSError, ValueError, TypeError) as error:
-            raise DamagedDevice(f"{self.directory}: {error}") from error
+            raise DamagedDeviceError(f"{self.directory}: {error}") from error
         used = sum(record.used_bytes for record in records) + self._orphan_bytes()
         return DeviceReading(
             uuid=spec.uuid,
@@ -343,7 +343,7 @@ class SimDriver:
     """
 
     def __init__(self, root: str | os.PathLike[str], pid: int) -> None:
-        """Raises DamagedDevice."""
+        """Raises DamagedDeviceError."""
         devices = (device for device in simulated_devices(root) if device.is_marked("processes", pid))
         self.devices: list[SimDevice] = [device for device in devices if device.spec().can_suspend]
 

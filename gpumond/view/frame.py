@@ -46,7 +46,10 @@ from gpumond.view.text import printable, printable_excerpt
 
 FRAME = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
-OLDER = "the daemon doesn't know this request: its version is older than this command's, or it isn't gpumond"
+OLDER = (
+    "the server doesn't know this request; check the path in --url (otherwise the daemon is older than this command, or "
+    "isn't gpumond)"
+)
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
 MAX_NUMBER = 1e100

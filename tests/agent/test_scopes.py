@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpumond import agent
-from gpumond.agent.measure.scopes import SCOPE_TOTALS, Block
+from gpumond.agent.measure.scopes import SCOPE_TOTALS, ScopeEntry
 from gpumond.agent.measure.steps import DeviceUsage, usage_by_device
 from gpumond.facts.program import MAX_SCOPES, OTHER, ScopeDevice, ScopeUsage
 from gpumond.sim.allocator import CachingAllocator
@@ -104,7 +104,7 @@ def test_peak_below_an_older_one_is_a_lower_bound(allocator: CachingAllocator):
     ],
 )
 def test_peak_is_exact_or_a_lower_bound(before: DeviceUsage, after: DeviceUsage, sampled: int, peak: int, exact: bool):
-    block = Block("x", None)
+    block = ScopeEntry("x", None)
     block.before = {UUID: before}
     block.sample({UUID: before})
     block.sample({UUID: DeviceUsage(sampled)})

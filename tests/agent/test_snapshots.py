@@ -179,7 +179,7 @@ def test_link_of_another_user_is_not_used(tmp_path: Path):
         environ.pop(name, None)
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
-    assert "isn't a directory of this user" in done.stdout
+    assert "isn't a directory that this user owns" in done.stdout
 
 
 def test_directory_of_another_user_is_not_used(tmp_path: Path):
@@ -191,7 +191,7 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path):
     code = "print(snapshots.RequestedSnapshots().write('train').reason)"
     environ = environment("/nowhere", FAKES, XDG_STATE_HOME=os.fspath(tmp_path))
     done = subprocess.run([sys.executable, "-c", TORCH + code, "-"], env=environ, capture_output=True, text=True)
-    assert "isn't a directory of this user" in done.stdout
+    assert "isn't a directory that this user owns" in done.stdout
 
 
 @pytest.mark.parametrize(

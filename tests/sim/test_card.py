@@ -13,7 +13,7 @@ from gpumond.facts.snapshot import Sensors
 from gpumond.sim.device import (
     MIB,
     Context,
-    DamagedDevice,
+    DamagedDeviceError,
     DeviceSpec,
     OutOfMemory,
     SimDevice,
@@ -205,5 +205,5 @@ def test_root_contains_several_devices(tmp_path: Path) -> None:
 def test_damaged_device_raises_damaged(device: SimDevice, file: str) -> None:
     (device.directory / file).unlink(missing_ok=True)
     (device.directory / file).mkdir()
-    with pytest.raises(DamagedDevice, match="SIM-test"):
+    with pytest.raises(DamagedDeviceError, match="SIM-test"):
         device.read()

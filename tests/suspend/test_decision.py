@@ -24,7 +24,7 @@ from gpumond.features.suspend.checkpoint_process import (
     CheckpointResponse,
     carry_out,
 )
-from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, refusals, settle
+from gpumond.features.suspend.decision import SuspendFacts, SuspendRequest, already_suspended, refusals, settle
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import read_start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -37,13 +37,13 @@ DEVICE = DeviceReading(
 SOURCE = SourceState(name="nvml", up=True, responsive=True, driver_version="580.159.04")
 SNAPSHOT = Snapshot(seq=1, taken_at=0.0, elapsed_seconds=10.0, source=SOURCE, devices=(DEVICE,))
 REPORT = make_report(10, (make_pool(live=60 * GIB, cached=0),), suspendable=True)
-ROOM = HostState(host_bytes=100 * GIB)
+ROOM = SuspendFacts(host_bytes=100 * GIB)
 
 
 def refused(
     device: DeviceReading = DEVICE,
     report: AgentReport = REPORT,
-    found: HostState | None = ROOM,
+    found: SuspendFacts | None = ROOM,
     allowed: bool = True,
     driver: str | None = "580.159.04",
     pending: int = 0,

@@ -11,7 +11,7 @@ import pytest
 
 from gpumond.facts.quota import Quota, QuotaTable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, Snapshot
-from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS, RETRY_SECONDS, CgroupQuotas, OwnLimit, due_changes
+from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS, RETRY_SECONDS, AppliedCgroupLimit, CgroupQuotas, due_changes
 from gpumond.features.quotas.command import cgroup_table
 from gpumond.features.quotas.quotas import assign_quotas
 from gpumond.features.quotas.settings import QuotaConfig
@@ -66,14 +66,14 @@ def test_limit_that_does_not_appear_is_set_again_later():
 
 
 def test_failed_change_leaves_the_limit_the_daemons_own():
-    own = {NAME: OwnLimit(id=NAME, limit_bytes=30, before_bytes=40, quota="team")}
+    own = {NAME: AppliedCgroupLimit(id=NAME, limit_bytes=30, before_bytes=40, quota="team")}
     assert changes(due_changes(snapshot(team(30), present=40, at=1), own)) == [(30, 40, "team")]
 
 
 @pytest.mark.parametrize(("present", "soft"), [(50, None), (None, 5), (40, 5)])
 def test_limit_of_another_owner_is_left_in_place(present: int | None, soft: int | None):
     assert due_changes(snapshot(team(), present, soft), {}) == ([], {})
-    own = {NAME: OwnLimit(id=NAME, limit_bytes=20, before_bytes=None, quota="team")}
+    own = {NAME: AppliedCgroupLimit(id=NAME, limit_bytes=20, before_bytes=None, quota="team")}
     assert due_changes(snapshot(team(), present, soft), own) == ([], {})
     assert due_changes(snapshot((), present, soft), own) == ([], {})
 
@@ -85,7 +85,10 @@ def test_process_outside_of_a_container_is_not_limited():
 
 
 def test_limits_of_the_oldest_containers_are_forgotten():
-    own = {str(n): OwnLimit(id=str(n), limit_bytes=1, before_bytes=None, quota="team") for n in range(MAX_OWN_LIMITS)}
+    own = {
+        str(n): AppliedCgroupLimit(id=str(n), limit_bytes=1, before_bytes=None, quota="team")
+        for n in range(MAX_OWN_LIMITS)
+    }
     _, after = due_changes(snapshot(team()), own)
     assert (len(after), "0" in after, NAME in after) == (MAX_OWN_LIMITS, False, True)
 

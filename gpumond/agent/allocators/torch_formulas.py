@@ -87,11 +87,11 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
 
 
 def _private_bytes(stats: Stats) -> int | None:
-    """Return the bytes of private pools; None before PyTorch 2.13, which doesn't state them."""
-    pools = stats.get("reserved_bytes_by_private_pools")
+    """Return the bytes of private pools; None before PyTorch 2.13, which doesn't report them."""
+    pools: Stats | None = stats.get("reserved_bytes_by_private_pools")
     if not pools:
         return None if pools is None else 0
-    return sum(pool["all"]["current"] for pool in pools.values())
+    return int(sum(pool["all"]["current"] for pool in pools.values()))
 
 
 def reclaimable_from_stats(statistics: DeviceStatistics, is_expandable: bool = False) -> Reclaimable:

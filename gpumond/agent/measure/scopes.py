@@ -61,10 +61,10 @@ class ScopePeak:
         self.high = None if self.high is None or other.high is None else max(self.high, other.high)
 
 
-class Block:
+class ScopeEntry:
     """One pass through a scope. Its values are available when it is over, None if it could not be measured."""
 
-    def __init__(self, name: str, parent: Block | None) -> None:
+    def __init__(self, name: str, parent: ScopeEntry | None) -> None:
         self.name: str = name if parent is None else f"{parent.name}/{name}"
         self.parent = parent
         self.before: UsageByDevice | None = None
@@ -117,7 +117,7 @@ class Block:
 
 
 class Scope:
-    """A context manager and decorator; each pass through it is a `Block`.
+    """A context manager and decorator; each pass through it is a `ScopeEntry`.
 
     ``flush`` is called at the end. With ``borrow``, which flushes the program's own caches, a function that runs out of
     memory is repeated once after a request to the daemon; after a block, only the request is made.
@@ -127,10 +127,10 @@ class Scope:
         self, name: str, flush: Callable[[], object] | None, borrow: Callable[[], object] | None = None
     ) -> None:
         self._name, self._flush, self._borrow = name, flush, borrow
-        self._blocks: list[Block] = []
+        self._blocks: list[ScopeEntry] = []
 
-    def __enter__(self) -> Block:
-        block = Block(self._name, _current.get())
+    def __enter__(self) -> ScopeEntry:
+        block = ScopeEntry(self._name, _current.get())
         _current.set(block)
         self._blocks.append(block)
         SCOPE_TOTALS.begin(block)
@@ -196,7 +196,7 @@ class ScopeTotal:
         self.entries = self.ooms = self.retries = self.unmeasured = 0
         self.devices: dict[str, DeviceTotal] = {}
 
-    def add(self, block: Block, is_out_of_memory: bool) -> None:
+    def add(self, block: ScopeEntry, is_out_of_memory: bool) -> None:
         self.entries += 1
         self.ooms += is_out_of_memory
         if block.retained is None or block.peaks is None:
@@ -242,9 +242,9 @@ class Scopes:
     def _forget(self) -> None:
         self._lock = threading.RLock()  # a signal handler may begin a scope
         self._totals: dict[str, ScopeTotal] = {}
-        self._open: WeakSet[Block] = WeakSet()  # a generator may never finish its block
+        self._open: WeakSet[ScopeEntry] = WeakSet()  # a generator may never finish its block
 
-    def begin(self, block: Block) -> None:
+    def begin(self, block: ScopeEntry) -> None:
         block.before = read_usage()
         if block.before is not None:
             block.sample(block.before)
@@ -252,7 +252,7 @@ class Scopes:
         with self._lock:
             self._open.add(block)
 
-    def finish(self, block: Block, is_out_of_memory: bool) -> None:
+    def finish(self, block: ScopeEntry, is_out_of_memory: bool) -> None:
         for end in block.annotations:
             end()
         block.end(read_usage())
@@ -311,7 +311,7 @@ def _begin_annotations(name: str) -> list[Callable[[], object]]:
         return []
 
 
-_current: ContextVar[Block | None] = ContextVar("gpumond_scope", default=None)
+_current: ContextVar[ScopeEntry | None] = ContextVar("gpumond_scope", default=None)
 
 
 def scope_name() -> str:
@@ -320,7 +320,7 @@ def scope_name() -> str:
     return "" if block is None else _reported_name(block)
 
 
-def _reported_name(block: Block) -> str:
+def _reported_name(block: ScopeEntry) -> str:
     return block.name if len(block.name) <= MAX_NAME_CHARACTERS else OTHER
 
 

@@ -146,7 +146,7 @@ def snapshot_directory() -> str:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} isn't a directory of this user")
+        raise PermissionError(f"{folder} isn't a directory that this user owns")
     return folder
 
 

@@ -16,7 +16,7 @@ from gpumond.facts.messages import AgentResponse, RequestKind
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller
-from gpumond.serve.authorization import require_own
+from gpumond.serve.authorization import require_owner_or_admin
 from gpumond.serve.responses import problem
 from gpumond.serve.routes import Router, bearer, core_of, json_response, problem_responses
 
@@ -95,7 +95,9 @@ PROBLEMS = (404, 409, 422, 503, 504, 507)
     [examples.APPLIED_LIMIT],
     PROBLEMS,
 )
-async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = Depends(require_own)) -> Response:
+async def limit(
+    request: Request, pid: Pid, body: LimitBody, caller: Caller = Depends(require_owner_or_admin)
+) -> Response:
     """Sets a limit. Above it, the program's allocators first flush, then fail, as on a smaller device.
 
     404: no agent has this pid, it's another user's program, or no device has this name. 409: the program doesn't allow
@@ -112,7 +114,7 @@ async def limit(request: Request, pid: Pid, body: LimitBody, caller: Caller = De
     "POST /agents/{pid}/snapshot", "Make a program write its framework's memory snapshot", Dump, examples.DUMP, PROBLEMS
 )
 async def snapshot(
-    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
+    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_owner_or_admin)
 ) -> Response:
     """Writes the snapshot to a file of at most 256 MiB that the program's user owns, and returns its `path`. `GET
     /api/v1/agents/PID/snapshots/ID` returns the file.
@@ -128,7 +130,7 @@ async def snapshot(
 
 @router.change("POST /agents/{pid}/why", "What a program's live memory consists of", Why, WHY_EXAMPLE, PROBLEMS)
 async def why(
-    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_own)
+    request: Request, pid: Pid, body: RecordingBody | None = None, caller: Caller = Depends(require_owner_or_admin)
 ) -> Response:
     """Returns live bytes by class: parameters, gradients, optimizer state, buffers, other tensors and activations. The
     program may pause for up to a quarter of a second.
@@ -172,7 +174,7 @@ async def why(
     },
 )
 async def snapshot_file(
-    request: Request, pid: Pid, snapshot_id: SnapshotId, caller: Caller = Depends(require_own)
+    request: Request, pid: Pid, snapshot_id: SnapshotId, caller: Caller = Depends(require_owner_or_admin)
 ) -> Response:
     """Streams the file with this `id`. The program keeps four files.
 

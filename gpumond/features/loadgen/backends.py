@@ -14,7 +14,7 @@ from gpumond.agent.allocators import cuda
 from gpumond.facts.errors import ConfigError, GpumondError
 from gpumond.facts.units import plural, size_text
 from gpumond.sim.allocator import CachingAllocator
-from gpumond.sim.device import Context, DamagedDevice, OutOfMemory, SimDevice
+from gpumond.sim.device import Context, DamagedDeviceError, OutOfMemory, SimDevice
 
 
 class AllocationRefused(GpumondError):
@@ -164,7 +164,7 @@ class SimBackend(LoadBackend):
         try:
             self._context = self._device.attach()
             reading = self._device.read()
-        except DamagedDevice as error:
+        except DamagedDeviceError as error:
             raise AllocationRefused(
                 f"no simulated device: {error}; pass one with --sim-device, or start `gpumond demo`"
             ) from error

@@ -475,7 +475,7 @@ def preallocated(builder: PlanBuilder) -> None:
 @scenario(
     "cache-saturates",
     "n4",
-    "a cache grows with each request larger than all earlier ones, which happens less and less often",
+    "a cache grows only when a request is larger than all earlier ones, which becomes rarer over time",
     "",
     shape=("       .--'‾", "   .-'      ", " /'         "),
     options=(

@@ -23,7 +23,7 @@ MAX_OWN_LIMITS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnLimit:
+class AppliedCgroupLimit:
     """The newest limit that a quota has set for a cgroup, and the one before. None: no limit.
 
     ``id``: device and cgroup. ``again_at``: elapsed seconds from which it may be set again.
@@ -45,10 +45,10 @@ class DueChange:
     quota: str
 
 
-OwnLimits = Mapping[str, OwnLimit]
+OwnLimits = Mapping[str, AppliedCgroupLimit]
 
 
-def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChange], dict[str, OwnLimit]]:
+def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChange], dict[str, AppliedCgroupLimit]]:
     """Return the changes that are due now, and the daemon's own limits after them."""
     due: list[DueChange] = []
     after = dict(own_limits)
@@ -70,7 +70,7 @@ def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChan
             if own_limit is not None and is_repeated and snapshot.elapsed_seconds < own_limit.again_at:
                 continue
             failures = own_limit.failures + 1 if own_limit is not None and is_repeated else 0
-            after[name] = OwnLimit(
+            after[name] = AppliedCgroupLimit(
                 id=name,
                 limit_bytes=limit,
                 before_bytes=reported.limit_bytes,
@@ -90,7 +90,7 @@ def due_changes(snapshot: Snapshot, own_limits: OwnLimits) -> tuple[list[DueChan
     return due, after
 
 
-def _is_own(reported: CgroupLimit, own_limit: OwnLimit | None) -> bool:
+def _is_own(reported: CgroupLimit, own_limit: AppliedCgroupLimit | None) -> bool:
     if own_limit is None or reported.guaranteed_bytes is not None:
         return False
     return reported.limit_bytes in (own_limit.limit_bytes, own_limit.before_bytes)
@@ -114,7 +114,7 @@ class CgroupQuotas:
         audit: Callable[[str, str, Any], Awaitable[Any]],
         change: Callable[[Iterable[CgroupLimitChange]], None],
     ) -> None:
-        self._table = Table(store, "cgroup_limits", OwnLimit, key="id")
+        self._table = Table(store, "cgroup_limits", AppliedCgroupLimit, key="id")
         self._audit, self._change = audit, change
         self._own_limits: OwnLimits = {}
         self._task: asyncio.Task[None] | None = None

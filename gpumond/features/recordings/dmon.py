@@ -15,7 +15,7 @@ from gpumond.features.recordings.reader import (
     UNKNOWN_TEXTS,
     LogRow,
     Remarks,
-    RoundClock,
+    RepetitionClock,
     parse_amount,
     parse_pid,
     parse_ratio,
@@ -69,7 +69,7 @@ class _RowParser:
         self._remarks, self._interval_seconds = remarks, interval_seconds
         self._columns: dict[str, int] = {}
         self._has_entities = self._has_commas = False
-        self._round_clock = RoundClock(interval_seconds)
+        self._round_clock = RepetitionClock(interval_seconds)
         self._days = 0
         self._last_clock_seconds = 0.0
 

@@ -21,7 +21,7 @@ from gpumond.features.recordings.reader import (
     LogLines,
     LogRow,
     Remarks,
-    RoundClock,
+    RepetitionClock,
     parse_amount,
     parse_pid,
     parse_ratio,
@@ -127,7 +127,7 @@ class _RowParser:
         self._header = ""
         self._identity_field: str | None = None
         self._separators = 0
-        self._round_clock = RoundClock(interval_seconds)
+        self._round_clock = RepetitionClock(interval_seconds)
         self._models: dict[str, tuple[tuple[str, int | None], int]] = {}
         self._previous: tuple[float, str] | None = None
 

@@ -184,7 +184,7 @@ class Remarks:
         yield from self._notes.values()
 
 
-class RoundClock:
+class RepetitionClock:
     """Seconds since the start of a log without times, from the number of repetitions of the list of devices."""
 
     def __init__(self, interval_seconds: float | None) -> None:

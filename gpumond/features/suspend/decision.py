@@ -24,7 +24,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostState:
+class SuspendFacts:
     """What the daemon has read for one program. ``host_bytes``: host memory that it can still allocate.
 
     ``children``: its descendants that the driver lists. ``uid``: the daemon's user.
@@ -79,7 +79,7 @@ def refusals(
     report: AgentReport,
     request: SuspendRequest,
     allowed: bool,
-    host_state: HostState | None,
+    host_state: SuspendFacts | None,
     pending_bytes: int = 0,
 ) -> Iterator[Refusal]:
     """Yield why a program may not be suspended now, nothing if it may.
@@ -159,7 +159,7 @@ def _driver_refusals(snapshot: Snapshot, report: AgentReport, vendors: set[str])
 
 
 def _machine_refusals(
-    report: AgentReport, used_bytes: int, host_state: HostState, pending_bytes: int
+    report: AgentReport, used_bytes: int, host_state: SuspendFacts, pending_bytes: int
 ) -> Iterator[Refusal]:
     if host_state.uid not in (0, report.uid):
         yield Refusal(
@@ -202,7 +202,7 @@ def with_suspension_marks(snapshot: Snapshot, least_idle_seconds: float) -> Iter
 
 
 @dataclass(frozen=True, slots=True)
-class SettledProgram:
+class CheckpointOutcome:
     """What follows from a checkpoint process's answer: the program, None if it runs or has ended, and the outcome.
 
     ``outcome`` is None if the state is the same as before, or unknown. ``ask_again``: the driver must be asked again.
@@ -214,7 +214,9 @@ class SettledProgram:
     ask_again: bool = False
 
 
-def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_query: bool = False) -> SettledProgram:
+def settle(
+    program: SuspendedProgram, answer: CheckpointResponse | None, state_query: bool = False
+) -> CheckpointOutcome:
     """Return what the driver's state means. ``answer`` is None if the checkpoint process has not answered in time.
 
     ``state_query``: it has only asked for the state, since that of an earlier process is unknown. A program that was
@@ -222,26 +224,26 @@ def settle(program: SuspendedProgram, answer: CheckpointResponse | None, state_q
     """
     if answer is None:
         reason = "the driver hasn't responded in time, and may still be working"
-        return SettledProgram(replace(program, reason=reason), "timeout", reason, ask_again=True)
+        return CheckpointOutcome(replace(program, reason=reason), "timeout", reason, ask_again=True)
     error = answer.error
     if answer.state == "gone":
-        return SettledProgram(None, "gone", "the program has exited")
+        return CheckpointOutcome(None, "gone", "the program has exited")
     if answer.state == "failed":
         reason = error or "the driver reports that the suspension or resumption failed"
-        return SettledProgram(replace(program, state="stuck", reason=reason), "failed", reason)
+        return CheckpointOutcome(replace(program, state="stuck", reason=reason), "failed", reason)
     if answer.state == "running":
         outcome: SuspensionOutcome = "failed" if program.state == "suspending" else "resumed"
-        return SettledProgram(None, outcome, error)
+        return CheckpointOutcome(None, outcome, error)
     if answer.state == "checkpointed" and program.state == "suspending":
-        return SettledProgram(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
+        return CheckpointOutcome(replace(program, state="suspended", host_bytes=answer.host_bytes), "suspended")
     if answer.state == "checkpointed" and state_query and program.state in ("waiting", "resuming"):
-        return SettledProgram(replace(program, state="waiting"), None)
+        return CheckpointOutcome(replace(program, state="waiting"), None)
     if answer.state == "checkpointed":
         suspended = replace(program, state="suspended", reason=error, resume_since=None)
-        return SettledProgram(suspended, "failed" if program.state == "resuming" else None, error)
+        return CheckpointOutcome(suspended, "failed" if program.state == "resuming" else None, error)
     if program.state in ("resuming", "suspending"):
         reason = error or "the driver's state is unknown"
-        return SettledProgram(
+        return CheckpointOutcome(
             replace(program, reason=reason), None if state_query else "failed", reason, ask_again=True
         )
-    return SettledProgram(program, None, error, ask_again=True)
+    return CheckpointOutcome(program, None, error, ask_again=True)

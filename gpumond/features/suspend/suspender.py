@@ -27,8 +27,8 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, Suspensi
 from gpumond.facts.units import size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
-    HostState,
     Refusal,
+    SuspendFacts,
     SuspendRequest,
     already_suspended,
     memory_of,
@@ -178,7 +178,7 @@ class Suspender:
         read_driver: Callable[[], Awaitable[Reading | None]],
         grants: AdmissionService,
         processes: CheckpointProcesses,
-        host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
+        host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[SuspendFacts]],
         is_alive: Callable[[ProcessKey], bool],
         has_pending_sigcont: Callable[[ProcessKey], bool],
         is_flushing: Callable[[AgentReport], bool],
@@ -725,8 +725,8 @@ def _resume_refusal(
     if program.state not in ("suspended", "waiting"):
         reason = f" ({program.reason})" if program.reason else ""
         return Refusal(
-            f"the program is {program.state}, and the driver's state is unknown{reason}",
-            "gpumond asks the driver again",
+            f"the program is {program.state}, and the driver hasn't reported whether it runs{reason}",
+            "gpumond asks the driver again; retry in a few seconds",
         )
     return None
 
@@ -804,14 +804,14 @@ def is_alive(process: ProcessKey) -> bool:
     return present is not None and present[0] == process
 
 
-async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
+async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> SuspendFacts:
     """Read what concerns a process among those that the driver lists."""
     return await asyncio.to_thread(_read_host_state, process, listed)
 
 
-def _read_host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
+def _read_host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> SuspendFacts:
     others = sorted(each.pid for each in listed if each.pid != process.pid)
-    return HostState(
+    return SuspendFacts(
         host_bytes=available_bytes([process.pid]),
         children=tuple(pid for pid in others if is_descendant(pid, {process.pid})),
         uid=os.geteuid(),
