@@ -47,8 +47,8 @@ from gpumond.view.text import printable, printable_excerpt
 FRAME = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
 OLDER = (
-    "the server doesn't know this request; check the path in --url (otherwise the daemon is older than this command, or "
-    "isn't gpumond)"
+    "the server doesn't know this request; check the path in --url (or the daemon is older than this command, or isn't "
+    "gpumond)"
 )
 MAX_FRAME_BYTES = 8 << 20
 MAX_INTEGER = 2**63
