@@ -228,7 +228,7 @@ def case_id(at: float, pid: int, number: int) -> str:
 
 def live_floors(history: History, key: SeriesKey) -> tuple[float, float] | None:
     """Return the fewest live bytes in the first half of a program's history and in the second; None if unknown."""
-    lows = [point.low for point in history.series(key, "live", resolution=history.age(key) / FLOOR_POINTS)]
+    lows = [point.low for point in history.series(key, "live", resolution=history.age_seconds(key) / FLOOR_POINTS)]
     half = len(lows) // 2
     return (min(lows[:half]), min(lows[half:])) if half else None
 
