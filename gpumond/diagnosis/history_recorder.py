@@ -227,7 +227,7 @@ class HistoryRecorder:
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
                 self._add_suspended((each.device_uuid, each.process))
-        self._end_missing_processes(answered, snapshot.suspended)
+        self._end_missing_processes(answered, snapshot.possibly_suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
