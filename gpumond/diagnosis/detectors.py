@@ -350,7 +350,7 @@ class LiveAllocations:
         if self._open is None or number < low or number > high:
             self._open = min(low, number), max(high, number)
 
-    def growth(self, at: float, live_bytes: float, pace: float) -> AllocationGrowth | None:
+    def growth(self, at: float, live_bytes: float, speedup: float) -> AllocationGrowth | None:
         """Return the growth since the first call after `end`; None if it is unknown, or too short.
 
         ``at`` and ``live_bytes``: time and smallest live bytes of the last block.
@@ -363,7 +363,7 @@ class LiveAllocations:
         start = self._begin
         if at - start.at < MIN_GROWTH_SECONDS:
             return None
-        per_minute = 60.0 * pace * (low - start.number) / (at - start.at)
+        per_minute = 60.0 * speedup * (low - start.number) / (at - start.at)
         expected = start.number * (live_bytes / start.live_bytes - 1.0) if start.live_bytes > 0 else 0.0
         if not expected > 0:
             return AllocationGrowth(per_minute, None, None)

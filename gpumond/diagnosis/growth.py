@@ -260,7 +260,7 @@ def _window(candidate: CandidateCurve, kind: int, blocks: int, min_growth_bytes:
     at, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
     if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
-    if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.pace:
+    if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.speedup:
         return None
     slope = sen_slope(at, values)
     growth = slope * (at[-1] - at[0])

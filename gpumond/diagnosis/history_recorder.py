@@ -80,7 +80,7 @@ class TrackedSeries:
         self.key = key
         self.series = series
         series.name = name
-        self.born = series.born
+        self.born = series.started
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
@@ -193,8 +193,8 @@ class Fall(NamedTuple):
 class HistoryRecorder:
     """All tracked devices and processes."""
 
-    def __init__(self, pace: float) -> None:
-        self.history = History(pace)
+    def __init__(self, speedup: float) -> None:
+        self.history = History(speedup)
         self.tracked_series: dict[SeriesKey, TrackedSeries] = {}
         self.due: list[tuple[TrackedSeries, int]] = []
         """Series of which blocks closed with the last snapshot, and the number of these tiers."""
@@ -227,7 +227,7 @@ class HistoryRecorder:
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
                 self._add_suspended((each.device_uuid, each.process))
-        self._end_missing_processes(answered, snapshot.suspended)
+        self._end_missing_processes(answered, snapshot.possibly_suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
@@ -258,8 +258,8 @@ class HistoryRecorder:
             known += self._add_process((uuid, process), None, sums, size)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
-            tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
-        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
+            tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device_series(uuid))
+        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.speedup:
             self.idle_at.pop(uuid, None)
         tracked.sampled_at = now
         unattributed = float(max(0, used - known - managed))
@@ -334,7 +334,7 @@ class HistoryRecorder:
     def _begin_series(
         self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None
     ) -> TrackedSeries | None:
-        series = self.history.process(key)
+        series = self.history.process_series(key)
         if series is None:
             return None
         name = sums.report.workload if sums is not None else ""
@@ -404,7 +404,7 @@ class HistoryRecorder:
 
 def _last_known_bytes(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
-    known = [value for value in tracked.series.rows.newest(1) if value == value]
+    known = [value for value in tracked.series.rows.newest_rows(1) if value == value]
     return max(known, default=0.0)
 
 

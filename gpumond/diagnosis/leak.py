@@ -208,12 +208,12 @@ def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | 
 def _candidate(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> CandidateCurve:
     return CandidateCurve(
         series=tracked.series,
-        device=history.device(tracked.uuid),
+        device=history.device_series(tracked.uuid),
         signal=tracked.main_signal,
         born=tracked.born,
         size=size,
         room=room,
-        pace=history.pace,
+        speedup=history.speedup,
     )
 
 
@@ -246,7 +246,7 @@ def update_growth(
         tracked.growth = recent_growth(candidate, tracked.steps) if may_be_growing else None
     else:
         tracked.growth = updated_growth(tracked.growth, candidate)
-    is_starting = history.now - tracked.born < STARTUP_SECONDS * history.pace
+    is_starting = history.now - tracked.born < STARTUP_SECONDS * history.speedup
     if tracked.growth is None or is_starting:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
@@ -260,12 +260,12 @@ def update_growth(
     return leak_began
 
 
-def allocation_growth(tracked: TrackedSeries, signal: int, pace: float) -> AllocationGrowth | None:
+def allocation_growth(tracked: TrackedSeries, signal: int, speedup: float) -> AllocationGrowth | None:
     """Return the growth of the number of live allocations since the verdict on the ``signal`` began."""
     if signal != LIVE or not tracked.has_agent_pools:
         return None
     (at,), (live,) = tracked.series.times(BLOCK_TIER, 1), tracked.series.column(BLOCK_TIER, LIVE, MIN, 1)
-    return tracked.allocations.growth(at, live, pace)
+    return tracked.allocations.growth(at, live, speedup)
 
 
 def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) -> list[tuple[str, float]]:
@@ -281,8 +281,8 @@ def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) ->
 
 
 def _growing(tracked: TrackedSeries, growth: Growth, label: str, since: float, history: History) -> Verdict:
-    pace, now = history.pace, history.to_unix(history.now)
-    per_second = growth.slope * pace
+    speedup, now = history.speedup, history.to_unix(history.now)
+    per_second = growth.slope * speedup
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
         ("growth_bytes", growth.bytes),
@@ -290,7 +290,7 @@ def _growing(tracked: TrackedSeries, growth: Growth, label: str, since: float, h
     if growth.bytes_per_step is not None:
         evidence.append(("kept_bytes_per_step", growth.bytes_per_step))
     evidence += held_growth(tracked, tracked.main_signal, BLOCK_TIER, growth.onset)
-    allocations = allocation_growth(tracked, tracked.main_signal, pace)
+    allocations = allocation_growth(tracked, tracked.main_signal, speedup)
     evidence += allocations.evidence if allocations else []
     who = sentences.program_text(tracked.name, tracked.pid, label)
     summary = sentences.growing(who, label, 60 * per_second, since, now, growth.bytes_per_step, allocations)
@@ -317,7 +317,7 @@ def fit_leak_line(
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _slope_interval(times, values)
-    now, pace = history.to_unix(history.now), history.pace
+    now, speedup = history.to_unix(history.now), history.speedup
     full, earliest, latest = (
         None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
     )
@@ -337,13 +337,13 @@ def fit_leak_line(
         points=tuple((history.to_unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.to_unix(times[-1]),
         level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
-        slope_bytes_per_second=slope.middle * pace,
-        slope_low_bytes_per_second=slope.low * pace,
-        slope_high_bytes_per_second=slope.high * pace,
+        slope_bytes_per_second=slope.middle * speedup,
+        slope_low_bytes_per_second=slope.low * speedup,
+        slope_high_bytes_per_second=slope.high * speedup,
         band_bytes=BAND_MULTIPLE * spread(times, values, slope.middle),
-        full_at=None if full is None else now + full / pace,
-        full_at_earliest=None if earliest is None else now + earliest / pace,
-        full_at_latest=None if latest is None else now + latest / pace,
+        full_at=None if full is None else now + full / speedup,
+        full_at_earliest=None if earliest is None else now + earliest / speedup,
+        full_at_latest=None if latest is None else now + latest / speedup,
         ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger_allocations(allocations)),
     )
 
@@ -396,7 +396,7 @@ def _ruled_out(
             yield RuledOutCause(
                 "step-change", "distance from the line, relative to the distance from a step", line / step
             )
-    use = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
+    use = history.device_series(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(use) > 1 and all(ratio == ratio for ratio in use):
         yield RuledOutCause(
             "load",

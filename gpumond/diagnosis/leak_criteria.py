@@ -189,7 +189,7 @@ def curve_of(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: 
         used, held = (series.column(tier, each, kind, count) for each in (USED, HELD))
         values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
     else:
-        values, record = series.column(tier, signal, kind, count), series.records[tier][signal]
+        values, record = series.column(tier, signal, kind, count), series.past_peaks[tier][signal]
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
@@ -199,7 +199,7 @@ def curve_of(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: 
 class CandidateCurve(NamedTuple):
     """The curve to be tested: one signal of one device or process that begins at ``born``.
 
-    ``size`` is the device's, ``room`` the bytes until it is full. ``pace``: seconds of the series in one real
+    ``size`` is the device's, ``room`` the bytes until it is full. ``speedup``: seconds of the series in one real
     second.
     """
 
@@ -209,7 +209,7 @@ class CandidateCurve(NamedTuple):
     born: float
     size: float | None
     room: float | None
-    pace: float
+    speedup: float
 
 
 def find_leak(candidate: CandidateCurve, closed: int) -> Leak | None:
@@ -315,7 +315,7 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak 
     window, at = values[-count:], times[-count:]
     if (
         at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds
-        or sum(counts[-count:]) < test.min_samples * count / candidate.pace
+        or sum(counts[-count:]) < test.min_samples * count / candidate.speedup
     ):
         return None
     significance = mann_kendall(window)
@@ -448,8 +448,8 @@ def form_of(leak: Leak, series: Series, device: Series) -> str:
         if ratio is not None:
             (idle if ratio < BUSY_RATIO else busy).append(after - before)
     if min(len(idle), len(busy)) >= MIN_MINUTES:
-        pace = sum(busy) / len(busy)
-        if pace > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * pace:
+        busy_growth = sum(busy) / len(busy)
+        if busy_growth > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * busy_growth:
             return "load-proportional"
     return "stairs" if _in_stairs([after - before for before, after in pairwise(values)]) else "linear"
 

@@ -18,7 +18,7 @@ from gpumond.diagnosis.serving_leak import (
     find_leak,
     updated_leak,
 )
-from gpumond.tick.history import DEVICE_SIGNALS, FIVE_MINUTES, PROCESS_SIGNALS, USED, Series
+from gpumond.tick.history import DEVICE_SIGNAL_COUNT, FIVE_MINUTES, MAX_PROCESS_SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
 
 SIZE = 48 * GIB
@@ -45,8 +45,8 @@ class Observed:
         born: float = 0.0,
     ) -> None:
         self.series, self.device, self.quartiles = (
-            Series(PROCESS_SIGNALS, born, 0.0),
-            Series(DEVICE_SIGNALS, born, 0.0),
+            Series(MAX_PROCESS_SIGNALS, born, 0.0),
+            Series(DEVICE_SIGNAL_COUNT, born, 0.0),
             UpperQuartiles(),
         )
         self.born, missing = born, 0.0
@@ -62,8 +62,8 @@ class Observed:
         if closed > FIVE_MINUTES:
             self.quartiles.add(self.series, USED)
 
-    def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, pace: float = 1.0) -> Leak | None:
-        candidate = CandidateCurve(self.series, self.device, USED, self.born, SIZE, room, pace)
+    def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, speedup: float = 1.0) -> Leak | None:
+        candidate = CandidateCurve(self.series, self.device, USED, self.born, SIZE, room, speedup)
         return find_leak(candidate, self.quartiles, (test,))
 
 
@@ -228,7 +228,7 @@ def test_serving_test_requires_a_load_that_does_not_rise():
 def test_serving_test_scales_its_samples_with_the_pace():
     curve = Observed(FLAT + RAMP[:16], every=2 * MINUTE)
     assert curve.leak() is None
-    assert curve.leak(pace=2.0) is not None
+    assert curve.leak(speedup=2.0) is not None
 
 
 def test_serving_leak_ends_when_it_stops_or_its_growth_is_returned():
