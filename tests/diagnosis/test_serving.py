@@ -72,7 +72,7 @@ def test_serving_test_finds_steady_growth():
     assert leak is not None
     assert leak.slope == pytest.approx(100 * MIB / BLOCK)
     assert leak.onset == pytest.approx(len(FLAT) * BLOCK, abs=2 * BLOCK)
-    assert leak.growth == pytest.approx(1600 * MIB, rel=0.1)
+    assert leak.growth_bytes == pytest.approx(1600 * MIB, rel=0.1)
 
 
 def test_serving_test_finds_a_leak_below_the_changes_of_the_load():
