@@ -29,11 +29,11 @@ from bench.result import publish
 from gpumond.diagnosis.leak_criteria import CandidateCurve
 from gpumond.diagnosis.serving_leak import SERVING_TESTS, ServingTest, UpperQuartiles, find_leak
 from gpumond.tick.history import (
-    DEVICE_SIGNALS,
+    DEVICE_SIGNAL_COUNT,
     FIVE_MINUTES,
     MAX,
+    MAX_PROCESS_SIGNALS,
     MINUTE,
-    PROCESS_SIGNALS,
     USED,
     Series,
     highest,
@@ -142,8 +142,8 @@ def evaluations(
     points: Points, size: float, since: float = -inf
 ) -> Iterator[tuple[float, CandidateCurve, UpperQuartiles]]:
     """Yield the time, the candidate and the quartiles whenever a block has closed."""
-    series, quartiles = Series(PROCESS_SIGNALS, points[0][0], 0.0), UpperQuartiles()
-    device = Series(DEVICE_SIGNALS, points[0][0], 0.0)
+    series, quartiles = Series(MAX_PROCESS_SIGNALS, points[0][0], 0.0), UpperQuartiles()
+    device = Series(DEVICE_SIGNAL_COUNT, points[0][0], 0.0)
     for at, used in points:
         if series.add((at, used, nan, nan, nan, nan)) <= FIVE_MINUTES:
             continue
@@ -151,7 +151,7 @@ def evaluations(
         if at > since:
             peak = highest(series.column(MINUTE, USED, MAX, 15))
             room = max(0.0, size - max(peak, used))
-            yield at, CandidateCurve(series, device, USED, series.born, size, room, 1.0), quartiles
+            yield at, CandidateCurve(series, device, USED, series.started, size, room, 1.0), quartiles
 
 
 def injected_leaks(

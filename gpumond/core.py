@@ -245,10 +245,10 @@ class ConfigHashes(NamedTuple):
 class Core:
     """Clock, devices, programs, store and telemetry of one daemon, its current frame, and the services of features.
 
-    ``settings`` are replaced by a reload. ``pace``: the factor by which diagnosis time is accelerated.
+    ``settings`` are replaced by a reload. ``speedup``: the factor by which diagnosis time is accelerated.
     """
 
-    def __init__(self, settings: Settings, dependencies: Dependencies, pace: float = 1.0) -> None:
+    def __init__(self, settings: Settings, dependencies: Dependencies, speedup: float = 1.0) -> None:
         self.settings, self.dependencies = settings, dependencies
         self.clock, self.devices, self.programs = dependencies.clock, dependencies.devices, dependencies.agents
         self.store, self.telemetry, self.faults = dependencies.store, dependencies.telemetry, dependencies.faults
@@ -258,7 +258,7 @@ class Core:
         self.agent_socket = settings.agent_socket().absolute()
         self.url: str | None = None
         """None while no port accepts requests."""
-        self.diagnosis = Diagnosis(pace)
+        self.diagnosis = Diagnosis(speedup)
         self.events = EventLog(self.started_at)
         self.requests = AuditedRequests(self.programs, self.store.audit, self.audit_change)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)

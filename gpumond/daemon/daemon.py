@@ -90,8 +90,8 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
 class Daemon(Operations):
     """The devices and programs of one machine.
 
-    ``load`` reads the configuration again, for a reload; without it a reload raises ConfigError. ``pace`` is the factor
-    by which diagnosis time is accelerated. Construct it on the event loop's thread.
+    ``load`` reads the configuration again, for a reload; without it a reload raises ConfigError. ``speedup`` is the
+    factor by which diagnosis time is accelerated. Construct it on the event loop's thread.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Daemon(Operations):
         settings: Settings,
         dependencies: Dependencies,
         load: LoadSettings | None = None,
-        pace: float = 1.0,
+        speedup: float = 1.0,
         last_valid: LastValidFile | None = None,
     ) -> None:
-        core = self.core = Core(settings, dependencies, pace)
+        core = self.core = Core(settings, dependencies, speedup)
         self._load = load
         if last_valid is None:
             core.telemetry.set_configuration_loaded()

@@ -54,7 +54,7 @@ async def serve(
     settings: Settings,
     source: str,
     load: LoadSettings | None = None,
-    pace: float = 1.0,
+    speedup: float = 1.0,
     log_limit: RateLimitFilter | None = None,
     on_listening: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
@@ -78,7 +78,7 @@ async def serve(
                 raise
             listener, problem = None, str(error)
         dependencies = stack.enter_context(system_dependencies(settings, source))
-        daemon = Daemon(settings, dependencies, load, pace, last_valid)
+        daemon = Daemon(settings, dependencies, load, speedup, last_valid)
         if log_limit is not None:
             log_limit.dropped = daemon.core.telemetry.count_dropped_log_line
         directory = settings.runtime_directory()

@@ -230,7 +230,7 @@ class RiseTimes:
         elif used >= self._used + MIN_RISE_BYTES:
             self._between_seconds, self._last_at, self._used = now - self._last_at, now, used
 
-    def are_recent(self, now: float, born: float) -> bool:
+    def are_recent(self, now: float, started: float) -> bool:
         """Return whether the process still rose: not longer ago than between its last rises.
 
         One rise alone counts for three minutes, in a process that starts only if it ends at once.
@@ -238,7 +238,7 @@ class RiseTimes:
         if self._between_seconds < inf:
             longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between_seconds)
         else:
-            longest = CRASH_SECONDS if now - born > RAMP_STARTUP_SECONDS else 0.0
+            longest = CRASH_SECONDS if now - started > RAMP_STARTUP_SECONDS else 0.0
         return now - self._last_at <= max(RISE_SECONDS, longest)
 
 
@@ -352,7 +352,7 @@ class LiveAllocations:
         if self._open_range is None or number < low or number > high:
             self._open_range = min(low, number), max(high, number)
 
-    def growth(self, at: float, live_bytes: float, pace: float) -> AllocationGrowth | None:
+    def growth(self, at: float, live_bytes: float, speedup: float) -> AllocationGrowth | None:
         """Return the growth since the first call after `reset`; None if it is unknown, or too short.
 
         ``at`` and ``live_bytes``: time and smallest live bytes of the last block.
@@ -365,7 +365,7 @@ class LiveAllocations:
         start = self._start
         if at - start.at < MIN_GROWTH_SECONDS:
             return None
-        per_minute = 60.0 * pace * (low - start.number) / (at - start.at)
+        per_minute = 60.0 * speedup * (low - start.number) / (at - start.at)
         expected = start.number * (live_bytes / start.live_bytes - 1.0) if start.live_bytes > 0 else 0.0
         if not expected > 0:
             return AllocationGrowth(per_minute, None, None)

@@ -39,9 +39,9 @@ from gpumond.tick.history import (
     HELD,
     LIVE,
     MAX,
+    MAX_REPORT_AGE_SECONDS,
     MINUTE,
     QUARTER_HOUR,
-    REPORT_SECONDS,
     STEP_END,
     STRANDED,
     UNATTRIBUTED,
@@ -76,12 +76,13 @@ DEAD_STATES = ("gone", "zombie")
 class Diagnosis:
     """State of all tracked series and events, and the active verdicts.
 
-    ``pace``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real seconds.
+    ``speedup``: seconds of this clock for one second of the snapshots; slopes and times in verdicts are in real
+    seconds.
     """
 
-    def __init__(self, pace: float = 1.0) -> None:
+    def __init__(self, speedup: float = 1.0) -> None:
         self.verdicts: tuple[Verdict, ...] = ()
-        self._recorder = HistoryRecorder(pace)
+        self._recorder = HistoryRecorder(speedup)
         self._devices: Mapping[str, DeviceReading] = {}
         self._parents: frozenset[str | None] = frozenset()
         self._events: list[tuple[float, Verdict]] = []
@@ -146,7 +147,10 @@ class Diagnosis:
                 self._unexplained_falls.append((now, fall))
             else:
                 self._explain_fall(fall, snapshot, now)
-        while self._unexplained_falls and now - self._unexplained_falls[0][0] >= REPORT_SECONDS * self.history.pace:
+        while (
+            self._unexplained_falls
+            and now - self._unexplained_falls[0][0] >= MAX_REPORT_AGE_SECONDS * self.history.speedup
+        ):
             at, fall = self._unexplained_falls.pop(0)
             if self._recorder.tracked_series.get(fall.tracked.key) is fall.tracked:
                 self._explain_fall(fall, snapshot, at)
@@ -186,14 +190,16 @@ class Diagnosis:
         if medians and size and highs[-1] == highs[-1]:
             tracked.plateaus.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
-        if medians and at >= tracked.born + MODEL_LOAD_SECONDS:
+        if medians and at >= tracked.started + MODEL_LOAD_SECONDS:
             tracked.sawtooth.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
         if closed_tiers > QUARTER_HOUR:
             tracked.floors.add(self.history.now, series.column(QUARTER_HOUR, signal, count=1)[-1])
         tracked.leak = self._current_leak(tracked, device, closed_tiers)
         self._set_leak(tracked, device)
         pattern = (
-            None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.plateaus, size)
+            None
+            if tracked.leak or tracked.growth
+            else pattern_of(series, signal, tracked.started, tracked.plateaus, size)
         )
         if pattern is None or pattern.kind == "warm-up":
             pattern = self._filling_pattern(tracked, device, closed_tiers) or pattern
@@ -223,14 +229,16 @@ class Diagnosis:
             self._room_bytes(tracked.uuid, device),
         )
         if slowing is not None:
-            pace = self.history.pace
+            speedup = self.history.speedup
             evidence = [
-                ("slope_bytes_per_second", slowing.rate * pace),
+                ("slope_bytes_per_second", slowing.rate * speedup),
                 ("growth_bytes", slowing.growth.growth_bytes),
                 ("exponent", slowing.curve.exponent),
             ]
             if room_bytes is not None:
-                evidence.append(("full_seconds", slowing.curve.seconds_left(room_bytes, slowing.curve.exponent) / pace))
+                evidence.append(
+                    ("full_seconds", slowing.curve.seconds_left(room_bytes, slowing.curve.exponent) / speedup)
+                )
             tracked.filling = UsePattern("filling", slowing.growth.begin, tuple(evidence))
         return tracked.filling
 
@@ -258,8 +266,8 @@ class Diagnosis:
         largest = max(processes, key=lambda one: one.used, default=None)
         if largest is not None and largest.used <= largest.sawtooth.any_repeated_bytes:
             return False
-        young_bytes = sum(one.used for one in processes if now - one.born < detectors.RAMP_STARTUP_SECONDS)
-        highs = self.history.device(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
+        young_bytes = sum(one.used for one in processes if now - one.started < detectors.RAMP_STARTUP_SECONDS)
+        highs = self.history.device_series(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
         return young_bytes < detectors.RAMP_MAX_STEP_RATIO * (highs[-1] - highs[0]) if processes else True
 
     def _is_device_classified(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
@@ -285,25 +293,25 @@ class Diagnosis:
         """Return the bytes between the device's recent peak and what programs can use."""
         if device.usable_bytes is None or device.used_bytes is None:
             return None
-        highs = self.history.device(uuid).column(MINUTE, USED, MAX, RECENT_MINUTES)
+        highs = self.history.device_series(uuid).column(MINUTE, USED, MAX, RECENT_MINUTES)
         peak = max((high for high in highs if high == high), default=0.0)
         return max(0.0, device.usable_bytes - max(peak, float(device.used_bytes)))
 
     def _set_leak(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        leak, pace = tracked.leak, self.history.pace
+        leak, speedup = tracked.leak, self.history.speedup
         if leak is None:
             tracked.verdicts.pop("leak", None)
             return
         room_bytes = self._room_bytes(tracked.uuid, device)
-        allocations = allocation_growth(tracked, leak.signal, pace)
+        allocations = allocation_growth(tracked, leak.signal, speedup)
         line = fit_leak_line(leak, tracked, self.history, room_bytes, allocations)
-        per_second, window = leak.slope * pace, leak.window / pace
+        per_second, window = leak.slope * speedup, leak.window / speedup
         if line is not None and line.full_at is not None:
             per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
             seconds_left: float | None = line.full_at - self.history.to_unix(self.history.now)
         else:
             seconds_left = None if room_bytes is None else room_bytes / per_second
-        leak_shape = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device(tracked.uuid))
+        leak_shape = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device_series(tracked.uuid))
         who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
@@ -360,7 +368,7 @@ class Diagnosis:
             label = _label(self._devices[tracked.uuid])
             who = sentences.program_text(tracked.name, tracked.pid, label)
             since = self._onset_time(tracked, pattern.kind, pattern.at)
-            evidence = tuple((k, v / self.history.pace if k == "period_seconds" else v) for k, v in pattern.evidence)
+            evidence = tuple((k, v / self.history.speedup if k == "period_seconds" else v) for k, v in pattern.evidence)
             now = self.history.to_unix(self.history.now)
             tracked.verdicts[pattern.kind] = tracked.verdict(
                 pattern.kind,
@@ -413,10 +421,10 @@ class Diagnosis:
         if seconds < IDLE_SECONDS or not device.size_bytes or held < detectors.IDLE_RATIO * device.size_bytes:
             tracked.verdicts.pop("idle-holder", None)
             return
-        seconds /= self.history.pace
+        seconds /= self.history.speedup
         who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         evidence = (("idle_seconds", seconds), ("held_bytes", held))
-        since = self._onset_time(tracked, "idle-holder", self.history.now - seconds * self.history.pace)
+        since = self._onset_time(tracked, "idle-holder", self.history.now - seconds * self.history.speedup)
         tracked.verdicts["idle-holder"] = tracked.verdict(
             "idle-holder", since, evidence, sentences.idle(who, _label(device), held, seconds)
         )
@@ -425,16 +433,16 @@ class Diagnosis:
         """Return the idle time from the reading, else from the utilization, in seconds of this clock; 0 if unknown."""
         reported = idle_seconds(device, process) if process is not None else device.idle_seconds
         if reported is not None:
-            return reported * self.history.pace
+            return reported * self.history.speedup
         since = self._recorder.idle_since.get(tracked.uuid, inf)
-        return max(0.0, self.history.now - max(since, tracked.born))
+        return max(0.0, self.history.now - max(since, tracked.started))
 
     def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         size, usable, used, now = device.size_bytes, device.usable_bytes, device.used_bytes, self.history.now
         if not size or usable is None or used is None:
             return
         ramp_at, ramp_seconds = self._ramps.get(device.uuid, (-inf, 0.0))
-        seconds_left = ramp_seconds / self.history.pace if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
+        seconds_left = ramp_seconds / self.history.speedup if now - ramp_at < detectors.RAMP_HELD_SECONDS else None
         for kind, detect in detectors.DEVICE_DETECTORS.items():
             detection = detect(
                 detectors.DeviceState(
@@ -472,7 +480,7 @@ class Diagnosis:
         if not detectors.is_orphaned(flat_period, now, utilization, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
             return
-        seconds = (now - flat_period.since) / self.history.pace
+        seconds = (now - flat_period.since) / self.history.speedup
         holders = [one for one in device.processes or () if "holder" in one.kinds]
         holder = sentences.program_text(holders[0].comm or "", holders[0].pid, "") if len(holders) == 1 else ""
         who = "" if process is None else sentences.program_text(process.comm or tracked.name, process.pid, "")
@@ -494,7 +502,7 @@ class Diagnosis:
         who = sentences.program_text(tracked.name, tracked.pid, label)
         has_filled_device = fall.device_used_bytes >= detectors.FULL_AT_END_RATIO * (
             device.usable_bytes or inf
-        ) and tracked.rises.are_recent(now, tracked.born)
+        ) and tracked.rises.are_recent(now, tracked.started)
         cause = detectors.crash_cause(
             tracked.ending, tracked.peaks.failed_at, now, has_filled_device, self._xid_at[tracked.uuid]
         )

@@ -136,7 +136,7 @@ class _Window(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
     before: Sequence[float]
-    earlier_max: float
+    past_peak: float
     """The highest value before the window."""
     slope: float
     growth_bytes: float
@@ -158,11 +158,11 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
         window = _window(candidate, statistic, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
-        times, values, _, earlier_max, slope, growth = window
+        times, values, _, past_peak, slope, growth = window
         counts = steps.counts_at(times)
         steps_done = counts[-1] - counts[0] if counts else 0
         half = GROWING_BLOCKS // 2
-        if min(values[-half:]) <= earlier_max or mann_kendall(values) <= GROWING_Z:
+        if min(values[-half:]) <= past_peak or mann_kendall(values) <= GROWING_Z:
             continue
         if growth < GROWING_SCATTER_MULTIPLE * spread(times, values, slope):
             continue
@@ -213,10 +213,10 @@ def _quick_leak(candidate: CandidateCurve, steps: StepRecord, statistic: int) ->
     window = _window(candidate, statistic, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
-    times, values, before, earlier_max, slope, growth_bytes = window
-    if times[0] - candidate.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
+    times, values, before, past_peak, slope, growth_bytes = window
+    if times[0] - candidate.started < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
         return None
-    if min(values[len(values) // 4 :]) <= earlier_max:
+    if min(values[len(values) // 4 :]) <= past_peak:
         return None
     if spread(times, values, slope) > QUICK_SCATTER_RATIO * growth_bytes:
         return None
@@ -241,7 +241,7 @@ def _quick_leak(candidate: CandidateCurve, steps: StepRecord, statistic: int) ->
         statistic=statistic,
         tier=MINUTE,
         blocks=FOLLOWED_MINUTES,
-        onset=max(times[0] - (values[0] - base_bytes) / slope, candidate.born),
+        onset=max(times[0] - (values[0] - base_bytes) / slope, candidate.started),
         base_bytes=base_bytes,
         top_bytes=values[-1],
         slope=slope,
@@ -259,27 +259,27 @@ def _window(candidate: CandidateCurve, statistic: int, blocks: int, min_growth_b
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < min_growth_bytes / 2:
         return None
     whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic)
-    first = bisect_left(whole_curve.times, candidate.born)
+    first = bisect_left(whole_curve.times, candidate.started)
     times, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
     if len(values) < blocks or times[-1] - times[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
-    if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.pace:
+    if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.speedup:
         return None
     slope = sen_slope(times, values)
     growth_bytes = slope * (times[-1] - times[0])
     if growth_bytes < min_growth_bytes:
         return None
     before = whole_curve.values[first:-blocks]
-    earlier_max = max(before, default=-inf)
+    past_peak = max(before, default=-inf)
     if first == 0:
-        earlier_max = max(earlier_max, whole_curve.earlier_max)
-    return _Window(times, values, before, earlier_max, slope, growth_bytes)
+        past_peak = max(past_peak, whole_curve.past_peak)
+    return _Window(times, values, before, past_peak, slope, growth_bytes)
 
 
 def _was_flat(candidate: CandidateCurve, statistic: int, blocks: int, slope: float, growth_bytes: float) -> bool:
     """Return True if the minutes before the window are flat."""
     whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic, blocks + FLAT_BLOCKS[1])
-    first = bisect_right(whole_curve.times, candidate.born)
+    first = bisect_right(whole_curve.times, candidate.started)
     times, values = whole_curve.times[first:-blocks], whole_curve.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False

@@ -52,7 +52,6 @@ class TrackedSeries:
 
     __slots__ = (
         "allocations",
-        "born",
         "disagreements",
         "driver_bytes",
         "ending",
@@ -70,6 +69,7 @@ class TrackedSeries:
         "sampled_at",
         "sawtooth",
         "series",
+        "started",
         "steps",
         "uid",
         "used",
@@ -80,7 +80,7 @@ class TrackedSeries:
         self.key = key
         self.series = series
         series.name = name
-        self.born = series.born
+        self.started = series.started
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
@@ -139,7 +139,7 @@ class TrackedSeries:
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another process."""
-        self.born = now
+        self.started = now
         self.leak = None
         self.growth = None
         self.steps = StepRecord()
@@ -193,8 +193,8 @@ class Fall(NamedTuple):
 class HistoryRecorder:
     """All tracked devices and processes."""
 
-    def __init__(self, pace: float) -> None:
-        self.history = History(pace)
+    def __init__(self, speedup: float) -> None:
+        self.history = History(speedup)
         self.tracked_series: dict[SeriesKey, TrackedSeries] = {}
         self.due: list[tuple[TrackedSeries, int]] = []
         """Series of which blocks closed with the last snapshot, and the number of these tiers."""
@@ -227,7 +227,7 @@ class HistoryRecorder:
         for each in snapshot.suspensions:
             if each.confirmed and each.device_uuid in answered:
                 self._add_suspended((each.device_uuid, each.process))
-        self._end_missing_processes(answered, snapshot.suspended)
+        self._end_missing_processes(answered, snapshot.possibly_suspended)
         for key in [key for key in self.tracked_series if key[0] not in present]:
             self._remove(self.tracked_series.pop(key))
         return True
@@ -258,8 +258,8 @@ class HistoryRecorder:
             known += self._add_process((uuid, process), None, sums, device_bytes)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
-            tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device(uuid))
-        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.pace:
+            tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device_series(uuid))
+        if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.speedup:
             self.idle_since.pop(uuid, None)
         tracked.sampled_at = now
         unattributed = float(max(0, used - known - managed))
@@ -321,7 +321,7 @@ class HistoryRecorder:
             closed_tiers = tracked.series.add((now, tracked.used))
         else:
             report, live, held, allocations, stranded, _ = sums
-            if not tracked.has_agent_pools and tracked.born < now:
+            if not tracked.has_agent_pools and tracked.started < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.has_agent_pools, measured = True, tracked.steps.are_measured
             step = report.program.step
@@ -346,7 +346,7 @@ class HistoryRecorder:
     def _begin_series(
         self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None
     ) -> TrackedSeries | None:
-        series = self.history.process(key)
+        series = self.history.process_series(key)
         if series is None:
             return None
         name = sums.report.workload if sums is not None else ""
@@ -416,7 +416,7 @@ class HistoryRecorder:
 
 def _last_known_bytes(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
-    known = [value for value in tracked.series.rows.newest(1) if value == value]
+    known = [value for value in tracked.series.rows.newest_rows(1) if value == value]
     return max(known, default=0.0)
 
 

@@ -131,7 +131,7 @@ def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak) 
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
-    first = candidate.born + MODEL_LOAD_SECONDS
+    first = candidate.started + MODEL_LOAD_SECONDS
     if leak.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
@@ -145,7 +145,7 @@ def _blocks_since_start(
 ) -> tuple[Sequence[float], Sequence[float]]:
     for tier in range(shortest, len(TIERS)):
         blocks = curve_of(candidate.series, tier, signal, statistic)
-        if blocks.times and blocks.times[0] <= candidate.born + 2 * TIERS[tier].seconds:
+        if blocks.times and blocks.times[0] <= candidate.started + 2 * TIERS[tier].seconds:
             break
     return blocks.times, blocks.values
 
@@ -201,7 +201,7 @@ def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | 
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
     times, values = _blocks_since_start(candidate, MINUTE, tracked.main_signal, MEDIAN)
-    begin = bisect_left(times, candidate.born + MODEL_LOAD_SECONDS)
+    begin = bisect_left(times, candidate.started + MODEL_LOAD_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
     if growth is None or growth.growth_bytes < FILLING_BYTES or growth.age_seconds < FILLING_SECONDS:
         return None
@@ -218,12 +218,12 @@ def _candidate(
 ) -> CandidateCurve:
     return CandidateCurve(
         series=tracked.series,
-        device=history.device(tracked.uuid),
+        device=history.device_series(tracked.uuid),
         signal=tracked.main_signal,
-        born=tracked.born,
+        started=tracked.started,
         device_bytes=device_bytes,
         room_bytes=room_bytes,
-        pace=history.pace,
+        speedup=history.speedup,
     )
 
 
@@ -263,7 +263,7 @@ def update_growth(
         tracked.growth = recent_growth(candidate, tracked.steps) if may_be_growing else None
     else:
         tracked.growth = updated_growth(tracked.growth, candidate)
-    is_starting = history.now - tracked.born < STARTUP_SECONDS * history.pace
+    is_starting = history.now - tracked.started < STARTUP_SECONDS * history.speedup
     if tracked.growth is None or is_starting:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
@@ -277,12 +277,12 @@ def update_growth(
     return leak_began
 
 
-def allocation_growth(tracked: TrackedSeries, signal: int, pace: float) -> AllocationGrowth | None:
+def allocation_growth(tracked: TrackedSeries, signal: int, speedup: float) -> AllocationGrowth | None:
     """Return the growth of the number of live allocations since the verdict on the ``signal`` began."""
     if signal != LIVE or not tracked.has_agent_pools:
         return None
     (at,), (live,) = tracked.series.times(BLOCK_TIER, 1), tracked.series.column(BLOCK_TIER, LIVE, MIN, 1)
-    return tracked.allocations.growth(at, live, pace)
+    return tracked.allocations.growth(at, live, speedup)
 
 
 def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) -> list[tuple[str, float]]:
@@ -298,8 +298,8 @@ def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) ->
 
 
 def _growing_verdict(tracked: TrackedSeries, growth: Growth, label: str, since: float, history: History) -> Verdict:
-    pace, now = history.pace, history.to_unix(history.now)
-    per_second = growth.slope * pace
+    speedup, now = history.speedup, history.to_unix(history.now)
+    per_second = growth.slope * speedup
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
         ("growth_bytes", growth.growth_bytes),
@@ -307,7 +307,7 @@ def _growing_verdict(tracked: TrackedSeries, growth: Growth, label: str, since: 
     if growth.bytes_per_step is not None:
         evidence.append(("kept_bytes_per_step", growth.bytes_per_step))
     evidence += held_growth(tracked, tracked.main_signal, BLOCK_TIER, growth.onset)
-    allocations = allocation_growth(tracked, tracked.main_signal, pace)
+    allocations = allocation_growth(tracked, tracked.main_signal, speedup)
     evidence += allocations.evidence if allocations else []
     who = sentences.program_text(tracked.name, tracked.pid, label)
     summary = sentences.growing(who, label, 60 * per_second, since, now, growth.bytes_per_step, allocations)
@@ -336,7 +336,7 @@ def fit_leak_line(
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _slope_interval(times, values)
-    now, pace = history.to_unix(history.now), history.pace
+    now, speedup = history.to_unix(history.now), history.speedup
     full, earliest, latest = (
         None if room_bytes is None else _seconds_to_full(room_bytes, one)
         for one in (slope.middle, slope.high, slope.low)
@@ -357,13 +357,13 @@ def fit_leak_line(
         points=tuple((history.to_unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.to_unix(times[-1]),
         level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
-        slope_bytes_per_second=slope.middle * pace,
-        slope_low_bytes_per_second=slope.low * pace,
-        slope_high_bytes_per_second=slope.high * pace,
+        slope_bytes_per_second=slope.middle * speedup,
+        slope_low_bytes_per_second=slope.low * speedup,
+        slope_high_bytes_per_second=slope.high * speedup,
         band_bytes=BAND_MULTIPLE * spread(times, values, slope.middle),
-        full_at=None if full is None else now + full / pace,
-        full_at_earliest=None if earliest is None else now + earliest / pace,
-        full_at_latest=None if latest is None else now + latest / pace,
+        full_at=None if full is None else now + full / speedup,
+        full_at_earliest=None if earliest is None else now + earliest / speedup,
+        full_at_latest=None if latest is None else now + latest / speedup,
         ruled_out=(
             *_ruled_out_causes(times, values, slope.middle, leak, tracked, history),
             *_larger_allocations(allocations),
@@ -419,7 +419,7 @@ def _ruled_out_causes(
             yield RuledOutCause(
                 "step-change", "distance from the line, relative to the distance from a step", line / step
             )
-    utilizations = history.device(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
+    utilizations = history.device_series(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
     if len(utilizations) > 1 and all(ratio == ratio for ratio in utilizations):
         yield RuledOutCause(
             "load",

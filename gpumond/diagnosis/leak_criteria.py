@@ -181,7 +181,7 @@ class LeakCurve(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
     counts: Sequence[float]
-    earlier_max: float
+    past_peak: float
     """The highest value before the first one."""
 
 
@@ -191,29 +191,29 @@ def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, co
     values: Sequence[float]
     if signal == OUTSIDE_POOLS:
         used, held = (series.column(tier, each, statistic, count) for each in (USED, HELD))
-        values, earlier_max = [one - other for one, other in zip(used, held, strict=True)], -inf
+        values, past_peak = [one - other for one, other in zip(used, held, strict=True)], -inf
     else:
-        values, earlier_max = series.column(tier, signal, statistic, count), series.records[tier][signal]
+        values, past_peak = series.column(tier, signal, statistic, count), series.past_peaks[tier][signal]
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
-    return LeakCurve(times, values, counts, earlier_max)
+    return LeakCurve(times, values, counts, past_peak)
 
 
 class CandidateCurve(NamedTuple):
-    """The curve to be tested: one signal of one device or process that begins at ``born``.
+    """The curve to be tested: one signal of one device or process that begins at ``started``.
 
-    ``device_bytes``: the device's size. ``room_bytes``: the bytes until it is full. ``pace``: seconds of the series
+    ``device_bytes``: the device's size. ``room_bytes``: the bytes until it is full. ``speedup``: seconds of the series
     in one real second.
     """
 
     series: Series
     device: Series
     signal: int
-    born: float
+    started: float
     device_bytes: float | None
     room_bytes: float | None
-    pace: float
+    speedup: float
 
 
 def find_leak(candidate: CandidateCurve, closed_tiers: int) -> Leak | None:
@@ -307,21 +307,21 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
     ).values
     if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
         return None  # as most do: the tests below take longer
-    times, values, counts, earlier_max = _curve_since(
-        curve_of(candidate.series, test.tier, candidate.signal, statistic), candidate.born
+    times, values, counts, past_peak = _curve_since(
+        curve_of(candidate.series, test.tier, candidate.signal, statistic), candidate.started
     )
     count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
-    first = bisect_left(times, candidate.born + max(WARM_UP_SECONDS, 2 * seconds))
+    first = bisect_left(times, candidate.started + max(WARM_UP_SECONDS, 2 * seconds))
     if len(values) - first < count:
         return None
     low = min(values[-record_blocks:])
-    if low <= earlier_max or low <= max(values[:-record_blocks], default=-inf):
+    if low <= past_peak or low <= max(values[:-record_blocks], default=-inf):
         return None
     window, window_times = values[-count:], times[-count:]
     if (
         window_times[-1] - window_times[0] > MAX_SPAN_RATIO * count * seconds
-        or sum(counts[-count:]) < test.min_samples * count / candidate.pace
+        or sum(counts[-count:]) < test.min_samples * count / candidate.speedup
     ):
         return None
     significance = mann_kendall(window)
@@ -362,9 +362,9 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
     )
 
 
-def _curve_since(full: LeakCurve, born: float) -> LeakCurve:
-    """Return the curve without the time before ``born``, if that is not the beginning of the series."""
-    begin = bisect_left(full.times, born)
+def _curve_since(full: LeakCurve, started: float) -> LeakCurve:
+    """Return the curve without the time before ``started``, if that is not the beginning of the series."""
+    begin = bisect_left(full.times, started)
     if begin == 0:
         return full
     return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
@@ -454,8 +454,8 @@ def form_of(leak: Leak, series: Series, device: Series) -> str:
         if ratio is not None:
             (idle if ratio < BUSY_RATIO else busy).append(after - before)
     if min(len(idle), len(busy)) >= MIN_MINUTES:
-        pace = sum(busy) / len(busy)
-        if pace > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * pace:
+        busy_growth = sum(busy) / len(busy)
+        if busy_growth > 0 and sum(idle) / len(idle) <= IDLE_GROWTH_RATIO * busy_growth:
             return "load-proportional"
     return "stairs" if _in_stairs([after - before for before, after in pairwise(values)]) else "linear"
 

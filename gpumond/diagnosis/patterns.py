@@ -43,11 +43,11 @@ class UsePattern(NamedTuple):
 
 
 def pattern_of(
-    series: Series, signal: int, born: float, plateaus: Plateaus, device_bytes: float | None
+    series: Series, signal: int, started: float, plateaus: Plateaus, device_bytes: float | None
 ) -> UsePattern | None:
     """Return the pattern as of the last minute; None if it has none of these patterns."""
     times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, signal, count=WINDOW_MINUTES)
-    known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]
+    known = [i for i, at in enumerate(times) if at >= started and medians[i] == medians[i]]
     if not known:
         return None
     lows, highs = series.column(MINUTE, signal, MIN, WINDOW_MINUTES), series.column(MINUTE, signal, MAX, WINDOW_MINUTES)
@@ -56,8 +56,8 @@ def pattern_of(
     level = values[-1]
     if _keeps_growing(values):
         return None
-    if now + MINUTE_SECONDS < born + WARM_UP_SECONDS:  # the last minute ended before
-        return UsePattern("warm-up", born, (("level_bytes", level),))
+    if now + MINUTE_SECONDS < started + WARM_UP_SECONDS:  # the last minute ended before
+        return UsePattern("warm-up", started, (("level_bytes", level),))
     device_bytes = device_bytes or max(high, 1.0)
     last_step = plateaus.last_step
     if last_step is not None and now - last_step.at < STEP_SECONDS:
@@ -65,7 +65,7 @@ def pattern_of(
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * device_bytes)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
         return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
-    period_seconds = _period(series, signal, born)
+    period_seconds = _period(series, signal, started)
     if period_seconds is not None:
         return UsePattern(
             "periodic", times[known[0]], (("period_seconds", period_seconds), ("low_bytes", low), ("high_bytes", high))
@@ -78,7 +78,7 @@ def pattern_of(
         if max(values) - min(values) <= MOVING_RATIO * device_bytes:
             return UsePattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
     elif values[-1] > values[0] and plateaus.level is None and _slows_down(values):
-        return UsePattern("warm-up", born, (("level_bytes", level),))
+        return UsePattern("warm-up", started, (("level_bytes", level),))
     return None
 
 
@@ -125,10 +125,10 @@ def _jumps(samples: Sequence[float], min_jump: float) -> tuple[int, int]:
     return ups, downs
 
 
-def _period(series: Series, signal: int, born: float) -> float | None:
+def _period(series: Series, signal: int, started: float) -> float | None:
     """Return the seconds between two rises of the minutes' peaks, if these are regular; else None."""
     times, highs = series.times(MINUTE), series.column(MINUTE, signal, MAX)
-    values = [value for at, value in zip(times, highs, strict=True) if at >= born and value == value]
+    values = [value for at, value in zip(times, highs, strict=True) if at >= started and value == value]
     values = values[-2 * MAX_PERIOD_MINUTES :]
     if len(values) < MIN_CYCLES * MIN_PERIOD_MINUTES:
         return None

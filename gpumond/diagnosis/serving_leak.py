@@ -172,7 +172,7 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
     seconds, span = TIERS[FIVE_MINUTES].seconds, window_times[-1] - window_times[0]
     if (
         span > test.max_span_ratio * count * seconds
-        or sum(curve.counts[-count:]) < test.min_samples * count / candidate.pace
+        or sum(curve.counts[-count:]) < test.min_samples * count / candidate.speedup
     ):
         return None
     late_median = median(window[-record_blocks:])
@@ -227,7 +227,7 @@ def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> 
     changes = [
         (value - before) / (at - since)
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
-        if since >= candidate.born and at - since < MAX_CHANGE_SECONDS
+        if since >= candidate.started and at - since < MAX_CHANGE_SECONDS
     ]
     recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
     window = sorted(recent)
@@ -248,13 +248,13 @@ def _count_between(ordered: Sequence[float], low: float, high: float) -> int:
 
 def _peak_before(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
-    if candidate.series.born < candidate.born:
+    if candidate.series.started < candidate.started:
         return -inf
     quarters = zip(
         candidate.series.times(QUARTER_HOUR), candidate.series.column(QUARTER_HOUR, candidate.signal), strict=True
     )
     before = highest(value for at, value in quarters if at + TIERS[QUARTER_HOUR].seconds <= since)
-    return max(before, candidate.series.records[QUARTER_HOUR][candidate.signal])
+    return max(before, candidate.series.past_peaks[QUARTER_HOUR][candidate.signal])
 
 
 def _exceeds_past(level: float, past: Sequence[float], test: ServingTest) -> bool:

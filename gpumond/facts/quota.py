@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from gpumond.facts.suspension import MemoryHolder
 from gpumond.facts.units import size_text
 
-MAX_KNOWN_OWNERS = 4096
+MAX_CACHED_QUOTAS = 4096
 
 
 class QuotaAttributes(NamedTuple):
@@ -71,21 +71,23 @@ NO_QUOTA = EffectiveQuota()
 
 
 class QuotaTable:
-    """Quotas in effect. Remembers the result for each owner, since each tick asks again for each process."""
+    """Quotas in effect. Remembers the result for equal attributes, since each tick asks again for each process."""
 
     def __init__(self, quotas: Sequence[Quota] = ()) -> None:
         self.quotas = tuple(quotas)
-        self._known: dict[QuotaAttributes, EffectiveQuota] = {}
+        self._effective_quotas: dict[QuotaAttributes, EffectiveQuota] = {}
 
     def of(self, attributes: QuotaAttributes) -> EffectiveQuota:
         """Return the limits of one process, which are ``NO_QUOTA`` if no quota matches."""
         if not self.quotas:
             return NO_QUOTA
-        if attributes not in self._known:
-            if len(self._known) >= MAX_KNOWN_OWNERS:
-                self._known.clear()
-            self._known[attributes] = _effective([quota for quota in self.quotas if _matches(quota, attributes)])
-        return self._known[attributes]
+        if attributes not in self._effective_quotas:
+            if len(self._effective_quotas) >= MAX_CACHED_QUOTAS:
+                self._effective_quotas.clear()
+            self._effective_quotas[attributes] = _effective(
+                [quota for quota in self.quotas if _matches(quota, attributes)]
+            )
+        return self._effective_quotas[attributes]
 
 
 def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
@@ -189,8 +191,8 @@ class EarlierRequest:
     need_bytes: int
 
 
-SHOWN_EARLIER = 3
-"""Number of earlier requests that are named."""
+MAX_SHOWN_EARLIER = 3
+"""Maximum number of earlier requests that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

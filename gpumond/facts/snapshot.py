@@ -32,7 +32,7 @@ THROTTLE_REASONS: tuple[str, ...] = (
 """Reasons for which a clock is not at its maximum; nvidia-smi's names, in the order of NVML's bits."""
 
 
-SHOWN_HOLDERS = 3
+MAX_SHOWN_HOLDERS = 3
 
 VIRTUALIZATION_MODES = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 """``vgpu``: a part of a device, in a virtual machine; ``host_*``: the host of such machines. In NVML's order."""
@@ -495,7 +495,7 @@ class Snapshot:
         return {(each.device_uuid, each.process): each for each in self.overheads}
 
     @cached_property
-    def suspended(self) -> frozenset[ProcessKey]:
+    def possibly_suspended(self) -> frozenset[ProcessKey]:
         """The processes that are suspended, or may be: nothing follows from their absence."""
         return frozenset(each.process for each in self.suspensions) | self.unresponsive
 
@@ -576,7 +576,7 @@ class Snapshot:
                 own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
                 held = [each for each in held if each is not own]
                 held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
-        return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:SHOWN_HOLDERS])
+        return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:MAX_SHOWN_HOLDERS])
 
     @cached_property
     def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:

@@ -66,18 +66,18 @@ def unreadable_subjects(snapshot: Snapshot, window: RuleWindow) -> UnreadableSub
     """Return devices that were not read completely, processes whose agent is silent or that may be suspended, connected
     processes, and suspended ones.
     """
-    suspended, unlisted = snapshot.unresponsive, unlisted_devices(snapshot)
-    silent = window.silent_processes - suspended
+    unresponsive, unlisted = snapshot.unresponsive, unlisted_devices(snapshot)
+    silent = window.silent_processes - unresponsive
     return UnreadableSubjects(
         frozenset(
             each.uuid
             for each in snapshot.devices
             if each.missed_readings >= MAX_MISSED_READINGS or each.uuid in unlisted
         ),
-        silent | (snapshot.suspended - suspended),
+        silent | (snapshot.possibly_suspended - unresponsive),
         frozenset((str(uid), name) for uid, name in (window.workload_by_process[process] for process in silent)),
-        snapshot.reports_by_process.keys() - suspended if suspended else snapshot.reports_by_process.keys(),
-        suspended,
+        snapshot.reports_by_process.keys() - unresponsive if unresponsive else snapshot.reports_by_process.keys(),
+        unresponsive,
     )
 
 

@@ -25,7 +25,7 @@ from gpumond.quantities.scope import (
     FULL_WINDOW_NOTE,
     IN_WINDOW,
     VERDICT_PLACEHOLDERS,
-    VERDICTS,
+    VERDICT_QUANTITIES,
     RuleContext,
     ScopeSpec,
     device_placeholders,
@@ -38,7 +38,7 @@ from gpumond.quantities.scope import (
 from gpumond.quantities.window import FILL_RATE_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
 from gpumond.tick.claims import devices_with_complete_lists, may_hold_memory
 
-LOADED_RATIO = 0.5
+LOADED_UTILIZATION_RATIO = 0.5
 """Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
 
 THERMAL_REASONS = ("sw_thermal_slowdown", "hw_thermal_slowdown")
@@ -73,7 +73,7 @@ def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
     for line in context.ledger.lines:
         lines[line.device_uuid].append(line)
     verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
-    for (uuid, _), verdicts in context.active_verdicts.items():
+    for (uuid, _), verdicts in context.problem_verdicts.items():
         verdicts_by_device[uuid] += verdicts
     short = _processes_short_of_memory(window, snapshot)
     source = snapshot.source
@@ -84,7 +84,9 @@ def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
         for line in lines[uuid]:
             sums[line.share] += line.used_bytes
         xids = {
-            error.xid: window.xids[uuid, error.xid].increase for error in snapshot.xids if error.device_uuid == uuid
+            error.xid: window.xid_growth[uuid, error.xid].increase
+            for error in snapshot.xids
+            if error.device_uuid == uuid
         }
         return _DeviceRow(
             device=device,
@@ -113,7 +115,7 @@ def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mappin
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
-    for (process, _, uuid), track in window.pools.items():
+    for (process, _, uuid), track in window.pool_tracks.items():
         if not window.is_short(track):
             continue
         if uuid not in counts or may_hold_memory(counts[uuid], process, True):
@@ -151,7 +153,7 @@ def _wasted_bytes(row: _DeviceRow) -> int | None:
     return max(row.cached_bytes - caches.get(process, 0) for process in row.short_processes)
 
 
-def _shortage(row: _DeviceRow) -> str:
+def _shortage_text(row: _DeviceRow) -> str:
     """Return what makes caches waste, as the end of a sentence."""
     if row.used_ratio is not None and (row.used_ratio >= NEARLY_FULL_RATIO or not row.short_processes):
         return f"is {row.used_ratio:.0%} full"
@@ -160,21 +162,21 @@ def _shortage(row: _DeviceRow) -> str:
     return f"had too little room for {list_text(names or ['a program'])} in the last {minutes:.0f} minutes"
 
 
-def _idle_used(row: _DeviceRow) -> float | None:
-    busy = row.device.sensors.gpu_utilization_ratio
-    return None if busy is None else row.used_ratio if busy == 0 else 0.0
+def _idle_used_ratio(row: _DeviceRow) -> float | None:
+    utilization = row.device.sensors.gpu_utilization_ratio
+    return None if utilization is None else row.used_ratio if utilization == 0 else 0.0
 
 
 def _xids_text(row: _DeviceRow) -> str:
     return ", ".join(f"{xid} ({plural(count, 'time')})" for xid, count in sorted(row.xid_increases.items()) if count)
 
 
-def _top_process(row: _DeviceRow) -> str:
+def _top_process_text(row: _DeviceRow) -> str:
     top = max(row.device.processes or (), key=lambda process: process.used_bytes or 0, default=None)
     return _program_text(row, top.key, top.used_bytes) if top else "unknown"
 
 
-def _top_cache(row: _DeviceRow) -> str:
+def _top_cache_text(row: _DeviceRow) -> str:
     cache = max((line for line in row.lines if line.share == "cached"), key=lambda line: line.used_bytes, default=None)
     if cache is None or cache.process is None:
         return "an unknown program"
@@ -184,8 +186,8 @@ def _top_cache(row: _DeviceRow) -> str:
 def _program_text(row: _DeviceRow, process: ProcessKey, used_bytes: int | None) -> str:
     """Return name, pid and size of a program."""
     usage = row.device.processes_by_key.get(process)
-    own = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
-    name = next(own, "") or (usage and usage.comm) or "unknown program"
+    workloads = (line.workload for line in row.lines if (line.pid, line.start_ticks) == process)
+    name = next(workloads, "") or (usage and usage.comm) or "unknown program"
     return f"{name} (pid {process.pid}, {size_text_or_unknown(used_bytes)})"
 
 
@@ -204,17 +206,17 @@ def _throttle(*reasons: str) -> Callable[[Sensors], float | None]:
 def pcie_link_ratio(sensors: Sensors) -> float | None:
     """Return the link's bandwidth over its maximum, where each generation doubles that of a lane."""
     width = ratio(sensors.pcie_width, sensors.pcie_width_max)
-    generation, most = sensors.pcie_generation, sensors.pcie_generation_max
-    if width is None or generation is None or most is None:
+    generation, generation_max = sensors.pcie_generation, sensors.pcie_generation_max
+    if width is None or generation is None or generation_max is None:
         return None
-    return min(1.0, width * 2.0 ** (generation - most))
+    return min(1.0, width * 2.0 ** (generation - generation_max))
 
 
 def _pcie_link_deficit(sensors: Sensors) -> float | None:
-    part, busy = pcie_link_ratio(sensors), sensors.gpu_utilization_ratio
-    if part is None or busy is None:
+    link_ratio, utilization = pcie_link_ratio(sensors), sensors.gpu_utilization_ratio
+    if link_ratio is None or utilization is None:
         return None
-    return 1.0 - part if busy >= LOADED_RATIO else 0.0
+    return 1.0 - link_ratio if utilization >= LOADED_UTILIZATION_RATIO else 0.0
 
 
 def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_DeviceRow]]:
@@ -223,7 +225,7 @@ def _with_increase(sensor: Quantity[DeviceReading]) -> Iterator[Quantity[_Device
     yield quantity
     if sensor.is_counter:
         yield increase_quantity(
-            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.window.devices.get(row.device.uuid)
+            quantity, DEVICE_COUNTERS.index(sensor.name), lambda row: row.window.device_counters.get(row.device.uuid)
         )
 
 
@@ -272,7 +274,7 @@ DERIVED_RULE_VALUES: tuple[Quantity[_DeviceRow], ...] = (
     ),
     _sensor(
         "pcie_link_deficit_ratio",
-        f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_RATIO:.0%}, otherwise 0.",
+        f"1 - `pcie_link_ratio` while `gpu_utilization_ratio` is at least {LOADED_UTILIZATION_RATIO:.0%}, otherwise 0.",
         _pcie_link_deficit,
     ),
     Quantity(
@@ -348,7 +350,7 @@ DEVICE_SCOPE = ScopeSpec(
             "unattributed bytes as a fraction of the size",
             lambda row: ratio(row.unattributed_bytes, row.device.size_bytes),
         ),
-        Quantity("idle_used_ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used),
+        Quantity("idle_used_ratio", "`used_ratio` while no kernel runs, 0 while one runs", _idle_used_ratio),
         Quantity(
             "xid_errors_increase",
             f"Xid errors that the driver reported {IN_WINDOW}; {FULL_WINDOW_NOTE}",
@@ -369,7 +371,7 @@ DEVICE_SCOPE = ScopeSpec(
         ),
         *SENSOR_RULE_VALUES,
         *DERIVED_RULE_VALUES,
-        *VERDICTS,
+        *VERDICT_QUANTITIES,
     ),
     labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
@@ -386,22 +388,25 @@ DEVICE_SCOPE = ScopeSpec(
             "used memory that belongs to no visible process",
             lambda row: size_text_or_unknown(row.unattributed_bytes),
         ),
-        "top_process": ("the largest process: name, pid, size", _top_process),
-        "top_cache": ("the program with the largest cache: name, pid, size", _top_cache),
-        "shortage": ("how full the device is, or which programs it had too little room for", _shortage),
+        "top_process": ("the largest process: name, pid, size", _top_process_text),
+        "top_cache": ("the program with the largest cache: name, pid, size", _top_cache_text),
+        "shortage": ("how full the device is, or which programs it had too little room for", _shortage_text),
         "xids": (f"Xid errors {IN_WINDOW}, by number", _xids_text),
-        "temperature": _sensor_text("GPU temperature", lambda own: _value_text("celsius", own.gpu_temperature_celsius)),
-        "power": _sensor_text("power draw", lambda own: _value_text("watts", own.power_watts)),
-        "power_limit": _sensor_text("power limit", lambda own: _value_text("watts", own.power_limit_watts)),
+        "temperature": _sensor_text(
+            "GPU temperature", lambda sensors: _value_text("celsius", sensors.gpu_temperature_celsius)
+        ),
+        "power": _sensor_text("power draw", lambda sensors: _value_text("watts", sensors.power_watts)),
+        "power_limit": _sensor_text("power limit", lambda sensors: _value_text("watts", sensors.power_limit_watts)),
         "throttle_reasons": _sensor_text(
-            "reasons for reduced clocks", lambda own: ", ".join(own.throttle_reasons or ()) or "none known"
+            "reasons for reduced clocks", lambda sensors: ", ".join(sensors.throttle_reasons or ()) or "none known"
         ),
         "pcie_link": _sensor_text(
-            "the PCIe link's generation and lanes", lambda own: _pcie_link_text(own.pcie_generation, own.pcie_width)
+            "the PCIe link's generation and lanes",
+            lambda sensors: _pcie_link_text(sensors.pcie_generation, sensors.pcie_width),
         ),
         "pcie_link_max": _sensor_text(
             "the PCIe link's highest generation and lanes",
-            lambda own: _pcie_link_text(own.pcie_generation_max, own.pcie_width_max),
+            lambda sensors: _pcie_link_text(sensors.pcie_generation_max, sensors.pcie_width_max),
         ),
         **VERDICT_PLACEHOLDERS,
     },

@@ -27,7 +27,8 @@ def engine_rows(context: RuleContext) -> Sequence[_EngineRow]:
 def _used_bytes(snapshot: Snapshot, engine: EngineReading) -> int | None:
     """Return the driver's count of the engine's processes.
 
-    It is 0 if none is listed and the engine states that it holds nothing; otherwise they may be those of a proxy.
+    The count is 0 if no process is listed and the engine states that it holds nothing; otherwise the processes may be
+    those of a proxy.
     """
     if any(device.missed_readings >= MAX_MISSED_READINGS for device in snapshot.devices):
         return None
@@ -37,17 +38,17 @@ def _used_bytes(snapshot: Snapshot, engine: EngineReading) -> int | None:
     return sum(counts)
 
 
-def _used_with_idle_kv_cache(row: _EngineRow) -> float | None:
-    in_use = row.engine.kv_cache_used_ratio
-    return None if in_use is None else row.used_bytes if in_use < IDLE_KV_CACHE_RATIO else 0.0
+def _used_bytes_with_idle_kv_cache(row: _EngineRow) -> float | None:
+    used_ratio = row.engine.kv_cache_used_ratio
+    return None if used_ratio is None else row.used_bytes if used_ratio < IDLE_KV_CACHE_RATIO else 0.0
 
 
-def _kv_cache(row: _EngineRow) -> str:
+def _kv_cache_text(row: _EngineRow) -> str:
     ratio = row.engine.kv_cache_used_ratio
     return "an unknown part" if ratio is None else value_text("ratio", ratio)
 
 
-def _idle(row: _EngineRow) -> str:
+def _idle_text(row: _EngineRow) -> str:
     seconds = row.engine.idle_seconds
     return "an unknown time" if seconds is None else duration_text(seconds)
 
@@ -70,7 +71,7 @@ ENGINE_SCOPE = ScopeSpec(
         Quantity(
             "kv_cache_idle_used_bytes",
             f"`used_bytes` while requests use less than {IDLE_KV_CACHE_RATIO:.0%} of the KV cache, otherwise 0",
-            _used_with_idle_kv_cache,
+            _used_bytes_with_idle_kv_cache,
         ),
         *_values(
             "kv_cache_bytes",
@@ -91,8 +92,8 @@ ENGINE_SCOPE = ScopeSpec(
             "memory of the engine's processes, as the driver counts it",
             lambda row: size_text_or_unknown(row.used_bytes),
         ),
-        "kv_cache": ("fraction of the KV cache that requests use", _kv_cache),
-        "idle": ("time without a request", _idle),
+        "kv_cache": ("fraction of the KV cache that requests use", _kv_cache_text),
+        "idle": ("time without a request", _idle_text),
         "models": (
             "the loaded models",
             lambda row: ", ".join(model.name for model in row.engine.models) or "no known model",

@@ -43,7 +43,12 @@ def pool_rows(context: RuleContext) -> Sequence[_PoolRow]:
     window, snapshot = context.window, context.snapshot
     return [
         _PoolRow(
-            snapshot.device(pool.device_uuid), report, pool, window.pools[pool_key(process, pool)], window, snapshot
+            snapshot.device(pool.device_uuid),
+            report,
+            pool,
+            window.pool_tracks[pool_key(process, pool)],
+            window,
+            snapshot,
         )
         for process, report in snapshot.reports_by_process.items()
         for pool in report.pools
@@ -60,16 +65,16 @@ def _pool_labels(row: _PoolRow) -> Labels:
     )
 
 
-def _fragmentation(row: _PoolRow) -> float | None:
+def _fragmentation_ratio(row: _PoolRow) -> float | None:
     device, track = row.device, row.track
     if device is None or not device.size_bytes:
         return None
     unreclaimable = min(track.peak_unreclaimable_bytes, unreclaimable_bytes(row.pool))
     is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_MIN_SIZE_RATIO * device.size_bytes
-    return row.window.fragmentation(track) if is_split else 0.0
+    return row.window.fragmentation_ratio(track) if is_split else 0.0
 
 
-def _advice(row: _PoolRow) -> str:
+def _advice_text(row: _PoolRow) -> str:
     retried = bool(row.window.increase(row.track.retries, row.track.since))
     return advice_clauses(context_of(row.report, row.pool.device_uuid, row.snapshot, retried))
 
@@ -79,7 +84,7 @@ def _whole_blocks(row: _PoolRow) -> str:
     return whole_block_change(row.pool.allocator, context) or "allocate fewer different sizes"
 
 
-def _last_oom(row: _PoolRow) -> str:
+def _last_oom_text(row: _PoolRow) -> str:
     """Return the event of the program's last out-of-memory error on the device, with the program's own line, and
     whether it kept running: it still reports after some seconds, in which the error may have ended it.
     """
@@ -88,11 +93,13 @@ def _last_oom(row: _PoolRow) -> str:
     if last is None:
         return ""
     note = row.window.ooms_by_number.get((row.report.key, last.number), OomNote())
-    runs = last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVAL_SECONDS
-    return oom_text(last, note.limit_bytes) + note.code_line + (" and kept running" if runs else "")
+    keeps_running = (
+        last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVAL_SECONDS
+    )
+    return oom_text(last, note.limit_bytes) + note.code_line + (" and kept running" if keeps_running else "")
 
 
-def _shortage(row: _PoolRow) -> str:
+def _shortage_text(row: _PoolRow) -> str:
     limit = row.track.limit_bytes
     if limit is None:
         return "was short of memory"
@@ -100,7 +107,7 @@ def _shortage(row: _PoolRow) -> str:
     return f"reached its limit of {size_text(limit)}" + ("" if unchanged else ", which has changed since")
 
 
-def _relief(row: _PoolRow) -> str:
+def _relief_text(row: _PoolRow) -> str:
     if row.track.limit_bytes is None:
         return "free memory on the GPU"
     return "raise the program's limit (to see where it's set: gpumond quota)"
@@ -132,7 +139,7 @@ POOL_SCOPE = ScopeSpec(
             "fragmentation_ratio",
             f"1 - peak live bytes / peak of live and stranded bytes, both {IN_WINDOW}; unknown for the first minute; "
             "0 if nothing is stranded, or if live and stranded bytes are less than 5% of the device's size",
-            lambda row: None if row.pool.live_bytes is None else _fragmentation(row),
+            lambda row: None if row.pool.live_bytes is None else _fragmentation_ratio(row),
         ),
         *_values("ooms"),
         Quantity(
@@ -185,14 +192,14 @@ POOL_SCOPE = ScopeSpec(
         "whole_blocks": ("a change that keeps the pool's free memory in one piece", _whole_blocks),
         "advice": (
             "recommended settings and changes, each preceded by a semicolon; empty without any",
-            _advice,
+            _advice_text,
         ),
-        "shortage": ("whether the program was short of memory or reached its own limit", _shortage),
-        "relief": ("what would give the program more memory", _relief),
+        "shortage": ("whether the program was short of memory or reached its own limit", _shortage_text),
+        "relief": ("what would give the program more memory", _relief_text),
         "oom": (
             "the last out-of-memory error: what happened, at which line of code, and whether the program kept running; "
             "empty if unknown",
-            _last_oom,
+            _last_oom_text,
         ),
     },
     programs=lambda row: (row.report.workload,),

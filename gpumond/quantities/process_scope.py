@@ -37,7 +37,7 @@ from gpumond.quantities.scope import (
     UNKNOWN_VERDICT_VALUES,
     VALUES_WITHOUT_VERDICT,
     VERDICT_PLACEHOLDERS,
-    VERDICTS,
+    VERDICT_QUANTITIES,
     RuleContext,
     ScopeSpec,
     device_placeholders,
@@ -57,12 +57,12 @@ Part = TypeVar("Part")
 
 
 class _ProcessRow(NamedTuple):
-    """One process on one device, or NOBODY: the device as a whole, for memory without a known process."""
+    """One process on one device, or UNKNOWN_PROCESS: the device as a whole, for memory without a known process."""
 
     device: DeviceReading
     process: ProcessUsage
     workload: str | None
-    """None if it never had an agent."""
+    """None if the process never had an agent."""
     is_silent: bool
     verdicts: Sequence[Verdict]
     verdict_values: Mapping[str, float | None]
@@ -78,14 +78,14 @@ class _ProcessRow(NamedTuple):
 
 
 def process_rows(context: RuleContext) -> Sequence[_ProcessRow]:
-    snapshot, window, active_verdicts = context.snapshot, context.window, context.active_verdicts
+    snapshot, window, problem_verdicts = context.snapshot, context.window, context.problem_verdicts
     workloads, silent, reports = window.workload_by_process, window.silent_processes, snapshot.reports_by_process
     rows: list[_ProcessRow] = []
     for device in snapshot.devices:
         uuid = device.uuid
         for key, process in device.processes_by_key.items():
             is_silent = key in silent
-            verdicts = active_verdicts.get((uuid, key), ())
+            verdicts = problem_verdicts.get((uuid, key), ())
             values = verdict_values(verdicts, UNKNOWN_VERDICT_VALUES if is_silent else VALUES_WITHOUT_VERDICT)
             workload = workloads.get(key)
             name = None if workload is None else workload.name
@@ -93,7 +93,7 @@ def process_rows(context: RuleContext) -> Sequence[_ProcessRow]:
             rows.append(
                 _ProcessRow(device, process, name, is_silent, verdicts, values, snapshot, window, reports.get(key))
             )
-        verdicts = active_verdicts.get((uuid, None), ())
+        verdicts = problem_verdicts.get((uuid, None), ())
         rows.append(
             _ProcessRow(
                 device=device,
@@ -124,14 +124,14 @@ def _limit_ratio(row: _ProcessRow) -> float | None:
     return max(ratios, default=None)
 
 
-def _soft_limit_excess(row: _ProcessRow) -> float | None:
+def _soft_limit_excess_bytes(row: _ProcessRow) -> float | None:
     used, soft = row.process.used_bytes, row.quota.soft_limit_bytes
     if soft is None:
         return 0.0
     return None if used is None else float(max(0, used - soft))
 
 
-def _reserve_shortage(row: _ProcessRow) -> float | None:
+def _reserve_shortage_bytes(row: _ProcessRow) -> float | None:
     if row.quota.reserve_bytes is None:
         return 0.0
     return row.snapshot.reserve_shortages.get((row.device.uuid, row.process.key))
@@ -142,12 +142,12 @@ def _labels(row: _ProcessRow) -> Labels:
     return ("gpu", str(row.device.index)), ("pid", str(pid) if pid else ""), ("uuid", row.device.uuid)
 
 
-def _age(row: _ProcessRow) -> float | None:
+def _age_seconds(row: _ProcessRow) -> float | None:
     now, started = row.snapshot.uptime_seconds, row.process.start_ticks
     return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
 
 
-def _report_excess(row: _ProcessRow) -> float | None:
+def _report_excess_bytes(row: _ProcessRow) -> float | None:
     if row.report is None:
         return None
     own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
@@ -163,21 +163,21 @@ def _idle_remedy(row: _ProcessRow) -> str:
     pid, report = row.process.pid, row.report
     if row.process is UNKNOWN_PROCESS:
         return "stop the program if you don't need it"
-    used, flushed = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
-    if report and report.can_suspend and 2 * flushed < used:
+    used, reclaimable = row.snapshot.used_by(row.process.key, row.device) or 0, _reclaimable_bytes(row)
+    if report and report.can_suspend and 2 * reclaimable < used:
         return f"to release {size_text(used)}: gpumond suspend --pid {pid}; if you don't need the program, stop it"
-    if flushed:
-        return f"to release {size_text(flushed)}: gpumond flush --pid {pid}; if you don't need the program, stop it"
+    if reclaimable:
+        return f"to release {size_text(reclaimable)}: gpumond flush --pid {pid}; if you don't need the program, stop it"
     return "a flush of this program would release nothing; if you don't need the program, stop it"
 
 
 def _soft_limit_remedy(row: _ProcessRow) -> str:
     """Return what a flush contributes to a program that is above its soft limit, and what else there is to do."""
-    excess, flushed = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
-    if not flushed:
+    excess, reclaimable = (row.process.used_bytes or 0) - (row.quota.soft_limit_bytes or 0), _reclaimable_bytes(row)
+    if not reclaimable:
         return "a flush of this program would release nothing; reduce the program's memory use, or raise the soft limit"
-    flush = f"to release {size_text(flushed)}: gpumond flush --pid {row.process.pid}"
-    if flushed >= excess:
+    flush = f"to release {size_text(reclaimable)}: gpumond flush --pid {row.process.pid}"
+    if reclaimable >= excess:
         return flush
     return f"{flush}; that isn't enough, so also reduce the program's memory use, or raise the soft limit"
 
@@ -192,7 +192,7 @@ def _process_usage(row: _ProcessRow) -> ProcessUsage:
 
 
 def _counter_history(row: _ProcessRow) -> CounterHistory | None:
-    return None if row.report is None else row.window.programs.get(row.report.key)
+    return None if row.report is None else row.window.program_counters.get(row.report.key)
 
 
 def _pool_sum(
@@ -222,11 +222,11 @@ def _host_pool_sum(quantity: Quantity[HostPool]) -> Quantity[_ProcessRow]:
 
 
 def _with_increases(
-    quantities: Iterable[Quantity[Part]], part: Callable[[_ProcessRow], Part | None]
+    quantities: Iterable[Quantity[Part]], part_of: Callable[[_ProcessRow], Part | None]
 ) -> Iterator[Quantity[_ProcessRow]]:
     """Yield the rule values of an agent's quantities and, of those that count events, also the increases."""
     for quantity in quantities:
-        value = quantity.of_part(part)
+        value = quantity.of_part(part_of)
         yield value
         if quantity.is_counter:
             yield increase_quantity(value, PROGRAM_COUNTERS.index(quantity.name), _counter_history)
@@ -257,13 +257,13 @@ PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
         Quantity(
             "soft_limit_excess_bytes",
             "used bytes above the process's lowest [soft limit](../how-to/quotas.md#soft-limit); 0 without one",
-            _soft_limit_excess,
+            _soft_limit_excess_bytes,
         ),
         Quantity(
             "reserve_shortage_bytes",
             "part of the process's [reserve](../how-to/quotas.md#reserve) that is neither in use nor available; "
             "0 without one",
-            _reserve_shortage,
+            _reserve_shortage_bytes,
         ),
         Quantity(
             "agent_gone",
@@ -273,7 +273,7 @@ PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
         ),
         PROCESS_UTILIZATION.of_part(_process_usage),
         Quantity("idle_seconds", "observed time without activity on the device", lambda row: row.process.idle_seconds),
-        Quantity("age_seconds", "time since the process started", _age),
+        Quantity("age_seconds", "time since the process started", _age_seconds),
         Quantity(
             "orphaned",
             "1 if the process's parent has exited and no service manager supervises the process, else 0",
@@ -283,7 +283,7 @@ PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
         Quantity(
             "report_excess_bytes",
             "bytes by which the agent's report exceeds the driver's count; unknown without an agent",
-            _report_excess,
+            _report_excess_bytes,
         ),
         REPORT_AGE.of_part(lambda row: row.report),
         *map(_pool_sum, (LIVE, HELD, RECLAIMABLE)),
@@ -292,7 +292,7 @@ PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
         *map(_host_pool_sum, HOST_POOL_QUANTITIES),
         *_with_increases(STEP_QUANTITIES, lambda row: row.report.program.step if row.report else None),
         *_with_increases(PROGRAM_QUANTITIES, lambda row: row.report.program if row.report else None),
-        *VERDICTS,
+        *VERDICT_QUANTITIES,
     ),
     labels={
         **DEVICE_LABELS,

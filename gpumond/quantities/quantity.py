@@ -69,13 +69,13 @@ class Quantity(Generic[Row_contra]):
     def meaning(self) -> str:
         return self.text + self.rule_note
 
-    def of_part(self, part: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
+    def of_part(self, part_of: Callable[[Whole], Row_contra | None]) -> Quantity[Whole]:
         """Return this quantity of a part of a row; it is unknown while the row has no such part."""
-        read_part = self.read
+        read_quantity = self.read
 
         def read(row: Whole) -> float | None:
-            value = part(row)
-            return None if value is None else float_or_none(read_part(value))
+            part = part_of(row)
+            return None if part is None else float_or_none(read_quantity(part))
 
         return Quantity(self.name, self.meaning, read, is_boolean=self.is_boolean, may_exceed_one=self.may_exceed_one)
 
@@ -103,7 +103,7 @@ def value_text(unit: Unit, value: float) -> str:
         return f"{round(100 * value, 1):g}%"
     if unit == "hertz":
         return f"{value / 1e6:.0f} MHz"
-    return f"{value:g}{SYMBOLS.get(unit, '')}"
+    return f"{value:g}{UNIT_SYMBOLS.get(unit, '')}"
 
 
-SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}
+UNIT_SYMBOLS: Mapping[Unit, str] = {"celsius": " °C", "watts": " W", "joules": " J"}

@@ -19,7 +19,7 @@ from gpumond.facts.verdicts import PROBLEM_KINDS, VERDICT_REMEDIES
 from gpumond.quantities.quantity import Quantity, Unit
 from gpumond.quantities.window import WINDOW_SECONDS, CounterHistory, RuleWindow
 
-ActiveVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
+ProblemVerdicts = Mapping[tuple[str, ProcessKey | None], Sequence[Verdict]]
 """Active verdicts that indicate a problem, by device and process; None is the device as a whole"""
 
 VALUES_WITHOUT_VERDICT: Mapping[str, float | None] = {
@@ -30,7 +30,7 @@ VALUES_WITHOUT_VERDICT: Mapping[str, float | None] = {
 UNKNOWN_VERDICT_VALUES: Mapping[str, float | None] = dict.fromkeys(VALUES_WITHOUT_VERDICT)
 
 
-def active_verdicts(verdicts: Iterable[Verdict]) -> ActiveVerdicts:
+def problem_verdicts(verdicts: Iterable[Verdict]) -> ProblemVerdicts:
     by_subject: defaultdict[tuple[str, ProcessKey | None], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
         if verdict.kind in VERDICT_REMEDIES:
@@ -75,7 +75,7 @@ def _verdict_value(name: str, meaning: str, is_boolean: bool = False) -> Quantit
     return Quantity(name, meaning, lambda row: row.verdict_values[name], is_boolean=is_boolean)
 
 
-VERDICTS = (
+VERDICT_QUANTITIES = (
     *(
         _verdict_value(kind.rule_value, f"1 while the `{kind.name}` [verdict](verdicts.md) is active", is_boolean=True)
         for kind in PROBLEM_KINDS
@@ -117,7 +117,7 @@ class RuleContext(NamedTuple):
     snapshot: Snapshot
     ledger: Ledger
     window: RuleWindow
-    active_verdicts: ActiveVerdicts = MappingProxyType({})
+    problem_verdicts: ProblemVerdicts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ RowWithWindow = TypeVar("RowWithWindow", bound=WindowRow)
 def increase_quantity(
     quantity: Quantity[RowWithWindow], position: int, history: Callable[[RowWithWindow], CounterHistory | None]
 ) -> Quantity[RowWithWindow]:
-    """Return the increase of a counter, which is at this position in the counts of ``history``."""
+    """Return the increase of a counter. ``position``: where the counts of ``history`` have it."""
     count = quantity.read
     name = "energy_increase_joules" if quantity.name == "energy_joules" else f"{quantity.name}_increase"
 

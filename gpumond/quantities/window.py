@@ -66,7 +66,7 @@ class PoolTrack(NamedTuple):
     ooms: CounterGrowth | None
     retries: CounterGrowth | None
     counters: CounterHistory
-    """Those of ``POOL_COUNTERS``."""
+    """The pool's counts of ``POOL_COUNTERS``."""
     short_at: float | None = None
     """Last time at which it ran out of the device's memory, or nearly did; its own limit doesn't count."""
     limit_bytes: int | None = None
@@ -83,17 +83,17 @@ class OomNote(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleWindow:
     elapsed_seconds: float = 0.0
-    pools: Mapping[PoolKey, PoolTrack] = field(default_factory=dict)
-    xids: Mapping[XidKey, CounterGrowth] = field(default_factory=dict)
+    pool_tracks: Mapping[PoolKey, PoolTrack] = field(default_factory=dict)
+    xid_growth: Mapping[XidKey, CounterGrowth] = field(default_factory=dict)
     workload_by_process: Mapping[ProcessKey, Workload] = field(default_factory=dict)
     """Workload of every process that has an agent, or had one and is still on a device."""
     oom_retries_by_process: Mapping[ProcessKey, CounterGrowth] = field(default_factory=dict)
     """Out-of-memory errors of every process after which `retry_on_oom` tried again."""
     silent_processes: frozenset[ProcessKey] = frozenset()
     """Processes whose agent no longer reports."""
-    devices: Mapping[str, CounterHistory] = field(default_factory=dict)
+    device_counters: Mapping[str, CounterHistory] = field(default_factory=dict)
     """``DEVICE_COUNTERS`` by UUID."""
-    programs: Mapping[ProcessKey, CounterHistory] = field(default_factory=dict)
+    program_counters: Mapping[ProcessKey, CounterHistory] = field(default_factory=dict)
     """``PROGRAM_COUNTERS`` of every process with an agent that reports."""
     free_bytes_history: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """Times and free bytes of the last ``FILL_RATE_SECONDS``, by device, oldest first."""
@@ -108,7 +108,7 @@ class RuleWindow:
     def time_to_full_30s_seconds(self, uuid: str) -> float | None:
         """Return the time until a device is full if it goes on to fill as it did lately; infinite if it does not fill.
 
-        None until it was read for ``FILL_RATE_SECONDS / 3``.
+        None until the device was read for ``FILL_RATE_SECONDS / 3``.
         """
         readings = self.free_bytes_history.get(uuid, ())
         if not readings or readings[-1][0] - readings[0][0] < FILL_RATE_SECONDS / 3:
@@ -135,14 +135,14 @@ class RuleWindow:
         retries = self.oom_retries_by_process.get(process)
         if retries is None or not retries.increases:
             return increase
-        tracks = [self.pools[key] for key in {pool_key(process, pool) for pool in report.pools}]
+        tracks = [self.pool_tracks[key] for key in {pool_key(process, pool) for pool in report.pools}]
         remaining = max(0, sum(each.ooms.increase for each in tracks if each.ooms) - retries.increase)
         if not remaining and self.elapsed_seconds - track.since < WINDOW_SECONDS:
             return None
         return min(increase, float(remaining))
 
-    def fragmentation(self, track: PoolTrack) -> float | None:
-        """Return 1 - peak live / peak unreclaimable over the window; None until it was observed for a minute.
+    def fragmentation_ratio(self, track: PoolTrack) -> float | None:
+        """Return 1 - peak live / peak unreclaimable over the window; None until the pool was observed for a minute.
 
         At a moment of low use a healthy pool looks as fragmented as any; at its peak it does not.
         """
@@ -166,59 +166,63 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         for oom in report.program.ooms
     }
     silent = _still_on_devices(before.workload_by_process.keys() - workload_by_process.keys(), snapshot)
-    pools: dict[PoolKey, PoolTrack] = {}
+    pool_tracks: dict[PoolKey, PoolTrack] = {}
     oom_retries: dict[ProcessKey, CounterGrowth] = {}
-    programs: dict[ProcessKey, CounterHistory] = {}
+    program_counters: dict[ProcessKey, CounterHistory] = {}
     for process, report in reports.items():
         for usage in report.pools:
             pool = pool_key(process, usage)
-            track = before.pools.get(pool)
-            pools[pool] = now = track if track and process in snapshot.suspended else _next_track(track, usage, elapsed)
-            if track and _ran_short(track, now):
+            track = before.pool_tracks.get(pool)
+            pool_tracks[pool] = after = (
+                track if track and process in snapshot.possibly_suspended else _next_track(track, usage, elapsed)
+            )
+            if track and _ran_short(track, after):
                 limit = _own_limit(process, usage.device_uuid, snapshot)
-                pools[pool] = now._replace(limit_bytes=limit, short_at=elapsed if limit is None else now.short_at)
+                pool_tracks[pool] = after._replace(
+                    limit_bytes=limit, short_at=elapsed if limit is None else after.short_at
+                )
         if report.program.oom_retries:
             base = CounterGrowth(0 if process in before.workload_by_process else report.program.oom_retries)
             oom_retries[process] = _next_growth(
                 before.oom_retries_by_process.get(process, base), report.program.oom_retries, elapsed
             )
-        history = before.programs.get(process)
+        history = before.program_counters.get(process)
         if history is None or history.is_due(elapsed):
             history = _next_history(history, program_counts(report.program), elapsed)
-        programs[process] = history
+        program_counters[process] = history
     if silent:
         workload_by_process.update((process, before.workload_by_process[process]) for process in silent)
-        pools.update((pool, track) for pool, track in before.pools.items() if pool[0] in silent)
+        pool_tracks.update((pool, track) for pool, track in before.pool_tracks.items() if pool[0] in silent)
         oom_retries.update(
             (process, growth) for process, growth in before.oom_retries_by_process.items() if process in silent
         )
     # The count of an Xid starts with the daemon, so its first report is an increase.
-    xids = {
+    xid_growth = {
         (error.device_uuid, error.xid): _next_growth(
-            before.xids.get((error.device_uuid, error.xid), NO_GROWTH), error.count, elapsed
+            before.xid_growth.get((error.device_uuid, error.xid), NO_GROWTH), error.count, elapsed
         )
         for error in snapshot.xids
     }
-    devices: dict[str, CounterHistory] = {}
+    device_counters: dict[str, CounterHistory] = {}
     free_bytes_history: dict[str, tuple[tuple[float, int], ...]] = {}
     for device in snapshot.devices:
-        history = before.devices.get(device.uuid)
+        history = before.device_counters.get(device.uuid)
         if history is None or history.is_due(elapsed):
             history = _next_history(history, device_counts(device.sensors), elapsed)
-        devices[device.uuid] = history
+        device_counters[device.uuid] = history
         if device.free_bytes is not None:
             readings = before.free_bytes_history.get(device.uuid, ())
             in_window = tuple(each for each in readings if each[0] > elapsed - FILL_RATE_SECONDS)
             free_bytes_history[device.uuid] = (*in_window, (elapsed, device.free_bytes))
     return RuleWindow(
         elapsed_seconds=elapsed,
-        pools=pools,
-        xids=xids,
+        pool_tracks=pool_tracks,
+        xid_growth=xid_growth,
         workload_by_process=workload_by_process,
         oom_retries_by_process=oom_retries,
         silent_processes=silent,
-        devices=devices,
-        programs=programs,
+        device_counters=device_counters,
+        program_counters=program_counters,
         free_bytes_history=free_bytes_history,
         ooms_by_number=notes,
     )
@@ -236,7 +240,7 @@ def program_counts(program: Program) -> Counts:
 
 
 def _next_history(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
-    return first_observation(counts, elapsed) if history is None else history.with_sample(counts, elapsed)
+    return new_counter_history(counts, elapsed) if history is None else history.with_sample(counts, elapsed)
 
 
 def _still_on_devices(processes: Set[ProcessKey], snapshot: Snapshot) -> frozenset[ProcessKey]:
@@ -257,8 +261,8 @@ def unlisted_devices(snapshot: Snapshot) -> frozenset[str]:
     """Return the devices whose process list could not be read now, without those that never have one."""
     if not snapshot.faults:
         return frozenset()
-    at_fault = {fault.device_uuid for fault in snapshot.faults}
-    return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in at_fault)
+    faulty_uuids = {fault.device_uuid for fault in snapshot.faults}
+    return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in faulty_uuids)
 
 
 def _next_track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> PoolTrack:
@@ -267,7 +271,7 @@ def _next_track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> Po
         live = peak  # a peak that rose was reached within this bucket, however short it was
     unreclaimable = max(live, unreclaimable_bytes(pool))
     if before is not None and not unreclaimable and before.peak_unreclaimable_bytes:
-        # It has freed all, so nothing is fragmented.
+        # The pool has freed all, so nothing is fragmented.
         before = before._replace(buckets=((elapsed, 0, 0),), peak_live_bytes=0, peak_unreclaimable_bytes=0)
     if before is None:
         ooms, retries = (None if count is None else CounterGrowth(count) for count in (pool.ooms, pool.retries))
@@ -279,7 +283,7 @@ def _next_track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> Po
             peak_unreclaimable_bytes=unreclaimable,
             ooms=ooms,
             retries=retries,
-            counters=first_observation(pool_counts(pool), elapsed),
+            counters=new_counter_history(pool_counts(pool), elapsed),
         )
     counters = before.counters
     ooms = _growth_or_none(before.ooms, pool.ooms, elapsed)
@@ -369,11 +373,11 @@ class CounterHistory(NamedTuple):
     samples: tuple[tuple[float, Counts], ...]
 
     def is_due(self, elapsed: float) -> bool:
-        """Return True if the counts of ``elapsed_seconds`` are to be kept."""
+        """Return True if the counts at ``elapsed`` are to be kept."""
         return elapsed - self.samples[-1][0] >= BUCKET_SECONDS
 
     def with_sample(self, counts: Counts, elapsed: float) -> CounterHistory:
-        samples = [mark for mark in self.samples if mark[0] > elapsed - WINDOW_SECONDS]
+        samples = [sample for sample in self.samples if sample[0] > elapsed - WINDOW_SECONDS]
         if len(samples) > 1 and samples[-1][1] == samples[-2][1] == counts:
             counts = samples.pop()[1]
         return self._replace(samples=(*samples, (elapsed, counts)))
@@ -391,7 +395,7 @@ class CounterHistory(NamedTuple):
         return float(growth) if growth or elapsed - self.since >= WINDOW_SECONDS else None
 
 
-def first_observation(counts: Counts, elapsed: float) -> CounterHistory:
+def new_counter_history(counts: Counts, elapsed: float) -> CounterHistory:
     return CounterHistory(elapsed, ((elapsed, counts),))
 
 

@@ -449,7 +449,7 @@ async def history(
     history = core_of(request).history
     uuid = find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
     key = (uuid, _process(history, uuid, pid, start_ticks))
-    chosen_resolution = _resolution_for(history, [history.age(key)], since, resolution)
+    chosen_resolution = _resolution_for(history, [history.age_seconds(key)], since, resolution)
     points = downsample(history.series(key, signal, since or 0.0, chosen_resolution, _end(until)))
     if not points and not any(history.series(key, other) for other in SIGNALS):
         raise HTTPException(404, f"no history for {uuid if pid is None else f'pid {pid} on {uuid}'}")
@@ -491,12 +491,14 @@ async def share_history(
         devices = frame.snapshot.devices if frame else ()
         own = {device.uuid for device in devices}
         roots = [device.uuid for device in devices if device.parent_uuid not in own]
-        chosen_resolution = _resolution_for(history, [history.age((each, None)) for each in roots], since, resolution)
+        chosen_resolution = _resolution_for(
+            history, [history.age_seconds((each, None)) for each in roots], since, resolution
+        )
         points = history.machine_shares(roots, since or 0.0, _end(until), chosen_resolution)
     else:
         uuid = find_device_uuid_in_frame(uuid, frame, others=history.devices)
         key = (uuid, _process(history, uuid, pid, start_ticks))
-        chosen_resolution = _resolution_for(history, [history.age(key)], since, resolution)
+        chosen_resolution = _resolution_for(history, [history.age_seconds(key)], since, resolution)
         points = history.shares(key, since or 0.0, _end(until), chosen_resolution)
     return compressed_json(
         request, ShareHistory, _columns(uuid, pid, downsample(points), *_block_lengths(history, chosen_resolution))
@@ -518,7 +520,7 @@ async def past_moment(
     history = core_of(request).history
     own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
     chosen_resolution = _resolution_for(
-        history, [history.age((each, None)) for each in history.devices], at, resolution
+        history, [history.age_seconds((each, None)) for each in history.devices], at, resolution
     )
     found = tuple(
         PastHolding(
@@ -551,7 +553,9 @@ def downsample(points: Sequence[Each]) -> Sequence[Each]:
 
 
 def _process(history: History, uuid: str, pid: int | None, start_ticks: int | None) -> ProcessKey | None:
-    found = history.newest(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
+    found = (
+        history.newest_process(uuid, pid) if pid is not None and start_ticks is None else process_key(pid, start_ticks)
+    )
     if pid is not None and found is None:
         raise HTTPException(404, f"no history for pid {pid} on {uuid}")
     return found
@@ -567,8 +571,8 @@ def _resolution_for(
     """Return the resolution that is asked for, else the shortest one whose range includes ``since``."""
     if resolution is not None or since is None:
         return resolution
-    seconds = min((history.taken_at - since) * history.pace, max(ages, default=0.0))
-    if seconds <= MAX_SAMPLES * history.pace * RANGE_SLACK:
+    seconds = min((history.taken_at - since) * history.speedup, max(ages, default=0.0))
+    if seconds <= MAX_SAMPLES * history.speedup * RANGE_SLACK:
         return None
     return next(
         (tier.seconds for tier in TIERS if seconds <= tier.seconds * tier.rows * RANGE_SLACK), TIERS[-1].seconds
@@ -579,7 +583,7 @@ def _block_lengths(history: History, resolution: float | None) -> tuple[int | No
     """Return the length of a block on the clock of the history, and in seconds; None for samples."""
     chosen_resolution = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
     seconds = max(chosen_resolution, default=None)
-    return seconds, None if seconds is None else seconds / history.pace
+    return seconds, None if seconds is None else seconds / history.speedup
 
 
 def _columns(

@@ -17,13 +17,13 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ExcessClaim, Faul
 from gpumond.facts.units import distinct_size_texts
 
 MAX_POOLS = 32
-"""Most pools of one agent that are kept; the others are summed for each device, with the allocator ``OTHER``."""
+"""Maximum number of pools of one agent that are kept; the others are summed for each device, as allocator ``OTHER``."""
 MAX_REPORTED_POOLS = 64
-"""Most pools of one message that are kept: eight allocators on eight devices."""
+"""Maximum number of pools of one message that are kept: eight allocators on eight devices."""
 MAX_POOLS_OF_UID = 1024
 """Pools of all agents of one user. Beyond it, each of its agents has an equal share: eight of 128 agents."""
 
-SLACK_RATIO = 1 / 32
+CLAIM_TOLERANCE_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 
 
@@ -56,12 +56,12 @@ def devices_with_complete_lists(
     )
 
 
-def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey, complete: bool) -> bool:
+def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey, is_complete: bool) -> bool:
     """Return False if the driver would list the process if it had memory on the device, and does not list it.
 
     A listed process with the same pid and an unknown start may be this one.
     """
-    return not complete or process in counts or ProcessKey(process.pid, None) in counts
+    return not is_complete or process in counts or ProcessKey(process.pid, None) in counts
 
 
 def max_possible_bytes(
@@ -73,7 +73,7 @@ def max_possible_bytes(
 
 
 def claim_tolerance_bytes(device: DeviceReading) -> int:
-    return int(SLACK_RATIO * (device.size_bytes or 0))
+    return int(CLAIM_TOLERANCE_RATIO * (device.size_bytes or 0))
 
 
 def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
@@ -118,7 +118,7 @@ def outermost_pools(pools: Iterable[PoolUsage]) -> tuple[PoolUsage, ...]:
 
 
 def max_pools_by_person(reports: Iterable[AgentReport], person_uid: Callable[[int], int]) -> dict[int, int]:
-    """Return the most pools of one agent for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
+    """Return an agent's maximum number of pools, for each person whose agents have more than ``MAX_POOLS_OF_UID``."""
     pools, agents = Counter[int](), Counter[int]()
     for report in reports:
         person = person_uid(report.uid)
@@ -176,11 +176,11 @@ def _sum_of_pools(uuid: str, pools: list[PoolUsage]) -> PoolUsage:
     )
 
 
-FRESH_SECONDS = 2.0
+MAX_CLAIM_AGE_SECONDS = 2.0
 """Maximum age of a claim that is compared: the program may have freed the memory of an older one."""
-FAULT_TICKS = 2
+TICKS_UNTIL_FAULT = 2
 """Consecutive ticks after which an excess that cannot be unmapped is a fault."""
-UNMAPPED_TICKS = 3
+TICKS_UNTIL_UNMAPPED = 3
 """Consecutive ticks after which another excess is counted as unmapped. The second is one with a new report: an older
 one doesn't state what the program has freed since.
 """
@@ -194,9 +194,9 @@ class _DriverCounts:
         devices: Collection[DeviceReading],
         complete: Collection[str],
         previous: Snapshot | None,
-        seconds: float,
+        interval_seconds: float,
     ) -> None:
-        self.seconds = seconds
+        self.interval_seconds = interval_seconds
         self.devices = {device.uuid: device for device in devices}
         self._previous = previous
         self.sizes = {device.uuid: device.size_bytes for device in devices}
@@ -214,7 +214,7 @@ class _DriverCounts:
         last = self._previous.device(uuid) if self._previous else None
         if last is None:
             return True
-        if self._previous is not None and process in self._previous.suspended:
+        if self._previous is not None and process in self._previous.possibly_suspended:
             return False
         return last.used_by_process.get(process) == self.counts[uuid].get(process)
 
@@ -229,16 +229,16 @@ def check_claims(
     previous: Snapshot | None,
     faults: list[Fault],
     person_uid: Callable[[int], int],
-    seconds: float,
+    interval_seconds: float,
 ) -> tuple[tuple[AgentReport, ...], tuple[ExcessClaim, ...]]:
     """Return the reports, limited to possible values and to their number of pools, and the claims that exceed a limit.
 
     Adds a fault for each report that claims more than the driver counts for its process, unless the excess can be
-    unmapped. ``seconds``: the time since the previous snapshot.
+    unmapped. ``interval_seconds``: the time since the previous snapshot.
     """
     if not reports:
         return (), ()
-    driver = _DriverCounts(devices, complete, previous, seconds)
+    driver = _DriverCounts(devices, complete, previous, interval_seconds)
     previous_reports = previous.reports_by_process if previous else {}
     previous_excesses = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in previous_excesses if not each.allocator}
@@ -260,10 +260,10 @@ def check_claims(
             if excess is None:
                 continue
             unmapped = _unmapped_bytes(excess, pools, driver)
-            if unmapped and excess.ticks >= UNMAPPED_TICKS:
+            if unmapped and excess.ticks >= TICKS_UNTIL_UNMAPPED:
                 excess = replace(excess, unmapped_bytes=unmapped)
                 pools = _subtract_unmapped(pools, uuid, unmapped)
-            elif not unmapped and excess.ticks >= FAULT_TICKS and _is_fresh(report, driver.devices[uuid]):
+            elif not unmapped and excess.ticks >= TICKS_UNTIL_FAULT and _is_fresh(report, driver.devices[uuid]):
                 fault = fault or _excess_fault(excess, driver.devices[uuid])
             excesses.append(excess)
         if fault:
@@ -297,7 +297,7 @@ def _excess_over_driver(
     limit = max_possible_bytes(device, driver.counts[uuid], report.key) if driver.may_list(report.key, uuid) else 0
     if limit is None or claimed <= limit + claim_tolerance_bytes(device):
         return None
-    counts_as_tick = ticks != 1 or report.age_seconds < driver.seconds
+    counts_as_tick = ticks != 1 or report.age_seconds < driver.interval_seconds
     return ExcessClaim(
         pid=report.pid,
         start_ticks=report.start_ticks,
@@ -310,7 +310,7 @@ def _excess_over_driver(
 
 
 def _is_fresh(report: AgentReport, device: DeviceReading) -> bool:
-    return report.age_seconds < FRESH_SECONDS and not device.missed_readings
+    return report.age_seconds < MAX_CLAIM_AGE_SECONDS and not device.missed_readings
 
 
 def _excess_fault(excess: ExcessClaim, device: DeviceReading) -> Fault:

@@ -24,8 +24,8 @@ and summed over their pools; opaque are the bytes of processes without such a re
 """
 USED, LIVE, HELD, STRANDED, STEP_END, UTILIZATION, UNATTRIBUTED, OPAQUE, LOAD = range(9)
 """All signals. STEP_END: live bytes at the end of a step; LOAD: requests of the serving engines on the device."""
-PROCESS_SIGNALS, DEVICE_SIGNALS = 5, 9
-"""Number of signals of a device, and the most of a process: the first one without an agent, STEP_END with steps."""
+MAX_PROCESS_SIGNALS, DEVICE_SIGNAL_COUNT = 5, 9
+"""A process has USED without an agent, and STEP_END only with steps."""
 _SIGNAL_INDICES: Mapping[HistorySignal, int] = {
     "used": USED,
     "live": LIVE,
@@ -95,12 +95,12 @@ class CoarseSeries:
 class History:
     """Series of all devices and processes, extended by each snapshot.
 
-    Time is the snapshots' monotonic clock, times ``pace``. Unix times are derived from the newest snapshot, so
+    Time is the snapshots' monotonic clock, times ``speedup``. Unix times are derived from the newest snapshot, so
     a step of the wall clock moves no sample relative to another.
     """
 
-    def __init__(self, pace: float = 1.0) -> None:
-        self.pace = pace
+    def __init__(self, speedup: float = 1.0) -> None:
+        self.speedup = speedup
         self.now = -inf
         self.taken_at = 0.0
         self.devices: dict[str, Series] = {}
@@ -108,37 +108,37 @@ class History:
         self._ended: dict[ProcessSeriesKey, Series] = {}
         self._awaited: dict[SeriesKey, CoarseSeries] = {}
         self._awaited_until = inf
-        self._born = 0
-        self._samples = MAX_SAMPLES if pace == 1 else int(MAX_SAMPLES * pace / ACCELERATED_DISTANCE_SECONDS)
+        self._series_made = 0
+        self._max_samples = MAX_SAMPLES if speedup == 1 else int(MAX_SAMPLES * speedup / ACCELERATED_DISTANCE_SECONDS)
 
     def to_unix(self, at: float) -> float:
         """Convert a time of this clock to Unix time."""
-        return self.taken_at - (self.now - at) / self.pace
+        return self.taken_at - (self.now - at) / self.speedup
 
     def advance(self, snapshot: Snapshot) -> bool:
         """Advance the clock. Returns False, and nothing may be added, if the snapshot is not newer than the last."""
-        now = snapshot.elapsed_seconds * self.pace
+        now = snapshot.elapsed_seconds * self.speedup
         if now <= self.now:
             return False
         self.now, self.taken_at = now, snapshot.taken_at
         if self._awaited:
-            self._awaited_until = min(self._awaited_until, now + MAX_WAIT_FOR_PROCESS_SECONDS * self.pace)
+            self._awaited_until = min(self._awaited_until, now + MAX_WAIT_FOR_PROCESS_SECONDS * self.speedup)
             if now > self._awaited_until:
                 self._awaited.clear()
         return True
 
-    def device(self, uuid: str) -> Series:
+    def device_series(self, uuid: str) -> Series:
         """Return the series of a device; create it if necessary."""
         series = self.devices.get(uuid)
         if series is None:
-            series = self.devices[uuid] = self._series((uuid, None), DEVICE_SIGNALS, DEVICE_SIGNALS)
+            series = self.devices[uuid] = self._make_series((uuid, None), DEVICE_SIGNAL_COUNT, DEVICE_SIGNAL_COUNT)
         return series
 
-    def process(self, key: ProcessSeriesKey) -> Series | None:
+    def process_series(self, key: ProcessSeriesKey) -> Series | None:
         """Return the series of a process; create it if necessary. None if there are too many."""
         series = self.processes.get(key)
         if series is None and len(self.processes) < MAX_PROCESSES:
-            series = self.processes[key] = self._series(key, USED + 1, PROCESS_SIGNALS)
+            series = self.processes[key] = self._make_series(key, USED + 1, MAX_PROCESS_SIGNALS)
         return series
 
     def end(self, key: ProcessSeriesKey) -> None:
@@ -155,7 +155,7 @@ class History:
         """Remove a device that no longer exists."""
         self.devices.pop(uuid, None)
 
-    def newest(self, device_uuid: str, pid: int) -> ProcessKey | None:
+    def newest_process(self, device_uuid: str, pid: int) -> ProcessKey | None:
         """Return the newest process with this pid that has or had a series on the device."""
         for series in (self.processes, self._ended):
             for uuid, process in reversed(series):
@@ -187,11 +187,11 @@ class History:
         columns: Iterable[array[float]] = [series.samples(signal_index)] * 3
         open_row = None
         if fitting_tiers:
-            length, times = TIERS[fitting_tiers[-1]].seconds / self.pace, series.times(fitting_tiers[-1])
-            columns = (series.column(fitting_tiers[-1], signal_index, kind) for kind in (MIN, MEDIAN, MAX))
+            length, times = TIERS[fitting_tiers[-1]].seconds / self.speedup, series.times(fitting_tiers[-1])
+            columns = (series.column(fitting_tiers[-1], signal_index, statistic) for statistic in (MIN, MEDIAN, MAX))
             if until > self.to_unix(series.open_since(fitting_tiers[-1])):
                 open_row = series.open_row(fitting_tiers[-1])
-        range_slice = self._within(times, since - length, until)
+        range_slice = self._time_slice(times, since - length, until)
         rows: Iterable[tuple[float, ...]] = zip(
             times[range_slice], *(column[range_slice] for column in columns), strict=True
         )
@@ -207,9 +207,9 @@ class History:
 
         In samples, what a process has taken since its agent's last report is opaque, as in the ledger.
         """
-        signals = SIGNALS if key[1] is None else SIGNALS[:PROCESS_SIGNALS]
-        samples = resolution is None or resolution < TIERS[0].seconds
-        first = since - LEAD_SECONDS if samples else since
+        signals = SIGNALS if key[1] is None else SIGNALS[:MAX_PROCESS_SIGNALS]
+        is_samples = resolution is None or resolution < TIERS[0].seconds
+        first = since - LEAD_SECONDS if is_samples else since
         used = self.series(key, "used", first, resolution, until)
         others = {
             signal: {point.at: point.median for point in self.series(key, signal, first, resolution, until)}
@@ -221,7 +221,9 @@ class History:
             for point in used
         )
         return (
-            tuple(point for point in _without_report_delay(points) if point.at >= since) if samples else tuple(points)
+            tuple(point for point in _without_report_delay(points) if point.at >= since)
+            if is_samples
+            else tuple(points)
         )
 
     def machine_shares(
@@ -250,21 +252,21 @@ class History:
             *self._ended.items(),
             *self.processes.items(),
         )
-        samples = resolution is None or resolution < TIERS[0].seconds
+        is_samples = resolution is None or resolution < TIERS[0].seconds
         for key, each in series:
-            oldest = at - GAP_RATIO * each.sample_interval / self.pace if samples else at
+            oldest = at - GAP_RATIO * each.sample_interval / self.speedup if is_samples else at
             points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.to_unix(each.ended) else ()
             if points:
                 yield key, each, points[-1]
 
-    def _within(self, times: array[float], since: float, until: float) -> slice:
+    def _time_slice(self, times: array[float], since: float, until: float) -> slice:
         """Return where the times between two Unix times are, with some second around them."""
         return slice(bisect_left(times, self._from_unix(since) - 1), bisect_right(times, self._from_unix(until) + 1))
 
-    def age(self, key: SeriesKey) -> float:
+    def age_seconds(self, key: SeriesKey) -> float:
         """Return the seconds of this clock since the first sample of the device or process; 0 if it is unknown."""
         series = self._find(key)
-        return 0.0 if series is None else self.now - series.born
+        return 0.0 if series is None else self.now - series.started
 
     def coarse_series(self) -> Iterator[CoarseSeries]:
         """Yield all series to be stored when the daemon stops. Snapshots may be added between two of them."""
@@ -280,16 +282,16 @@ class History:
         """Restore series: each when its device or process has a sample again within ten minutes."""
         self._awaited.update(((each.device_uuid, process_key(each.pid, each.start_ticks)), each) for each in series)
 
-    def _series(self, key: SeriesKey, min_signals: int, max_signals: int) -> Series:
-        self._born += 1
+    def _make_series(self, key: SeriesKey, min_signals: int, max_signals: int) -> Series:
+        self._series_made += 1
         # Blocks of different series close at different times, so no tick closes all of them.
-        phase = float(self._born * 7 % 60)
+        phase = float(self._series_made * 7 % 60)
         stored = self._awaited.pop(key, None)
         widths = [len(record) for record in stored.records] if stored is not None else []
         if stored is None or widths not in [[signals] * len(TIERS) for signals in range(min_signals, max_signals + 1)]:
-            return Series(min_signals, self.now, phase, self._samples)
-        series = Series(widths[0], self.now, phase, self._samples)
-        series.born = min(self.now, self._from_unix(stored.born_at))
+            return Series(min_signals, self.now, phase, self._max_samples)
+        series = Series(widths[0], self.now, phase, self._max_samples)
+        series.started = min(self.now, self._from_unix(stored.born_at))
         width = 2 + 3 * series.signals
         blocks = (
             [self._from_unix(row[0]), *(nan if value is None else value for value in row[1:])]
@@ -300,7 +302,7 @@ class History:
         return series
 
     def _from_unix(self, unix: float) -> float:
-        return self.now - (self.taken_at - unix) * self.pace
+        return self.now - (self.taken_at - unix) * self.speedup
 
     def _find(self, key: SeriesKey) -> Series | None:
         uuid, process = key
@@ -312,8 +314,8 @@ class History:
         records = tuple(
             tuple(
                 # Blocks of the longest tier are stored themselves.
-                _finite_or_none(record if tier == QUARTER_HOUR else max(record, highest(series.column(tier, signal))))
-                for signal, record in enumerate(series.records[tier])
+                _finite_or_none(peak if tier == QUARTER_HOUR else max(peak, highest(series.column(tier, signal))))
+                for signal, peak in enumerate(series.past_peaks[tier])
             )
             for tier in range(len(TIERS))
         )
@@ -323,7 +325,7 @@ class History:
             device_uuid=uuid,
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
-            born_at=self.to_unix(series.born),
+            born_at=self.to_unix(series.started),
             records=records,
             blocks=blocks,
         )
@@ -357,8 +359,8 @@ def shares_of(
     return SharesPoint(point.at, point.low, point.high, used, live, cached, stranded, overhead, opaque, unattributed)
 
 
-REPORT_SECONDS = 1.5
-"""Longest age of a report in real seconds: agents report once a second."""
+MAX_REPORT_AGE_SECONDS = 1.5
+"""Maximum age of a report in real seconds: agents report once a second."""
 LEAD_SECONDS = 10.0
 """Time before a range whose samples show what the overhead was at its beginning."""
 
@@ -366,14 +368,14 @@ LEAD_SECONDS = 10.0
 def _without_report_delay(points: Iterable[SharesPoint]) -> Iterator[SharesPoint]:
     """Yield the samples, with what was taken from the driver since a report as opaque and not as overhead.
 
-    At the time of a report, the driver's count was one of those of the last ``REPORT_SECONDS``, unless it has fallen
-    and risen between two samples.
+    At the time of a report, the driver's count was one of those of the last ``MAX_REPORT_AGE_SECONDS``, unless it has
+    fallen and risen between two samples.
     """
     window: deque[SharesPoint] = deque()
     known: float | None = None
     for point in points:
         window.append(point)
-        while len(window) > 1 and window[1].at <= point.at - REPORT_SECONDS:
+        while len(window) > 1 and window[1].at <= point.at - MAX_REPORT_AGE_SECONDS:
             window.popleft()
         size = point.overhead
         if size is None or known is None:
@@ -404,7 +406,7 @@ GAP_RATIO = 3.0
 MIN_AVERAGE_DISTANCE_SECONDS = 1.0
 """Minimum distance of two samples on average, with which those that are kept cover 15 minutes at any interval."""
 ACCELERATED_DISTANCE_SECONDS = 4.0
-"""The same of accelerated time: `gpumond demo` takes five readings a second, each of them 4 s of its time."""
+"""Distance of two samples in accelerated time: `gpumond demo` takes five readings a second, each 4 s apart."""
 
 
 class HistoryTier(NamedTuple):
@@ -416,7 +418,7 @@ TIERS = (HistoryTier(15, 240), HistoryTier(60, 240), HistoryTier(300, 144), Hist
 MINUTE, FIVE_MINUTES, QUARTER_HOUR = 1, 2, 3
 """Indices in TIERS."""
 MIN, MEDIAN, MAX = 0, 1, 2
-"""Indices in a block."""
+"""Statistics of a block, by their index."""
 
 
 class HistoryRows:
@@ -453,12 +455,12 @@ class HistoryRows:
         return self._newest(self._times, 1, 0, count)
 
     def column(self, index: int, count: int) -> array[float]:
-        """Return one number of each of these rows."""
+        """Return one number of each of the last ``count`` rows."""
         self._pack()
         return self._newest(self._data, self.width, index, count)
 
-    def newest(self, count: int) -> array[float]:
-        """Return the numbers of these rows, concatenated."""
+    def newest_rows(self, count: int) -> array[float]:
+        """Return the numbers of the last ``count`` rows, concatenated."""
         self._pack()
         head, length = self._head * self.width, min(count, len(self._times)) * self.width
         if head >= length:
@@ -467,7 +469,7 @@ class HistoryRows:
 
     def rows(self) -> Iterator[tuple[float, array[float]]]:
         """Yield time and numbers of each row, the oldest first."""
-        flat = self.newest(self._capacity)
+        flat = self.newest_rows(self._capacity)
         for number, at in enumerate(self.times(self._capacity)):
             yield at, flat[number * self.width : (number + 1) * self.width]
 
@@ -479,7 +481,7 @@ class HistoryRows:
 
     def widen(self, more: int) -> None:
         """Add numbers to all rows, which are unknown so far."""
-        flat, old, wide = self.newest(self._capacity), self.width, self.width + more
+        flat, old, wide = self.newest_rows(self._capacity), self.width, self.width + more
         self._times, self._head = self.times(self._capacity), 0
         self._data = array("f", (nan,)) * (len(self._times) * wide)
         for index in range(old):
@@ -491,14 +493,14 @@ class HistoryRows:
             return
         new, self._new = self._new, []
         while new:
-            room = self._capacity - len(self._times)
-            part = new[: room or self._capacity - self._head]
+            spare_rows = self._capacity - len(self._times)
+            part = new[: spare_rows or self._capacity - self._head]
             del new[: len(part)]
-            begin = len(self._times) if room else self._head
+            begin = len(self._times) if spare_rows else self._head
             end, width = begin + len(part), self.width
             self._times[begin:end] = array("d", [row[0] for row in part])
             self._data[begin * width : end * width] = array("f", [*chain.from_iterable([row[1:] for row in part])])
-            if not room:
+            if not spare_rows:
                 self._head = end % self._capacity
             elif len(self._times) == self._capacity:  # drop the spare capacity of arrays that grow
                 self._times, self._data = array("d", self._times), array("f", self._data)
@@ -514,27 +516,28 @@ class HistoryRows:
 class Series:
     """Samples and blocks of one device or process. Times are those of the History's clock.
 
-    It has as many signals as the longest row: further ones are unknown, and take no memory. ``name``: that of the
-    program, empty if it is unknown.
+    A series has as many signals as its longest row: further ones are unknown, and take no memory. ``name``: the
+    program's name, empty if it is unknown.
     """
 
-    def __init__(self, signals: int, born: float, phase: float, samples: int = MAX_SAMPLES) -> None:
+    def __init__(self, signals: int, started: float, phase: float, max_samples: int = MAX_SAMPLES) -> None:
         self.signals = signals
         self.name = ""
-        self.born = born
+        self.started = started
         self.last = -inf
         self.ended = inf
-        self.rows = HistoryRows(signals, samples)
+        self.rows = HistoryRows(signals, max_samples)
         self._due = -inf
         self.tiers = tuple(HistoryRows(1 + 3 * signals, tier.rows) for tier in TIERS)
-        self.records = [[-inf] * signals for _ in TIERS]
+        self.past_peaks = [[-inf] * signals for _ in TIERS]
         """Highest median of each tier and signal among the blocks that are no longer kept."""
         self._phase = phase
-        self._closes = [self._end(born, tier) for tier in TIERS]
-        self._count = 0
-        self._marks = [0, 0]
+        self._block_ends = [self._block_end(started, tier) for tier in TIERS]
+        self._samples_added = 0
+        self._samples_at_close = [0, 0]
         """Numbers of samples when the last block of 15 s, and the last minute, closed."""
-        self._minutes = [0, 0]
+        self._minutes_since_close = [0, 0]
+        """Numbers of minutes since the last block of 5 minutes, and of 15 minutes, closed."""
 
     def add(self, row: Sequence[float]) -> int:
         """Add the row (time, signals …). Returns the number of tiers, from the shortest on, of which a block
@@ -545,7 +548,7 @@ class Series:
             return 0
         self._due = max(self._due + MIN_AVERAGE_DISTANCE_SECONDS, at + MIN_SAMPLE_DISTANCE_SECONDS)
         closed = 0
-        if at >= self._closes[0]:
+        if at >= self._block_ends[0]:
             closed = self._close(at)
         missing = self.signals + 1 - len(row)
         if missing > 0:
@@ -554,15 +557,15 @@ class Series:
             self._widen(-missing)
         self.rows.append(row)
         self.last = at
-        self._count += 1
+        self._samples_added += 1
         return closed
 
-    def column(self, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> array[float]:
+    def column(self, tier: int, signal: int, statistic: int = MEDIAN, count: int = MAX_SAMPLES) -> array[float]:
         """Return one number of each of the newest ``count`` closed blocks, oldest first; NaN where it is unknown."""
         rows = self.tiers[tier]
         if signal >= self.signals:
             return array("f", (nan,)) * min(count, len(rows))
-        return rows.column(1 + 3 * signal + kind, count)
+        return rows.column(1 + 3 * signal + statistic, count)
 
     def times(self, tier: int, count: int = MAX_SAMPLES) -> array[float]:
         return self.tiers[tier].times(count)
@@ -582,13 +585,13 @@ class Series:
 
     def open_since(self, tier: int) -> float:
         """Return when the block that has not closed yet began."""
-        return self._closes[tier] - TIERS[tier].seconds
+        return self._block_ends[tier] - TIERS[tier].seconds
 
     def open_row(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self.open_since(tier)
         fresh = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)
-        return [begin, *_summary_of_samples(self.rows.newest(fresh), self.signals)] if fresh else None
+        return [begin, *_summary_of_samples(self.rows.newest_rows(fresh), self.signals)] if fresh else None
 
     def samples(self, signal: int, count: int | None = None) -> array[float]:
         return self.rows.column(signal, count or len(self.rows))
@@ -596,47 +599,48 @@ class Series:
     def sample_times(self) -> array[float]:
         return self.rows.times(len(self.rows))
 
-    def restore(self, blocks: Iterable[Sequence[float]], records: Sequence[Sequence[float]]) -> None:
+    def restore(self, blocks: Iterable[Sequence[float]], past_peaks: Sequence[Sequence[float]]) -> None:
         for block in blocks:
             self.tiers[QUARTER_HOUR].append(block)
-        self.records = [list(record) for record in records]
+        self.past_peaks = [list(peaks) for peaks in past_peaks]
 
     def _widen(self, more: int) -> None:
         self.signals += more
         self.rows.widen(more)
-        for rows, record in zip(self.tiers, self.records, strict=True):
+        for rows, peaks in zip(self.tiers, self.past_peaks, strict=True):
             rows.widen(3 * more)
-            record += [-inf] * more
+            peaks += [-inf] * more
 
-    def _end(self, at: float, tier: HistoryTier) -> float:
+    def _block_end(self, at: float, tier: HistoryTier) -> float:
         return (floor((at - self._phase) / tier.seconds) + 1) * tier.seconds + self._phase
 
     def _close(self, at: float) -> int:
         closed = 0
         for tier_index, tier in enumerate(TIERS):
-            if at < self._closes[tier_index]:
+            if at < self._block_ends[tier_index]:
                 break
-            begin = self._closes[tier_index] - tier.seconds
+            begin = self._block_ends[tier_index] - tier.seconds
             if tier_index <= MINUTE:
-                fresh, self._marks[tier_index] = self._count - self._marks[tier_index], self._count
-                summary = _summary_of_samples(self.rows.newest(fresh), self.signals) if fresh else None
+                fresh = self._samples_added - self._samples_at_close[tier_index]
+                self._samples_at_close[tier_index] = self._samples_added
+                summary = _summary_of_samples(self.rows.newest_rows(fresh), self.signals) if fresh else None
             else:
-                fresh, self._minutes[tier_index - 2] = self._minutes[tier_index - 2], 0
-                summary = _summary_of_blocks(self.tiers[MINUTE].newest(fresh), self.signals) if fresh else None
+                fresh, self._minutes_since_close[tier_index - 2] = self._minutes_since_close[tier_index - 2], 0
+                summary = _summary_of_blocks(self.tiers[MINUTE].newest_rows(fresh), self.signals) if fresh else None
             if summary is not None:
                 self._append(tier_index, begin, summary)
                 if tier_index == MINUTE:
-                    self._minutes[0] += 1
-                    self._minutes[1] += 1
-            self._closes[tier_index] = self._end(at, tier)
+                    self._minutes_since_close[0] += 1
+                    self._minutes_since_close[1] += 1
+            self._block_ends[tier_index] = self._block_end(at, tier)
             closed = tier_index + 1
         return closed
 
     def _append(self, tier: int, at: float, row: Sequence[float]) -> None:
-        rows, record = self.tiers[tier], self.records[tier]
+        rows, peaks = self.tiers[tier], self.past_peaks[tier]
         for signal, median in enumerate(rows.next_replaced()[1 + MEDIAN :: 3]):
-            if median > record[signal]:
-                record[signal] = median
+            if median > peaks[signal]:
+                peaks[signal] = median
         rows.append((at, *row))
 
 

@@ -40,16 +40,16 @@ from gpumond.tick.claims import (
 class _PoolSums(NamedTuple):
     """Pools of one process on one device, summed over its allocators.
 
-    ``opaque``: held bytes of pools whose live bytes are unknown. ``split``: number of the other pools. ``unsized``:
-    number of pools whose held bytes are unknown as well.
+    ``opaque``: held bytes of pools whose live bytes are unknown. ``split_pools``: number of the other pools.
+    ``unsized_pools``: number of pools whose held bytes are unknown as well.
     """
 
     live: int = 0
     cached: int = 0
     stranded: int = 0
     opaque: int = 0
-    split: int = 0
-    unsized: int = 0
+    split_pools: int = 0
+    unsized_pools: int = 0
 
     @property
     def held(self) -> int:
@@ -58,7 +58,7 @@ class _PoolSums(NamedTuple):
     def plus(self, other: _PoolSums) -> _PoolSums:
         return _PoolSums(*map(sum, zip(self, other, strict=True)))
 
-    def within(self, held: int) -> _PoolSums:
+    def resized(self, held: int) -> _PoolSums:
         """Return the pools after a change to this size: what was added is opaque, and what was freed was cached."""
         more = held - self.held
         if more == 0:
@@ -89,7 +89,7 @@ class _PreviousFrame:
     """The previous frame: of each process, the overhead, and what no agent stated."""
 
     def __init__(self, frame: Frame, now: float) -> None:
-        self._seconds = now - frame.snapshot.elapsed_seconds
+        self._age_seconds = now - frame.snapshot.elapsed_seconds
         self._counts = {device.uuid: device.used_by_process for device in frame.snapshot.devices}
         self.overheads: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
         """By device and process, pid and start."""
@@ -100,17 +100,17 @@ class _PreviousFrame:
                 own[line.device_uuid][line.pid, line.start_ticks] = line.used_bytes
 
     def overhead(self, uuid: str, process: ProcessKey, age_seconds: float, used: int, held: int) -> int:
-        """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``. It had
-        one in the previous frame.
+        """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``. The
+        process had an overhead in the previous frame.
 
-        It changes only as far as a new report confirms it: at the time of a report, the driver's count was between
-        those of the readings before and after it, unless it has fallen and risen, as in a flush. A report that is older
-        than the previous reading says nothing new.
+        The overhead changes only as far as a new report confirms it: at the time of a report, the driver's count was
+        between those of the readings before and after it, unless it has fallen and risen, as in a flush. A report that
+        is older than the previous reading says nothing new.
         """
         known, before = self.overheads[uuid][process], self._counts[uuid].get(process)
         if before is None:
             return max(0, used - held)
-        if age_seconds < self._seconds:
+        if age_seconds < self._age_seconds:
             max_overhead = known + self._opaque[uuid].get(process, 0)
             known = min(known, max(0, before - held, used - held))
             if used >= before:
@@ -133,7 +133,7 @@ def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
         claims = _limit_to_driver_counts(device, pools[device.uuid], device.uuid in complete)
         unattributed = max(0, (device.used_bytes or 0) - _attributed_bytes(device, claims))
         uncounted_pools = _uncounted_on_device(
-            device, uncounted[device.uuid], device.uuid in complete, snapshot.suspended, unattributed
+            device, uncounted[device.uuid], device.uuid in complete, snapshot.possibly_suspended, unattributed
         )
         unattributed -= sum(sums.held for sums in uncounted_pools.values())
         device_lines = _process_lines(device, reports, claims, uncounted_pools, earlier)
@@ -206,7 +206,7 @@ def _pool_sums(pool: PoolUsage) -> _PoolSums:
     """Split the pool's held bytes into three parts; a report that does not add up is corrected."""
     held, live, cached = pool.held_bytes, pool.live_bytes, pool.reclaimable.likely
     if live is None:
-        return _PoolSums(opaque=held, unsized=not pool.held_known)
+        return _PoolSums(opaque=held, unsized_pools=not pool.held_known)
     if live + cached > held:
         live = min(live, held)
         cached = min(cached, held - live)
@@ -217,7 +217,7 @@ def _process_lines(
     device: DeviceReading,
     reports: Mapping[ProcessKey, AgentReport],
     pools: Mapping[ProcessKey, _PoolSums],
-    managed: Mapping[ProcessKey, _PoolSums],
+    uncounted: Mapping[ProcessKey, _PoolSums],
     earlier: _PreviousFrame | None,
 ) -> list[LedgerLine]:
     uuid, listed = device.uuid, device.processes_by_key
@@ -227,30 +227,30 @@ def _process_lines(
         used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
             own = pools.get(process, _NO_POOLS)
-            rest = 0 if used is None else max(0, used - own.held)
-            if own.unsized:  # it may all be in that pool
-                own, rest = own._replace(opaque=own.opaque + rest), 0
-            elif earlier and used is not None and known.get(process, rest) != rest:
-                rest = earlier.overhead(uuid, process, report.age_seconds, used, own.held)
-                own = own.within(used - rest if rest else max(used, own.held))
-            whole = own.plus(managed[process]) if process in managed else own
+            overhead = 0 if used is None else max(0, used - own.held)
+            if own.unsized_pools:  # all of it may be held bytes of that pool
+                own, overhead = own._replace(opaque=own.opaque + overhead), 0
+            elif earlier and used is not None and known.get(process, overhead) != overhead:
+                overhead = earlier.overhead(uuid, process, report.age_seconds, used, own.held)
+                own = own.resized(used - overhead if overhead else max(used, own.held))
+            whole = own.plus(uncounted[process]) if process in uncounted else own
             lines += _agent_lines(uuid, process, report.workload, whole)
-            if used is not None and not own.unsized:
-                lines.append(_process_line(uuid, "overhead", rest, process, report.workload))
+            if used is not None and not own.unsized_pools:
+                lines.append(_process_line(uuid, "overhead", overhead, process, report.workload))
         elif used is not None:
             # An agent without a pool has no information about the process.
             lines.append(_process_line(uuid, "opaque", used, process, report.workload if report else ""))
-    for process in {**pools, **managed}:
+    for process in {**pools, **uncounted}:
         if process not in listed:
-            own = pools.get(process, _NO_POOLS).plus(managed.get(process, _NO_POOLS))
+            own = pools.get(process, _NO_POOLS).plus(uncounted.get(process, _NO_POOLS))
             lines += _agent_lines(uuid, process, reports[process].workload, own)
     return lines
 
 
 def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _PoolSums) -> Iterator[LedgerLine]:
-    """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have none."""
-    uncounted = pools.opaque or pools.unsized
-    if pools.split or not uncounted:
+    """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have no line."""
+    uncounted = pools.opaque or pools.unsized_pools
+    if pools.split_pools or not uncounted:
         yield _process_line(uuid, "live", pools.live, process, workload)
         yield _process_line(uuid, "cached", pools.cached, process, workload)
         yield _process_line(uuid, "stranded", pools.stranded, process, workload)
@@ -264,8 +264,12 @@ def _attributed_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _PoolSum
     return sum(counted.values()) + sum(own.held for process, own in pools.items() if process not in counted)
 
 
-COMPONENTS: Mapping[str, str] = {"nccl": "with NCCL", "graphs": "with CUDA graphs", "triton": "with Triton kernels"}
-"""By the name that agents state: the name of the part. Others are ignored."""
+COMPONENT_TEXTS: Mapping[str, str] = {
+    "nccl": "with NCCL",
+    "graphs": "with CUDA graphs",
+    "triton": "with Triton kernels",
+}
+"""Names of parts of an overhead, by the component that agents state. Other components are ignored."""
 CONTEXT = "context"
 MAX_CONTEXT_SECONDS = 30.0
 """Time after which a first value is not that of the context: the program has run for too long."""
@@ -307,7 +311,7 @@ def overheads_of_processes(
 def _next_overhead(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
     """Return the state after one reading, the same object while nothing changes; None if its parts cannot be known."""
     held = held_by_device(report.pools).get(known.device_uuid, 0)
-    new = tuple(name for name in report.components if name in COMPONENTS and name not in known.components)
+    new = tuple(name for name in report.components if name in COMPONENT_TEXTS and name not in known.components)
     if new:
         known = replace(known, components=known.components + new, unsettled=known.unsettled + new, changed=elapsed)
     if (count, held) != (known.counted_bytes, known.held_bytes):
@@ -321,7 +325,7 @@ def _next_overhead(known: Overhead, report: AgentReport, count: int, elapsed: fl
         return replace(known, parts=((CONTEXT, size),), rest_bytes=size, unsettled=())
     if not known.unsettled:
         return known if size == known.rest_bytes else replace(known, rest_bytes=size)
-    name = " and ".join(COMPONENTS[each] for each in known.unsettled).replace(" and with ", " and ")
+    name = " and ".join(COMPONENT_TEXTS[each] for each in known.unsettled).replace(" and with ", " and ")
     part = (name, max(0, size - known.rest_bytes))
     return replace(known, parts=(*known.parts, part), rest_bytes=size, unsettled=())
 

@@ -66,7 +66,7 @@ def detect_suspensions(
             if device.missed_readings or device.uuid not in complete:
                 own_suspensions += [suspension] if suspension is not None else []
                 continue
-            if may_hold_memory(device.used_by_process, report.key, complete=True):
+            if may_hold_memory(device.used_by_process, report.key, is_complete=True):
                 continue
             if suspension is None and previous_device is not None:
                 suspension = _new_suspension(
@@ -114,13 +114,13 @@ def _next_suspension(
     """
     if suspension.confirmed:
         return suspension if held_bytes else None
-    absent, unattributed = elapsed_seconds - suspension.since, _unattributed_bytes(device)
+    absent_seconds, unattributed = elapsed_seconds - suspension.since, _unattributed_bytes(device)
     counted_bytes = suspension.usage.used_bytes or 0
     is_free = unattributed is not None and unattributed - suspension.unattributed_bytes < counted_bytes / 2
-    if held_bytes and is_free and (age_seconds < absent or age_seconds >= SILENT_AGENT_SECONDS):
+    if held_bytes and is_free and (age_seconds < absent_seconds or age_seconds >= SILENT_AGENT_SECONDS):
         return replace(suspension, confirmed=True)
-    decided = not held_bytes and age_seconds < absent
-    return None if decided or absent > MAX_UNDECIDED_SECONDS else suspension
+    decided = not held_bytes and age_seconds < absent_seconds
+    return None if decided or absent_seconds > MAX_UNDECIDED_SECONDS else suspension
 
 
 def _has_returned(suspension: Suspension, devices: Sequence[DeviceReading]) -> bool:
@@ -184,14 +184,14 @@ def observe(
     unknown until it answers again or the source no longer lists it.
     """
     all_faults = [*(reading.faults if reading else ()), *faults]
-    known = previous.devices if previous else ()
-    seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
-    devices = list(_devices(known, reading, seconds))
+    previous_devices = previous.devices if previous else ()
+    interval_seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
+    devices = list(_devices(previous_devices, reading, interval_seconds))
     complete = devices_with_complete_lists(devices, all_faults, private_pid_namespace)
     reports, suspensions = detect_suspensions(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
-    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid, seconds)
+    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid, interval_seconds)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     xids = reading.xids if reading else previous.xids if previous else ()

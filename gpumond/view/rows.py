@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from gpumond.facts.program import ProcessKey, process_key
-from gpumond.facts.quota import SHOWN_EARLIER, only_free_clause
+from gpumond.facts.quota import MAX_SHOWN_EARLIER, only_free_clause
 from gpumond.facts.shares import SHARES
 from gpumond.facts.snapshot import MAX_MISSED_READINGS
 from gpumond.facts.suspension import MemoryHolder, largest_programs
@@ -324,7 +324,7 @@ def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
         f"{printable_excerpt(name)} ({size_text(each['need_bytes'])})"
         for name, each in zip(named, earlier, strict=True)
     ]
-    shown = shown[:SHOWN_EARLIER]
+    shown = shown[:MAX_SHOWN_EARLIER]
     if not shown:
         return f"behind {plural(ahead, 'other request')}"
     if more := ahead - len(shown):

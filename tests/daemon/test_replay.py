@@ -25,7 +25,7 @@ from tests.helpers.agents import GIB
 from tests.helpers.simulated_snapshots import snapshots
 from tests.helpers.values import TickState, advance
 
-PACE = 60.0
+SPEEDUP = 60.0
 UUID = "GPU-51300000-0000-4000-8000-000000000001"
 
 
@@ -62,7 +62,7 @@ async def recorded(directory: Path) -> list[Frame]:
     frames: list[Frame] = []
     settings = settings_of(directory)
     with system_dependencies(settings, "sim") as dependencies:
-        daemon = Daemon(settings, dependencies, pace=PACE)
+        daemon = Daemon(settings, dependencies, speedup=SPEEDUP)
         end = time.monotonic() + 60
         async with daemon.running():
             while len({verdict.kind for frame in frames for verdict in frame.verdicts}) < 2:
@@ -82,7 +82,7 @@ def test_recording_of_a_running_daemon_gives_its_verdicts(program: Path):
     frames = asyncio.run(recorded(program))
     assert [frame.snapshot.seq for frame in frames] == list(range(1, len(frames) + 1))
     recording = [to_json(frame.snapshot) for frame in frames]
-    diagnosis, replayed = Diagnosis(PACE), []
+    diagnosis, replayed = Diagnosis(SPEEDUP), []
     for line in recording:
         diagnosis = diagnose(diagnosis, from_json(Snapshot, line))
         replayed.append(diagnosis.verdicts)
@@ -98,7 +98,7 @@ def test_history_of_devices_and_programs_survives_a_restart(program: Path):
         end = time.monotonic() + 60
         settings = settings_of(program, socket)
         with system_dependencies(settings, "sim") as dependencies:
-            daemon = Daemon(settings, dependencies, pace=900.0)
+            daemon = Daemon(settings, dependencies, speedup=900.0)
             async with daemon.running():
                 while True:
                     assert time.monotonic() < end, "too little was closed_blocks"

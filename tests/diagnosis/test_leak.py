@@ -165,7 +165,7 @@ def test_two_phases_that_keep_different_amounts_are_no_leak(kept: tuple[int, ...
         number, now = divmod(at, 30 * MINUTE)
         return levels[min(2, int(number))] + (20 * GIB if number in (1, 2) and now < 60 else 0)
 
-    found = onsets(by_process(used, steps_of(240, 30.0)), pace=1.0)
+    found = onsets(by_process(used, steps_of(240, 30.0)), speedup=1.0)
     assert [verdict.kind for _, verdict in found].count("leak") == leaks
 
 
@@ -188,7 +188,7 @@ def test_leak_in_large_steps_is_reported_once(heights: tuple[int, ...], leaks: i
     """Three steps in forty minutes each, after which the level stays."""
     levels = [10 * GIB + sum(heights[:number]) * GIB for number in range(4)]
     stairs: Curve = lambda at: levels[min(3, int(at // (40 * MINUTE)))]  # noqa: E731
-    found = onsets(by_process(stairs, steps_of(600, 30.0)), pace=1.0)
+    found = onsets(by_process(stairs, steps_of(600, 30.0)), speedup=1.0)
     assert [verdict.kind for _, verdict in found].count("leak") == leaks
 
 

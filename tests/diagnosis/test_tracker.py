@@ -179,20 +179,20 @@ def test_growth_of_a_pool_with_unknown_live_bytes_is_that_of_the_drivers_count()
     assert first(each_onset(map(with_uncounted_pool, leaking_snapshots())), "leak")
 
 
-@pytest.mark.parametrize("pace", [1.0, 12.0])
-def test_pace_shortens_the_time_and_keeps_the_slope(pace: float):
+@pytest.mark.parametrize("speedup", [1.0, 12.0])
+def test_speedup_shortens_the_time_and_keeps_the_slope(speedup: float):
     def snapshots() -> Iterator[Snapshot]:
-        times = (at / pace for at in steps_of(50, pace))
-        return by_process(noisy(leaking(pace * 64 * MIB, onset=20 / pace), 4 * MIB), times)
+        times = (at / speedup for at in steps_of(50, speedup))
+        return by_process(noisy(leaking(speedup * 64 * MIB, onset=20 / speedup), 4 * MIB), times)
 
-    found = first(each_onset(snapshots(), pace), "leak")
+    found = first(each_onset(snapshots(), speedup), "leak")
     assert found is not None
     at, leak = found
-    assert at <= 50 * MINUTE / pace
-    assert dict(leak.evidence)["slope_bytes_per_second"] == pytest.approx(pace * 64 * MIB / 60, rel=0.1)
-    free = 60 * GIB - (at - 20 * MINUTE / pace) * pace * 64 * MIB / 60
-    assert leak.time_to_full_seconds == pytest.approx(free / (pace * 64 * MIB / 60), rel=0.1)
-    assert leak.since == pytest.approx(1e9 + 20 * MINUTE / pace, abs=180 / pace)
+    assert at <= 50 * MINUTE / speedup
+    assert dict(leak.evidence)["slope_bytes_per_second"] == pytest.approx(speedup * 64 * MIB / 60, rel=0.1)
+    free = 60 * GIB - (at - 20 * MINUTE / speedup) * speedup * 64 * MIB / 60
+    assert leak.time_to_full_seconds == pytest.approx(free / (speedup * 64 * MIB / 60), rel=0.1)
+    assert leak.since == pytest.approx(1e9 + 20 * MINUTE / speedup, abs=180 / speedup)
 
 
 def test_unknown_values_make_no_verdict():

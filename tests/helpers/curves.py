@@ -66,9 +66,9 @@ def of_device(
     return make_device(used_bytes=used, size_bytes=SIZE, processes=processes, sensors=sensors, **fields)
 
 
-def each_onset(snapshots: Iterable[Snapshot], pace: float = 1.0) -> Iterator[tuple[float, Verdict]]:
+def each_onset(snapshots: Iterable[Snapshot], speedup: float = 1.0) -> Iterator[tuple[float, Verdict]]:
     """Yield every verdict at its beginning, with the elapsed seconds."""
-    diagnosis, before = Diagnosis(pace), frozenset[tuple[str, int | None, str]]()
+    diagnosis, before = Diagnosis(speedup), frozenset[tuple[str, int | None, str]]()
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
         active = {(verdict.device_uuid, verdict.pid, verdict.kind): verdict for verdict in diagnosis.verdicts}
@@ -76,8 +76,8 @@ def each_onset(snapshots: Iterable[Snapshot], pace: float = 1.0) -> Iterator[tup
         before = frozenset(active)
 
 
-def onsets(snapshots: Iterable[Snapshot], pace: float = 1.0) -> list[tuple[float, Verdict]]:
-    return list(each_onset(snapshots, pace))
+def onsets(snapshots: Iterable[Snapshot], speedup: float = 1.0) -> list[tuple[float, Verdict]]:
+    return list(each_onset(snapshots, speedup))
 
 
 def first(found: Iterable[tuple[float, Verdict]], kind: str) -> tuple[float, Verdict] | None:
@@ -85,9 +85,9 @@ def first(found: Iterable[tuple[float, Verdict]], kind: str) -> tuple[float, Ver
     return next(((at, verdict) for at, verdict in found if verdict.kind == kind), None)
 
 
-def last(snapshots: Iterable[Snapshot], pace: float = 1.0) -> tuple[Verdict, ...]:
+def last(snapshots: Iterable[Snapshot], speedup: float = 1.0) -> tuple[Verdict, ...]:
     """Return the verdicts that are active at the end."""
-    diagnosis = Diagnosis(pace)
+    diagnosis = Diagnosis(speedup)
     for snapshot in snapshots:
         diagnosis = diagnose(diagnosis, snapshot)
     return diagnosis.verdicts

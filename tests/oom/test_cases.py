@@ -34,7 +34,7 @@ from gpumond.features.oom.case_service import (
     timeline,
 )
 from gpumond.features.oom.remedies import Evidence, remedies
-from gpumond.tick.history import DEVICE_SIGNALS, History
+from gpumond.tick.history import DEVICE_SIGNAL_COUNT, History
 from gpumond.tick.ledger import make_ledger
 from gpumond.view.text import time_text
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -126,9 +126,11 @@ def test_a_timeline_shows_everything_on_the_device():
     device = make_device(used_bytes=(210 + gone) * GIB, size_bytes=300 * GIB, processes=processes)
     snapshot = make_snapshot(device)
     history.advance(snapshot)
-    history.device("GPU-a").add((history.now, float(device.used_bytes or 0), *[float("nan")] * (DEVICE_SIGNALS - 1)))
+    history.device_series("GPU-a").add(
+        (history.now, float(device.used_bytes or 0), *[float("nan")] * (DEVICE_SIGNAL_COUNT - 1))
+    )
     for process in processes:
-        series = history.process(("GPU-a", process.key))
+        series = history.process_series(("GPU-a", process.key))
         assert series is not None
         series.add((history.now, float(process.used_bytes or 0), *[float("nan")] * 4))
     lines = make_ledger(snapshot).lines
@@ -144,10 +146,12 @@ def test_a_timeline_ends_with_the_ledger_at_the_error():
     snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
     history.advance(snapshot)
     key = snapshot.devices[0].processes[0].key
-    series, unknown = history.process(("GPU-a", key)), [float("nan")] * 4
+    series, unknown = history.process_series(("GPU-a", key)), [float("nan")] * 4
     for seconds, used in ((-3, 8), (-2, 10), (-1, 12), (0.5, 1)):
         series.add((history.now + seconds, float(used * GIB), *unknown))
-        history.device("GPU-a").add((history.now + seconds, float(used * GIB), *[float("nan")] * (DEVICE_SIGNALS - 1)))
+        history.device_series("GPU-a").add(
+            (history.now + seconds, float(used * GIB), *[float("nan")] * (DEVICE_SIGNAL_COUNT - 1))
+        )
     lines = tuple(replace(line, used_bytes=14 * GIB) for line in make_ledger(snapshot).lines if line.process == key)
     found = timeline(history, lines, "GPU-a", snapshot.taken_at)
     assert [(curve.pid, curve.used_bytes[0], curve.used_bytes[-1]) for curve in found.curves] == [
@@ -157,11 +161,11 @@ def test_a_timeline_ends_with_the_ledger_at_the_error():
 
 def test_the_peak_of_a_device_is_that_of_the_last_minute():
     history = History()
-    unknown = [float("nan")] * (DEVICE_SIGNALS - 1)
+    unknown = [float("nan")] * (DEVICE_SIGNAL_COUNT - 1)
     snapshot = make_snapshot(make_device(), make_device("GPU-b", index=1))
     history.advance(snapshot)
     for seconds, used in ((70, 60), (30, 40), (0, 20)):
-        history.device("GPU-a").add((history.now - seconds, float(used * GIB), *unknown))
+        history.device_series("GPU-a").add((history.now - seconds, float(used * GIB), *unknown))
     assert recent_peaks(Frame(snapshot, make_ledger(snapshot)), history) == {"GPU-a": 40 * GIB}
 
 
@@ -246,11 +250,13 @@ def test_a_chart_ends_with_the_bytes_that_nothing_else_accounts_for():
     history = History()
     snapshot = make_snapshot(make_device(used_bytes=12 * GIB, processes=(make_process(1, 12 * GIB),)))
     history.advance(snapshot)
-    series = history.process(("GPU-a", snapshot.devices[0].processes[0].key))
+    series = history.process_series(("GPU-a", snapshot.devices[0].processes[0].key))
     assert series is not None
     for seconds in (-3, -2, -1, 0):
         series.add((history.now + seconds, 12.0 * GIB, *[float("nan")] * 4))
-        history.device("GPU-a").add((history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNALS - 1)))
+        history.device_series("GPU-a").add(
+            (history.now + seconds, 12.0 * GIB, *[float("nan")] * (DEVICE_SIGNAL_COUNT - 1))
+        )
     lines = (*make_ledger(snapshot).lines, LedgerLine(device_uuid="GPU-a", share="unattributed", used_bytes=8 * GIB))
     found = timeline(history, lines, "GPU-a", snapshot.taken_at)
     assert [(curve.pid, curve.used_bytes[-1]) for curve in found.curves] == [(1, 12 * GIB), (None, 8 * GIB)]
@@ -293,7 +299,7 @@ def test_growth_is_a_remedy_only_if_the_history_shows_it(retained: float, live: 
     snapshot = make_snapshot(device, reports=(report,))
     history = History()
     history.advance(snapshot)
-    series = history.process((device.uuid, report.key))
+    series = history.process_series((device.uuid, report.key))
     assert series is not None
     for seconds, size in enumerate(live):
         series.add((history.now + seconds, 3.0 * GIB, size * GIB, *[float("nan")] * 3))
@@ -639,7 +645,7 @@ def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
     device = make_device()
     history.advance(make_snapshot(device))
     key = make_report(10).key
-    series = history.process((device.uuid, key))
+    series = history.process_series((device.uuid, key))
     assert series is not None
     for held in (1, 2, 3):
         series.add((history.now + held - 3, 9.0 * GIB, 0.5 * GIB, held * GIB, 0.0, float("nan")))

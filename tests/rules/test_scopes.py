@@ -16,7 +16,7 @@ from gpumond.features.rules.built_in import BUILT_IN
 from gpumond.features.rules.settings import LABELS, QUANTITIES
 from gpumond.quantities import subjects
 from gpumond.quantities.quantity import Unit, value_text
-from gpumond.quantities.scope import RuleContext, active_verdicts
+from gpumond.quantities.scope import RuleContext, problem_verdicts
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
@@ -53,7 +53,7 @@ LEAK = Verdict(
     time_to_full_seconds=90.0,
     summary="it grows",
 )
-CONTEXT = RuleContext(SNAPSHOT, make_ledger(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), active_verdicts([LEAK]))
+CONTEXT = RuleContext(SNAPSHOT, make_ledger(SNAPSHOT), next_window(RuleWindow(), SNAPSHOT), problem_verdicts([LEAK]))
 
 
 @pytest.mark.parametrize("scope", QUANTITIES)
@@ -104,7 +104,7 @@ def test_advice_on_fragmentation_names_the_variable_of_the_programs_pytorch_vers
     report = make_report(42, (make_pool(live=GIB, cached=GIB),), frameworks=frameworks)
     snapshot = make_snapshot(make_device(used_bytes=40 * GIB), reports=(report,))
     found = subjects(
-        "pool", RuleContext(snapshot, make_ledger(snapshot), next_window(RuleWindow(), snapshot), active_verdicts([]))
+        "pool", RuleContext(snapshot, make_ledger(snapshot), next_window(RuleWindow(), snapshot), problem_verdicts([]))
     )
     words = {**{name: text_of(found.rows[0]) for name, text_of in found.texts.items()}, "value": "", "threshold": ""}
     description = dict(rule.annotations)["description"].format(**words)

@@ -22,7 +22,7 @@ from gpumond.quantities.window import (
     CounterHistory,
     OomNote,
     RuleWindow,
-    first_observation,
+    new_counter_history,
     next_window,
     sum_of_known,
 )
@@ -327,7 +327,7 @@ def increases(observations: Sequence[Observation]) -> list[float | None]:
     found = []
     for elapsed, count in observations:
         if history is None:
-            history = first_observation((count,), elapsed)
+            history = new_counter_history((count,), elapsed)
         elif history.is_due(elapsed):
             history = history.with_sample((count,), elapsed)
         found.append(history.increase(0, count, elapsed))
@@ -365,7 +365,7 @@ def test_gap_does_not_lose_an_increase():
 
 
 def test_counts_that_do_not_change_need_two_marks():
-    history = first_observation((7.0, None), 0.0)
+    history = new_counter_history((7.0, None), 0.0)
     for at in range(30, 3600, 30):
         history = history.with_sample((7.0, None), float(at))
     assert len(history.samples) == 2
@@ -377,7 +377,7 @@ def test_increase_after_a_long_time_without_change_is_known():
 
 
 def test_marks_are_bounded():
-    history = first_observation((0.0,), 0.0)
+    history = new_counter_history((0.0,), 0.0)
     for at in range(30, 36_000, 30):
         history = history.with_sample((float(at),), float(at))
     assert len(history.samples) <= WINDOW_SECONDS / BUCKET_SECONDS + 1

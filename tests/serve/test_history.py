@@ -12,7 +12,7 @@ import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
 from gpumond.facts.units import MIB
-from gpumond.tick.history import DEVICE_SIGNALS, History
+from gpumond.tick.history import DEVICE_SIGNAL_COUNT, History
 from tests.helpers.values import GIB, make_device, make_pool, make_process, make_report, make_snapshot
 from tests.serve.application import View, ask
 
@@ -97,7 +97,7 @@ def test_last_block_is_the_incomplete_one(resolution: int):
 
 
 def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
-    diagnosis = Diagnosis(pace=20.0)
+    diagnosis = Diagnosis(speedup=20.0)
     for second in range(400):
         snapshot = make_snapshot(make_device(), seq=second, elapsed_seconds=float(second), taken_at=NOW - 400 + second)
         diagnosis = diagnose(diagnosis, snapshot)
@@ -111,12 +111,12 @@ def test_blocks_of_accelerated_time_have_their_length_on_the_clock():
 
 
 def test_accelerated_time_has_a_value_each_second_for_15_minutes():
-    diagnosis = Diagnosis(pace=20.0)
+    diagnosis = Diagnosis(speedup=20.0)
     for reading in range(4600):
         at = reading / 5
         snapshot = make_snapshot(make_device(), seq=reading, elapsed_seconds=at, taken_at=NOW - 920 + at)
         diagnosis.history.advance(snapshot)
-        diagnosis.history.device("GPU-a").add((diagnosis.history.now, *[1.0] * DEVICE_SIGNALS))
+        diagnosis.history.device_series("GPU-a").add((diagnosis.history.now, *[1.0] * DEVICE_SIGNAL_COUNT))
     answer = ask(View(history=diagnosis.history), "/api/v1/history", params={"uuid": "GPU-a", "since": NOW - 900})
     times = [point["at"] for point in answer.json()["points"]]
     assert len(times) <= 901

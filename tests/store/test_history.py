@@ -27,9 +27,9 @@ def history(processes: int = 1) -> History:
     made = History()
     for second in range(0, HOURS * 3600, 10):
         made.advance(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
-        made.device("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.0))
+        made.device_series("GPU-a").add((float(second), 5.0, 4.0, 3.0, 0.0, 0.0, 0.5, 0.0, 1.0, 0.0))
         for number in range(processes):
-            series = made.process(("GPU-a", ProcessKey(10 + number, 100)))
+            series = made.process_series(("GPU-a", ProcessKey(10 + number, 100)))
             assert series
             series.add((float(second), *[float(second)] * 5))
     return made
@@ -64,12 +64,12 @@ def test_history_of_existing_processes_is_restored_after_a_restart(tmp_path: Pat
     with_store(tmp_path, restore)
     at = HOURS * 3600.0
     after.advance(make_snapshot(elapsed_seconds=1.0, taken_at=1e9 + at))
-    after.process(("GPU-a", ProcessKey(10, 101)))
+    after.process_series(("GPU-a", ProcessKey(10, 101)))
     assert quarters(after) == [], "that pid is another process now"
-    after.process(PROCESS_SERIES)
+    after.process_series(PROCESS_SERIES)
     *ended, _ = quarters(before)  # the last block has not ended, and is not stored
     assert quarters(after) == ended != []
-    assert after.processes[PROCESS_SERIES].born == pytest.approx(1.0 - at)
+    assert after.processes[PROCESS_SERIES].started == pytest.approx(1.0 - at)
 
 
 def test_history_is_stored_periodically_while_ticks_go_on(tmp_path: Path):

@@ -10,14 +10,14 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.program import ProcessKey
 from gpumond.tick import history as module
 from gpumond.tick.history import (
-    DEVICE_SIGNALS,
+    DEVICE_SIGNAL_COUNT,
     LIVE,
     MAX,
+    MAX_PROCESS_SIGNALS,
     MAX_SAMPLES,
     MEDIAN,
     MIN,
     MINUTE,
-    PROCESS_SIGNALS,
     QUARTER_HOUR,
     TIERS,
     USED,
@@ -44,7 +44,7 @@ def make_history(values: Sequence[float], every: float = 1.0, begin: float = 0.0
     for number, value in enumerate(values):
         at = begin + number * every
         assert history.advance(make_snapshot(elapsed_seconds=at, taken_at=taken_at + at))
-        series = history.process(PROCESS_SERIES)
+        series = history.process_series(PROCESS_SERIES)
         assert series is not None
         series.add((at, value, NAN, NAN, NAN, NAN))
     return history
@@ -97,7 +97,7 @@ def test_rows_are_limited_to_the_newest():
         gone += rows.next_replaced()[:1]
         rows.append((float(i), float(i), -float(i)))
     assert gone == [0, 1, 2]
-    assert list(rows.newest(3)) == [5, -5, 6, -6, 7, -7]
+    assert list(rows.newest_rows(3)) == [5, -5, 6, -6, 7, -7]
     assert list(rows.times(99)) == list(rows.column(0, 99)) == [3, 4, 5, 6, 7]
 
 
@@ -116,12 +116,12 @@ def test_series_has_the_signals_of_its_longest_row():
 def test_record_includes_blocks_that_are_no_longer_kept():
     series = make_series([1000.0] * 120 + [1.0] * 60 * 260)
     assert max(series.column(MINUTE, 0)) == 1.0
-    assert series.records[MINUTE] == [1000.0]
+    assert series.past_peaks[MINUTE] == [1000.0]
 
 
 def test_history_of_64_devices_and_500_processes_needs_at_most_72_mib():
     """Measured with every row of every tier in use."""
-    process, device = Series(PROCESS_SIGNALS, 0.0, 0.0), Series(DEVICE_SIGNALS, 0.0, 0.0)
+    process, device = Series(MAX_PROCESS_SIGNALS, 0.0, 0.0), Series(DEVICE_SIGNAL_COUNT, 0.0, 0.0)
     for series in (process, device):
         for rows, capacity in (
             (series.rows, MAX_SAMPLES),
@@ -164,14 +164,14 @@ def test_ended_life_is_kept_and_the_newest_life_of_a_pid_is_returned():
     history.end(PROCESS_SERIES)
     assert len(history.series(PROCESS_SERIES, "used")) == 3
     reused = ProcessKey(10, 101)
-    other = history.process(("GPU-a", reused))
+    other = history.process_series(("GPU-a", reused))
     assert other is not None
     other.add((3.0, 7.0, NAN, NAN, NAN, NAN))
-    assert history.newest("GPU-a", 10) == reused
+    assert history.newest_process("GPU-a", 10) == reused
     assert [point.median for point in history.series(("GPU-a", reused), "used")] == [7.0]
     assert len(history.series(PROCESS_SERIES, "used")) == 3
     for pid in range(module.MAX_ENDED_PROCESSES + 1):
-        history.process(("GPU-b", ProcessKey(pid, 1)))
+        history.process_series(("GPU-b", ProcessKey(pid, 1)))
         history.end(("GPU-b", ProcessKey(pid, 1)))
     assert history.series(("GPU-b", ProcessKey(0, 1)), "used") == ()
 
@@ -182,9 +182,9 @@ def test_moment_has_the_programs_that_were_there_and_no_others():
     later = ("GPU-a", ProcessKey(11, 200))
     for second in range(100, 160):
         history.advance(make_snapshot(elapsed_seconds=float(second), taken_at=1e9 + second))
-        history.device("GPU-a").add((history.now, *[7.0] * DEVICE_SIGNALS))
+        history.device_series("GPU-a").add((history.now, *[7.0] * DEVICE_SIGNAL_COUNT))
         if second != 130:
-            series = history.process(later)
+            series = history.process_series(later)
             assert series is not None
             series.add((history.now, 5.0))
     moments: Sequence[tuple[float, float | None, Sequence[tuple[object, float]]]] = [
@@ -203,7 +203,7 @@ def test_moment_has_the_programs_that_were_there_and_no_others():
 
 def test_processes_never_exceed_the_limit():
     history = make_history([1.0])
-    made = [history.process(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_PROCESSES)]
+    made = [history.process_series(("GPU-a", ProcessKey(pid, 1))) for pid in range(1000, 1000 + module.MAX_PROCESSES)]
     assert made[-2] is not None
     assert made[-1] is None
 
@@ -215,12 +215,12 @@ def test_restored_series_continues_when_the_life_is_seen_again():
     after.restore(kept)
     # After a reboot the monotonic clock starts again; an hour of wall time has passed.
     after.advance(make_snapshot(elapsed_seconds=50.0, taken_at=1e9 + 4000 + 3600))
-    series = after.process(PROCESS_SERIES)
+    series = after.process_series(PROCESS_SERIES)
     assert series is not None
     assert list(series.column(QUARTER_HOUR, USED)) == list(before.processes[PROCESS_SERIES].column(QUARTER_HOUR, USED))
-    assert series.records[MINUTE][USED] == 4.0
-    assert series.records[MINUTE][LIVE] == -float("inf")
-    assert after.to_unix(series.born) == pytest.approx(1e9)
+    assert series.past_peaks[MINUTE][USED] == 4.0
+    assert series.past_peaks[MINUTE][LIVE] == -float("inf")
+    assert after.to_unix(series.started) == pytest.approx(1e9)
     shown = [point.at for point in after.series(PROCESS_SERIES, "used", resolution=900)]
     *closed, _ = [point.at for point in before.series(PROCESS_SERIES, "used", resolution=900)]
     assert shown == pytest.approx(closed)
@@ -232,7 +232,7 @@ def test_restored_series_is_discarded_without_its_life():
     after.restore(kept)
     for at in (0.0, module.MAX_WAIT_FOR_PROCESS_SECONDS + 1):
         after.advance(make_snapshot(elapsed_seconds=at, taken_at=2e9 + at))
-    series = after.process(PROCESS_SERIES)
+    series = after.process_series(PROCESS_SERIES)
     assert series is not None
     assert len(series.tiers[QUARTER_HOUR]) == 0
 
@@ -241,7 +241,7 @@ def test_blocks_of_processes_that_begin_together_close_at_different_times():
     history = make_history([1.0])
     ends = set()
     for pid in range(60):
-        series = history.process(("GPU-a", pid + 50, 1))
+        series = history.process_series(("GPU-a", pid + 50, 1))
         assert series is not None
         at = 0.5
         while not series.add((at, 0.0, 0.0, 0.0, 0.0, 0.0)):

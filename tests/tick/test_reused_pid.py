@@ -121,7 +121,7 @@ def test_old_history_is_not_continued():
         memory = advance(memory, (), snapshot).memory
     history = memory.diagnosis.history
     assert [len(history.series((UUID, key), "used")) for key in (OLD, NEW, UNKNOWN)] == [5, 3, 0]
-    assert history.newest(UUID, PID) == NEW
+    assert history.newest_process(UUID, PID) == NEW
 
 
 def test_rule_flushes_no_other_process_than_that_of_its_alert():

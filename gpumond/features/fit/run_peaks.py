@@ -92,7 +92,7 @@ class PeaksPart(Part):
         without_report = [key for key in self._in_progress if key[0] not in reports]
         for key in [key for key in without_report if not snapshot.may_contain(key[0])]:
             run = self._in_progress.pop(key)
-            if key[0] not in failed and key[0] not in snapshot.suspended:  # a run that failed needed more
+            if key[0] not in failed and key[0] not in snapshot.possibly_suspended:  # a run that failed needed more
                 self._store(key, run, snapshot.taken_at)
 
     async def close(self) -> None:

@@ -177,7 +177,7 @@ class OomPart(Part):
             for key, process in device.processes_by_key.items():
                 if key in now.processes_by_key:
                     continue  # as nearly every process of nearly every tick
-                is_gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.suspended
+                is_gone = not frame.snapshot.may_contain(key) and key not in frame.snapshot.possibly_suspended
                 if is_gone and key not in self._processes_with_agent and "holder" not in process.kinds:
                     case = case_without_agent(process, device, before, self._core.history)
                     if case is not None:
@@ -228,7 +228,7 @@ def case_id(at: float, pid: int, number: int) -> str:
 
 def live_floors(history: History, key: SeriesKey) -> tuple[float, float] | None:
     """Return the fewest live bytes in the first half of a program's history and in the second; None if unknown."""
-    lows = [point.low for point in history.series(key, "live", resolution=history.age(key) / FLOOR_POINTS)]
+    lows = [point.low for point in history.series(key, "live", resolution=history.age_seconds(key) / FLOOR_POINTS)]
     half = len(lows) // 2
     return (min(lows[:half]), min(lows[half:])) if half else None
 

@@ -18,8 +18,8 @@ from gpumond.facts.errors import FlushError, NoSuchEntry, StoreUnavailable, TooM
 from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.quota import (
+    MAX_SHOWN_EARLIER,
     NO_QUOTA,
-    SHOWN_EARLIER,
     Admission,
     EarlierRequest,
     GrantedRequest,
@@ -706,7 +706,7 @@ class Admissions:
             ahead=len(ahead),
             behind=tuple(
                 EarlierRequest(workload=each.workload, pid=each.pid, need_bytes=each.need_bytes)
-                for each in ahead[:SHOWN_EARLIER]
+                for each in ahead[:MAX_SHOWN_EARLIER]
             ),
             available_bytes=plan.available_bytes,
             claimed_bytes=plan.claimed_bytes,

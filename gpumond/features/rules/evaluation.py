@@ -43,7 +43,7 @@ from gpumond.quantities.scope import (
     RuleContext,
     Subjects,
     UnreadableSubjects,
-    active_verdicts,
+    problem_verdicts,
 )
 from gpumond.quantities.window import RuleWindow, next_window
 from gpumond.store.table import type_adapter
@@ -156,7 +156,7 @@ def evaluate(
 ) -> tuple[RuleState, EvaluatedAlerts]:
     snapshot = frame.snapshot
     unreadable = unreadable_subjects(snapshot, window)
-    context = RuleContext(snapshot, frame.ledger, window, active_verdicts(frame.verdicts))
+    context = RuleContext(snapshot, frame.ledger, window, problem_verdicts(frame.verdicts))
     scopes: dict[RuleScope, Subjects[Any]] = {
         scope: subjects(scope, context) for scope in {rule.scope for rule in rules}
     }

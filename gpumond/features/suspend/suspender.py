@@ -715,7 +715,7 @@ def _resume_refusal(
     if program is None:
         if snapshot is not None and any(each.key == key for each in snapshot.suspended_programs):
             return Refusal("the program has just been resumed", "to see by whom: gpumond receipts")
-        if snapshot is not None and key in snapshot.suspended:
+        if snapshot is not None and key in snapshot.possibly_suspended:
             return Refusal("the program was suspended, but not by gpumond", "resume it with the tool that suspended it")
         return Refusal("the program isn't suspended", "to list suspended programs: gpumond status")
     if uid not in (None, program.uid):
