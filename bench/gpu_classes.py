@@ -104,7 +104,7 @@ def microseconds():
 pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=1 << 28)
 rmm.mr.set_current_device_resource(pool)
 plain = microseconds()
-rmm_counting.count(rmm)
+rmm_counting.start_counting(rmm)
 rmm.mr.set_current_device_resource(pool)
 print(json.dumps({"version": rmm.__version__, "pool_us": plain, "counted_us": microseconds()}))
 """

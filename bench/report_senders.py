@@ -143,7 +143,7 @@ class ProcessTransport(Transport):
 
     def send_encoded(self, encoded: bytes, now: float) -> bool:
         """Send an encoded report. Returns whether a queued one was replaced."""
-        replaced, self._report = bool(self._report), encoded
+        replaced, self._queued_report = bool(self._queued_report), encoded
         self.send_pending(now)
         return replaced
 

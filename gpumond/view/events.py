@@ -48,7 +48,7 @@ def repeat_key(event: Mapping[str, Any]) -> object:
 
 
 def group_events(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the events in groups, in the order of the first of each; a group's first event tells most.
+    """Return the events in groups, in the order of their times; a group's first event tells most.
 
     The others of a group follow from it, as ``CONSEQUENCES`` says of one process's events within seconds, or repeat its
     out-of-memory error: the same process has run into the same limit, or has filled the same device, a short time
@@ -61,7 +61,7 @@ def group_events(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
             groups.append([event])
         else:
             group.append(event)
-    return sorted(groups, key=lambda group: min(int(each["id"]) for each in group))
+    return sorted(groups, key=lambda group: (happened_at(group[0]), min(int(each["id"]) for each in group)))
 
 
 def _follows(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:

@@ -25,8 +25,8 @@ from gpumond.agent.allocators.rmm import read_resource_stack
 mr = rmm.mr
 for kind in (mr.StatisticsResourceAdaptor, mr.TrackingResourceAdaptor, lambda up: mr.LimitingResourceAdaptor(up, 9)):
     stack = read_resource_stack(mr.FailureCallbackResourceAdaptor(kind(mr.CudaMemoryResource()), lambda size: False))
-    print(stack.live, stack.is_direct, stack.peak_bytes, stack.count and stack.count.allocations)
-print(read_resource_stack(mr.CudaMemoryResource()).live, read_resource_stack(mr.PinnedHostMemoryResource()))
+    print(stack.live_bytes, stack.is_direct, stack.peak_bytes, stack.peak_count and stack.peak_count.allocations)
+print(read_resource_stack(mr.CudaMemoryResource()).live_bytes, read_resource_stack(mr.PinnedHostMemoryResource()))
 print(read_resource_stack(mr.StatisticsResourceAdaptor(mr.ManagedMemoryResource())).is_managed)
 caching = (mr.PoolMemoryResource, mr.ArenaMemoryResource, mr.FixedSizeMemoryResource, mr.BinningMemoryResource)
 print(*(kind.__name__ for kind in caching if issubclass(kind, mr.UpstreamResourceAdaptor)))

@@ -54,7 +54,7 @@ def test_growth_of_memory_fails_the_build(daemon: RunningDaemon, driver: FakeDri
     assert (again.returncode, again.stderr) == (1, "gpumond: live_peak>5%: no comparable measurement\n")
     assert [each["name"] for each in answer(daemon, "list")] == ["n"]
     assert answer(daemon, "delete", "n") == {"deleted": "n"}
-    assert "there is no baseline n; record one with" in daemon.run("baseline", "compare", "n").stderr
+    assert "there is no baseline n; to record it: gpumond baseline" in daemon.run("baseline", "compare", "n").stderr
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,11 @@ def test_repeats_of_an_out_of_memory_error_are_one_line():
     assert len(group_events([event(1.0), event(62.0)])) == 2, "another time"
 
 
+def test_lines_are_in_the_order_of_their_times():
+    noticed_late = event(3.0, pid=11) | {"details": [["occurred_at", 1.0]]}
+    assert [group[0]["pid"] for group in group_events([event(2.0), noticed_late])] == [11, 10]
+
+
 def test_repeats_that_arrive_later_are_one_line_a_minute():
     follower = Follower()
 

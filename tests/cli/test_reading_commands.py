@@ -61,7 +61,7 @@ def shown(daemon: RunningDaemon, *arguments: str, code: int = 0) -> list[str]:
 def test_receipts_of_flushes_are_listed(daemon: RunningDaemon):
     (nothing,) = shown(daemon, "receipts")
     assert nothing.startswith("no receipts; ")
-    assert "; gpumond flush --all --dry-run shows" in nothing
+    assert nothing.endswith("gpumond flush --all --dry-run")
     assert shown(daemon, "silence", "list")[0].startswith("no silence is active; to add one: gpumond silence add")
     assert "to add a quota, list it under quotas: in the configuration file" in "".join(shown(daemon, "quota"))
     assert daemon.flush(target={"all": True})[0] == 200

@@ -164,7 +164,7 @@ class World:
         done, _ = await asyncio.wait({work}, timeout=seconds)
         return work.result() if done else None
 
-    def forget(self, order_id: str) -> None: ...
+    def remove_lock_file(self, order_id: str) -> None: ...
 
     async def help(self, request: CheckpointRequest, program: Program) -> CheckpointResponse:
         """Do what checkpoint_process.carry_out does, with time between the calls, in which anything may happen."""
