@@ -304,7 +304,7 @@ def test_rows_without_data_have_unknown_measures():
     (row,) = usage_by_group(
         make_accounts(period, [("used", period, [sample(60.0 * GIB, user="ada")])]), ("user",), (Price("", 1),)
     )
-    assert (row.used, row.wasted, row.cost) == (1.0, None, None)
+    assert (row.used_gibibyte_hours, row.wasted_gibibyte_hours, row.cost) == (1.0, None, None)
 
 
 @pytest.mark.parametrize(
