@@ -46,7 +46,7 @@ class GeneratedView:
         snapshot = replace(frame.snapshot, seq=self._seq, taken_at=1e9 + seconds, elapsed_seconds=seconds)
         self.frame = replace(frame, snapshot=snapshot)
         self._diagnosis.add(snapshot)
-        self.answers: dict[str, bytes] = {}
+        self.responses: dict[str, bytes] = {}
 
     async def await_frame(self, seconds: float) -> bool:
         try:

@@ -42,10 +42,11 @@ from gpumond.tick.history import History
 T = TypeVar("T")
 
 FLUSH_READ_SECONDS = 2.0
+"""Maximum time that a flush waits for a reading."""
 FLUSHES_AT_ONCE = 16
 """Programs that one alert flushes at the same time."""
 FIRST_FRAME_SECONDS = 2.0
-"""The longest that a scrape waits for the first frame: a page without devices would be a gap in each series."""
+"""Maximum time that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Everything that does I/O or reads a clock, and what devices and programs report to (``telemetry``, ``wake``)."""
+    """All that does I/O or reads a clock. Devices and programs report to ``telemetry`` and ``tick_due``."""
 
     devices: Supervisor
     agents: AgentServer
     store: Store
     telemetry: Telemetry
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    tick_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next tick is due at once."""
     clock: Clock = Clock()
     private_pid_namespace: bool | None = None
@@ -79,7 +80,7 @@ class Dependencies:
 class Tick:
     """The frame of one tick, and what its conclusions rest on.
 
-    ``raised`` and ``resolved``: alerts that began and ceased to fire. ``activities``: states of all alerts, by rule.
+    ``raised`` and ``resolved``: alerts that began and ceased to fire. ``alert_states``: states of all alerts, by rule.
     ``exited_reports``: the last reports of agents that have disconnected; they are in no frame, and some ended out of
     memory.
     """
@@ -88,7 +89,7 @@ class Tick:
     window: RuleWindow
     raised: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()
-    activities: Mapping[str, AlertStates] = field(default_factory=dict)
+    alert_states: Mapping[str, AlertStates] = field(default_factory=dict)
     exited_reports: tuple[AgentReport, ...] = ()
 
 
@@ -129,8 +130,8 @@ class Part:
         """End background work."""
 
 
-class Operations(Protocol):
-    """Operations on the daemon itself."""
+class DaemonControl(Protocol):
+    """Changes of the daemon itself."""
 
     async def reload(self, requested_by: str) -> str:
         """Return a sentence about the effect. Raises ConfigError; the previous configuration then remains."""
@@ -263,8 +264,8 @@ class Core:
         self.requests = AuditedRequests(self.programs, self.store.audit, self.audit_change)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
-        self.answers: dict[str, bytes] = {}
-        """Encoded answers of the API about this frame, by route."""
+        self.responses: dict[str, bytes] = {}
+        """Encoded responses of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
         self._frame_changed = Signal()
@@ -292,7 +293,7 @@ class Core:
 
     def set_frame(self, frame: Frame) -> None:
         """Make ``frame`` the current one."""
-        self.frame, self.answers = frame, {}
+        self.frame, self.responses = frame, {}
         self._frame_changed.send()
 
     async def await_frame(self, seconds: float) -> bool:

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-GROUP = "gpumond.features"
+ENTRY_POINT_GROUP = "gpumond.features"
 """Entry points of installed packages, each a Feature."""
 
 
@@ -59,5 +59,5 @@ def resolve(name: str) -> Any:
 
 def installed_features() -> Iterator[Feature]:
     """Yield the features of other installed packages."""
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         yield point.load()

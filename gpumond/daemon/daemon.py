@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpumond.config.loading import LastValidFile
 from gpumond.config.settings import RELOADABLE, Settings
-from gpumond.core import Core, Dependencies, Operations, Part, Tick
+from gpumond.core import Core, DaemonControl, Dependencies, Part, Tick
 from gpumond.devices.child.supervisor import Supervisor
 from gpumond.diagnosis.diagnosis import diagnose
 from gpumond.diagnosis.sentences import with_retainers
@@ -36,10 +36,10 @@ from gpumond.tick.observe import observe
 
 log = logging.getLogger(__name__)
 
-READ_FRACTION = 0.8
-"""The share of an interval that a tick waits for a reading."""
+READ_WAIT_RATIO = 0.8
+"""Part of an interval that a tick waits for a reading."""
 STORE_CLOSE_SECONDS = 2.0
-"""The time that the end of a daemon waits for a disk that hangs."""
+"""Maximum time that the end of a daemon waits for a disk that hangs."""
 DETACH_SECONDS = 120.0
 """The time for which a signal detaches the daemon from the driver."""
 
@@ -52,7 +52,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
 
     Raises ConfigError if the socket cannot be bound.
     """
-    telemetry, wake = Telemetry(), asyncio.Event()
+    telemetry, tick_due = Telemetry(), asyncio.Event()
     path = settings.agent_socket()
     agent_socket = AgentSocket(path, settings.agent_socket_mode(), settings.runtime_directory())
     faults: dict[str, Fault] = {}
@@ -65,7 +65,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             log.warning("%s was removed and created again; agents reconnect to it", path)
         return agent_socket.listener if is_restored else None
 
-    devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=wake.set)
+    devices = Supervisor(source, restarted=telemetry.count_driver_restart, opened=tick_due.set)
     telemetry.add_processes(lambda: devices.pid)
     try:
         yield Dependencies(
@@ -79,7 +79,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
             ),
             store=Store(settings.store_file(), StoreLimits(settings.retention)),
             telemetry=telemetry,
-            wake=wake,
+            tick_due=tick_due,
             private_pid_namespace=in_private_pid_namespace(),
             faults=faults,
         )
@@ -87,7 +87,7 @@ def system_dependencies(settings: Settings, source: str) -> Iterator[Dependencie
         agent_socket.close()
 
 
-class Daemon(Operations):
+class Daemon(DaemonControl):
     """The devices and programs of one machine.
 
     ``load`` reads the configuration again, for a reload; without it a reload raises ConfigError. ``speedup`` is the
@@ -110,12 +110,12 @@ class Daemon(Operations):
             log.error("the configuration is invalid, so its last valid content stays in effect: %s", last_valid.error)
             core.faults["configuration"] = Fault("configuration", "not_loaded", None, last_valid.place)
             core.telemetry.set_configuration_failed(last_valid.loaded_at)
-        core.provide(Operations, self)
+        core.provide(DaemonControl, self)
         core.parts = tuple(feature.resolve(name)(core) for feature in features() for name in feature.parts)
         self._history = HistoryPersistence(core.store)
         self._window = RuleWindow()
-        self._store_seconds = STORE_CLOSE_SECONDS
-        self._requests_of_signals = Tasks()
+        self._store_wait_seconds = STORE_CLOSE_SECONDS
+        self._signal_tasks = Tasks()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -129,7 +129,7 @@ class Daemon(Operations):
         if another one fails."""
         core = self.core
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(lambda: core.store.close(self._store_seconds))
+            stack.push_async_callback(lambda: core.store.close(self._store_wait_seconds))
             await core.store.open()
             await self._history.restore(core.history, core.diagnosis.earlier_uses)
             stack.push_async_callback(
@@ -144,7 +144,7 @@ class Daemon(Operations):
                 await self._load_part(part)
             for part in core.parts:
                 part.start()
-            stack.push_async_callback(self._finish, lambda: cancel_all(self._requests_of_signals))
+            stack.push_async_callback(self._finish, lambda: cancel_all(self._signal_tasks))
             yield
 
     async def tick(self) -> Tick:
@@ -152,7 +152,7 @@ class Daemon(Operations):
         flushed. Requests that arrive meanwhile are answered between two stages, from the previous frame."""
         core, interval = self.core, self.core.settings.interval
         core.programs.receive()  # so that a report that has arrived is older than the reading
-        reading = await core.devices.read(wait=READ_FRACTION * interval)
+        reading = await core.devices.read(wait=READ_WAIT_RATIO * interval)
         with core.telemetry.tick_duration.time():
             snapshot = self._observe(reading)
             exited_reports = core.programs.take_exited_reports()
@@ -211,11 +211,11 @@ class Daemon(Operations):
         core.telemetry.set_config_hashes(*core.config_hashes())
 
     async def _run_forever(self) -> None:
-        """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
+        """Tick on a monotonic schedule. A tick that comes too late_seconds is skipped and counted, never queued."""
         core = self.core
         due = time.monotonic()
         while True:
-            core.dependencies.wake.clear()
+            core.dependencies.tick_due.clear()
             try:
                 for part in core.parts:
                     if core.store.writable and not part.loaded:
@@ -226,13 +226,13 @@ class Daemon(Operations):
             await asyncio.sleep(0)
             interval = core.settings.interval
             due += interval
-            late = time.monotonic() - due
-            if late > 0:
-                skipped = int(late // interval) + 1
+            late_seconds = time.monotonic() - due
+            if late_seconds > 0:
+                skipped = int(late_seconds // interval) + 1
                 core.telemetry.ticks_skipped.inc(skipped)
                 due += skipped * interval
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(core.dependencies.wake.wait(), max(0.0, due - time.monotonic()))
+                await asyncio.wait_for(core.dependencies.tick_due.wait(), max(0.0, due - time.monotonic()))
                 due = time.monotonic()
 
     async def _load_part(self, part: Part) -> None:
@@ -284,12 +284,12 @@ class Daemon(Operations):
         return await self._detach(seconds, requested_by)
 
     def reload_on_signal(self) -> None:
-        """SIGHUP."""
-        self._requests_of_signals.start(self._reload_quietly())
+        """Reload, as SIGHUP requests."""
+        self._signal_tasks.start(self._reload_quietly())
 
     def detach_on_signal(self) -> None:
-        """SIGUSR1, for driver upgrade hooks that cannot use HTTP. Works without the store."""
-        self._requests_of_signals.start(self._detach(DETACH_SECONDS, "SIGUSR1"))
+        """Detach, as SIGUSR1 requests: for driver upgrade hooks that cannot use HTTP. Works without the store."""
+        self._signal_tasks.start(self._detach(DETACH_SECONDS, "SIGUSR1"))
 
     async def _reload_quietly(self) -> None:
         with suppress(ConfigError):  # reload has logged it
@@ -303,8 +303,8 @@ class Daemon(Operations):
     async def _finish(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for work that writes to the store. The first that takes too long ends the wait for all the others."""
         task = asyncio.ensure_future(work())
-        done, _ = await asyncio.wait({task}, timeout=self._store_seconds)
+        done, _ = await asyncio.wait({task}, timeout=self._store_wait_seconds)
         if not done:
-            self._store_seconds = 0.0
+            self._store_wait_seconds = 0.0
             task.cancel()
         await asyncio.gather(task, return_exceptions=not done)

@@ -271,8 +271,8 @@ def _bind_port(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            used = "because another program uses the port; stop that program, or choose another port with --listen"
-            raise PortInUse(f"can't listen on {settings.listen}, {used}") from None
+            cause = "because another program uses the port; stop that program, or choose another port with --listen"
+            raise PortInUse(f"can't listen on {settings.listen}, {cause}") from None
         raise ConfigError(
             f"can't listen on {settings.listen}: {error.strerror}; choose another address with --listen"
         ) from None

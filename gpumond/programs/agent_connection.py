@@ -28,13 +28,13 @@ from gpumond.host.peer import PeerIdentity
 from gpumond.tick.claims import MAX_REPORTED_POOLS, limit_pools
 
 MAX_COMPONENTS = 8
-NAME = re.compile(r"[A-Za-z0-9._/-]{1,128}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._/-]{1,128}")
 NOT_A_NAME = "isn't a name of at most 128 characters of A-Za-z0-9._/-"
 ResponseT = TypeVar("ResponseT")
 
 
 class AgentConnection:
-    """One connection, its hello and its newest report. ``user``: the one for whom its limits count."""
+    """One connection, its hello and its newest report. ``user``: the uid for which the connection counts."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class AgentConnection:
         """Hash of the message of ``report``; None if that was decoded at once."""
         self.received_at = self.partial_since = now
         self.resumed_at = float("-inf")
-        """End of the last suspension of its process, after which the agent may be silent for a moment."""
+        """End of the last suspension of the process, after which the agent may be silent for a moment."""
         self.flush_answers: dict[str, asyncio.Future[FlushResult]] = {}
-        self.unanswered: set[str] = set()
+        self.unanswered_flushes: set[str] = set()
         """Flushes that timed out; an agent answers each of them later."""
         self.request_answers: dict[str, asyncio.Future[AgentResponse]] = {}
 
     def newest_report(self) -> Report | None:
-        """Return its newest report, decoded lazily: only the last report before a tick is used.
+        """Return the agent's newest report, decoded lazily: only the last report before a tick is used.
 
         Raises ProtocolError.
         """
@@ -103,9 +103,9 @@ class AgentConnection:
         except OSError:
             return False
 
-    def resolve(self, message: FlushResult | AgentResponse) -> None:
-        """Return an answer to the call that waits for it, if one does."""
-        self.unanswered.discard(message.id)
+    def deliver_answer(self, message: FlushResult | AgentResponse) -> None:
+        """Pass an answer to the call that waits for it, if one does."""
+        self.unanswered_flushes.discard(message.id)
         answers: dict[str, asyncio.Future[Any]] = self.request_answers
         if isinstance(message, FlushResult):
             answers = self.flush_answers
@@ -126,7 +126,7 @@ def check_hello(hello: Hello) -> None:
     if len(hello.workload) > MAX_WORKLOAD:
         raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
     for name, text in (("job", hello.job), ("account", hello.account)):
-        if text and not NAME.fullmatch(text):
+        if text and not NAME_PATTERN.fullmatch(text):
             raise ProtocolError("value", f"hello.{name}: {text!r:.80} {NOT_A_NAME}")
     rank, size = hello.rank, hello.world_size
     if rank is None and size is None:
@@ -138,7 +138,7 @@ def check_hello(hello: Hello) -> None:
 def check_report(report: Report) -> None:
     """Check number and length of names that become labels. Raises ProtocolError."""
     names = [scope.name for scope in report.program.scopes]
-    wrong = next((name for name in names if not NAME.fullmatch(name)), None)
+    wrong = next((name for name in names if not NAME_PATTERN.fullmatch(name)), None)
     if wrong is not None:
         raise ProtocolError("value", f"report.program.scopes: {printable_text(wrong)!r:.80} {NOT_A_NAME}")
     if len(names) > MAX_SCOPES + 1:
@@ -194,7 +194,7 @@ class SocketLimits:
     """Connections of a user beyond this number are accepted and closed at once, so they do not fill the queue."""
     hello_seconds: float = 2.0
     shared_hello_seconds: float = 0.5
-    """The same for a user who has other connections without a hello."""
+    """``hello_seconds`` of a user who has other connections without a hello."""
     message_seconds: float = 5.0
     idle_seconds: float = 60.0
     answer_seconds: float = 0.5

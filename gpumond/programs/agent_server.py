@@ -2,8 +2,8 @@
 
 Every uid of the machine may connect, so no peer is trusted. The kernel states the identity of a peer; one in a PID
 namespace that is not visible here is identified by its connection and its uid. Messages and connections of one user do
-not delay other users, and the connection of a peer that violates the protocol is closed and counted. ``connection`` has
-the state of one peer, the limits, and what each user uses of them.
+not delay other users, and the connection of a peer that violates the protocol is closed and counted.
+``agent_connection`` has the state of one peer, the limits, and what each user uses of them.
 
 This module does *not* cover: the meaning of reports (``tick``) and when to flush (the feature ``flush``).
 """
@@ -117,8 +117,8 @@ class AgentServer:
         self._borrow_tasks = Tasks()
         self._accepting = False
         self._paused_for_hellos = False
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._pause: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._accept_pause: asyncio.TimerHandle | None = None
         self._reading_pause: asyncio.TimerHandle | None = None
 
     def serve(self) -> None:
@@ -128,7 +128,7 @@ class AgentServer:
         self._sweep()
 
     def close(self) -> None:
-        for timer in filter(None, (self._sweeper, self._pause, self._reading_pause)):
+        for timer in filter(None, (self._sweep_timer, self._accept_pause, self._reading_pause)):
             timer.cancel()
         if not self._arrivals.closed:
             self._loop.remove_reader(self._arrivals.fileno())
@@ -202,7 +202,7 @@ class AgentServer:
         seconds = request.timeout_seconds + self._limits.answer_seconds
         answer = await self._send_and_await(peer, request, peer.flush_answers, seconds)
         if answer is None:
-            peer.unanswered.add(request.id)
+            peer.unanswered_flushes.add(request.id)
         return answer
 
     async def ask(
@@ -246,7 +246,9 @@ class AgentServer:
 
     def is_flushing(self, identity: PeerIdentity) -> bool:
         """Return True if a flush of that process may still run: its agent is connected and has not answered."""
-        return any(peer.flush_answers or peer.unanswered for peer in self._peers.values() if peer.identity == identity)
+        return any(
+            peer.flush_answers or peer.unanswered_flushes for peer in self._peers.values() if peer.identity == identity
+        )
 
     def _connection_of(self, identity: PeerIdentity) -> AgentConnection | None:
         own = (peer for peer in self._peers.values() if peer.identity == identity)
@@ -268,7 +270,7 @@ class AgentServer:
         return agent_report(peer.identity, peer.hello, report, age_seconds, self._is_suspended(peer))
 
     def _decode_newest_report(self, peer: AgentConnection) -> Report | None:
-        """Return its newest report; None if that is malformed or the agent has disconnected."""
+        """Return a peer's newest report; None if that is malformed or the agent has disconnected."""
         try:
             report = peer.newest_report()
         except ProtocolError as error:
@@ -300,7 +302,7 @@ class AgentServer:
             admitted |= self._admit(connection)
         if not admitted:
             self._stop_accepting()
-            self._pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._resume_accepting)
+            self._accept_pause = self._loop.call_later(REJECTED_PAUSE_SECONDS, self._resume_accepting)
 
     def _admit(self, connection: socket.socket) -> bool:
         """Return False if the connection is rejected and closed."""
@@ -343,7 +345,7 @@ class AgentServer:
         connection.close()
 
     def _resume_reading(self) -> None:
-        """End a pause."""
+        """End the pause between two readings of the connections."""
         if self._reading_pause is not None:
             self._reading_pause.cancel()
         self._loop.add_reader(self._arrivals.fileno(), self._read_arrivals)
@@ -418,7 +420,7 @@ class AgentServer:
             peer.received_at = now
             self._reports_received += 1
         elif isinstance(message, (AgentResponse, FlushResult)):
-            peer.resolve(message)
+            peer.deliver_answer(message)
         elif isinstance(message, BorrowRequest):
             self._start_borrow(peer, message)
         elif isinstance(message, Goodbye):
@@ -429,11 +431,11 @@ class AgentServer:
             raise ProtocolError("type", f"an agent can't send {type(message).__name__}")
 
     def on_borrow(self, borrow: Callable[[PeerIdentity, BorrowRequest], Awaitable[BorrowResponse]]) -> None:
-        """Answer requests for room with this function."""
+        """Answer requests to borrow memory with this function."""
         self._borrow = borrow
 
     def _start_borrow(self, peer: AgentConnection, request: BorrowRequest) -> None:
-        """Answer a request for room; a second one of the same program at once."""
+        """Answer a request to borrow memory. A second one of the same program is refused at once."""
         if self._borrow is None or peer.identity in self._borrowers:
             self._send(peer, BorrowResponse(request.id, False, reason="another request of this program is in progress"))
             return
@@ -500,7 +502,7 @@ class AgentServer:
         self._usage.forget_idle_users(now)
         self._replace_listener()
         self._resume_accepting()
-        self._sweeper = self._loop.call_later(1.0, self._sweep)
+        self._sweep_timer = self._loop.call_later(1.0, self._sweep)
 
     def _replace_listener(self) -> None:
         self._stop_accepting()  # its descriptor may be closed, and used again

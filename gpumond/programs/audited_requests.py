@@ -70,7 +70,7 @@ class AuditedRequests:
         request = AgentRequest(uuid.uuid4().hex, kind, limit_bytes, device, record_seconds)
         return await self._send(self._report(pid, uid), request, requested_by)
 
-    async def fetch(
+    async def open_snapshot(
         self, pid: int, snapshot_id: int, requested_by: str, uid: int | None
     ) -> SnapshotFile | AgentResponse | None:
         """Open the file of a snapshot: its bytes, the program's refusal, or None if it did not answer in time. ``uid``

@@ -354,11 +354,11 @@ async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> Async
     while True:
         if core.frame is not None and core.frame is not shown:
             shown = core.frame
-            if name not in core.answers:
+            if name not in core.responses:
                 whole = live_frame(full_frame(tenant_frame(shown, tenant)))
                 message = encode_message(0, "frame", FULL_FRAME.dump_json(whole), b"[]")
-                core.answers[name] = message.packed if compressed else message.plain
-            yield core.answers[name]
+                core.responses[name] = message.packed if compressed else message.plain
+            yield core.responses[name]
         elif not await core.await_frame(HEARTBEAT_SECONDS):
             alive = _compressed_message(0, b": alive\n\n")
             yield alive.packed if compressed else alive.plain

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpumond.config.models import EncodableModel
-from gpumond.core import Operations
+from gpumond.core import DaemonControl
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import responses
@@ -60,7 +60,7 @@ async def ready(request: Request) -> Response:
 )
 async def reload(request: Request, by: str = Depends(require_admin)) -> Response:
     """422: the configuration is invalid (see `detail`); the previous one stays in effect."""
-    return PlainTextResponse(await core_of(request).get(Operations).reload(by) + "\n")
+    return PlainTextResponse(await core_of(request).get(DaemonControl).reload(by) + "\n")
 
 
 class ReleaseBody(EncodableModel):
@@ -93,7 +93,7 @@ async def release(request: Request, body: ReleaseBody, requested_by: str = Depen
 
     504: a driver call doesn't return, so the driver is still open.
     """
-    until, detached = await core_of(request).get(Operations).detach(body.for_seconds, requested_by)
+    until, detached = await core_of(request).get(DaemonControl).detach(body.for_seconds, requested_by)
     if not detached:
         return problem(504, "a driver call doesn't return, so the driver process still has the driver open")
     return json_response(ReleaseAnswer, ReleaseAnswer(released_until=until))

@@ -138,14 +138,14 @@ def streamed_json(request: Request, kind: Any, values: Sequence[Any]) -> Respons
 
 def cached_json(request: Request, kind: Any, make: Callable[[Frame], Any]) -> Response:
     """Return a part of the current frame as JSON. It is serialized and compressed once per frame and route."""
-    answers, name = core_of(request).answers, _name(request)
-    if name not in answers:
-        answers[name] = type_adapter(kind).dump_json(make(current_frame(request)))
-    return _json(request, answers[name], answers)
+    responses, name = core_of(request).responses, _response_name(request)
+    if name not in responses:
+        responses[name] = type_adapter(kind).dump_json(make(current_frame(request)))
+    return _json(request, responses[name], responses)
 
 
-def _name(request: Request) -> str:
-    """Return the name of an answer: its route, and the tenant who sees a part of the frame."""
+def _response_name(request: Request) -> str:
+    """Return the name of a response: its route, and the tenant who sees a part of the frame."""
     tenant = tenant_of(request)
     return str(request.scope["route"].path) + ("" if tenant is None else f" {tenant}")
 
@@ -154,7 +154,7 @@ def _json(request: Request, body: bytes, compressed: dict[str, bytes]) -> Respon
     """Return a response. ``compressed``: bodies that are compressed already, by route."""
     headers = {"Vary": "Accept-Encoding"}
     if len(body) >= COMPRESSED_FROM_BYTES and accepts(request.headers.get("accept-encoding", ""), "gzip"):
-        name = f"{_name(request)} gzip"
+        name = f"{_response_name(request)} gzip"
         if name not in compressed:
             compressed[name] = gzip.compress(body, GZIP_LEVEL, mtime=0)
         body, headers["Content-Encoding"] = compressed[name], "gzip"

@@ -38,12 +38,12 @@ MAX_DETAIL_BYTES = 3584
 """Limit of a detail: an entry with all its fields has at most 4 KiB."""
 MAX_READ_BYTES = 4 * 1024**2
 MAX_OLD_DETAIL_BYTES = 65536
-"""Entries of older versions were not limited; ``newest_entries`` omits a detail that is longer than this."""
+"""Entries of older versions were not limited; ``newest_entries`` omits a longer detail."""
 
 ENTRY_MESSAGE = re.compile(r"audit entry (\d+) of (\S+): \S+, sha256 ([0-9a-f]{64})")
 REMOVAL_MESSAGE = re.compile(r"audit entries of (\S+) up to (\d+) were removed")
 RENEWAL_MESSAGE = re.compile(r"the store \S+ is corrupt .* and a new one is created")
-"""The entries of the new one are numbered from 1."""
+"""Logged when a store is replaced; the entries of the new store are numbered from 1."""
 RENEWAL_LOGGER = "gpumond.store.database"
 
 
@@ -86,9 +86,9 @@ def truncate_detail(detail: Any) -> Any:
         return json.loads(text)
     shortened: dict[str, Any] = {"omitted_bytes": len(text), "sha256": sha256(text.encode()).hexdigest()}
     for name, value in detail.items() if isinstance(detail, dict) else ():
-        longer = shortened | {name: value}
-        if not isinstance(value, (dict, list, tuple)) and len(canonical_json(longer)) <= MAX_DETAIL_BYTES:
-            shortened = longer
+        with_value = shortened | {name: value}
+        if not isinstance(value, (dict, list, tuple)) and len(canonical_json(with_value)) <= MAX_DETAIL_BYTES:
+            shortened = with_value
     return json.loads(canonical_json(shortened))
 
 
@@ -129,17 +129,17 @@ def count_entries(db: sqlite3.Connection, owner: str) -> int:
 def remove_old(db: sqlite3.Connection, oldest_at: float) -> None:
     """Remove the entries before the first one that is not older than ``oldest_at`` (Unix seconds)."""
     query = "SELECT coalesce((SELECT min(seq) - 1 FROM audit WHERE at >= ?), (SELECT max(seq) FROM audit))"
-    through = db.execute(query, (oldest_at,)).fetchone()[0]
-    if db.execute("DELETE FROM audit WHERE seq <= ?", (through,)).rowcount:
-        _log_removal(EVERYONE, through)
+    last_removed_seq = db.execute(query, (oldest_at,)).fetchone()[0]
+    if db.execute("DELETE FROM audit WHERE seq <= ?", (last_removed_seq,)).rowcount:
+        _log_removal(EVERYONE, last_removed_seq)
 
 
-def remove_oldest(db: sqlite3.Connection, owner: str) -> None:
+def remove_oldest_tenth(db: sqlite3.Connection, owner: str) -> None:
     """Remove the oldest tenth of an owner's entries."""
     query = "SELECT seq FROM audit WHERE owner = ? ORDER BY seq LIMIT 1 OFFSET ?"
-    through = db.execute(query, (owner, count_entries(db, owner) // 10)).fetchone()[0]
-    db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (owner, through))
-    _log_removal(owner, through)
+    last_removed_seq = db.execute(query, (owner, count_entries(db, owner) // 10)).fetchone()[0]
+    db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (owner, last_removed_seq))
+    _log_removal(owner, last_removed_seq)
 
 
 def user_with_most_bytes(db: sqlite3.Connection) -> str:
@@ -205,12 +205,12 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
 
 
 def decode_lossless(content: bytes) -> str:
-    """Text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
+    """Return text of the file; bytes that are not UTF-8 become lone surrogates, which no reader of rows accepts."""
     return content.decode("utf-8", "surrogateescape")
 
 
-def _log_removal(owner: str, through: int) -> None:
-    log.info("audit entries of %s up to %d were removed: they exceed the store's limits", owner, through)
+def _log_removal(owner: str, last_removed_seq: int) -> None:
+    log.info("audit entries of %s up to %d were removed: they exceed the store's limits", owner, last_removed_seq)
 
 
 def _readable_entries(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:

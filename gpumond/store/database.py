@@ -91,8 +91,8 @@ CREATE INDEX audit_by_owner ON audit(owner);
 """Steps from an empty file to the newest schema; ``user_version`` counts those that were applied."""
 DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "unsupported file format")
 """Parts of SQLite's messages about a damaged file."""
-MAX_VERSION = 1000
-"""Highest ``user_version`` of a newer gpumond; a greater one is damage."""
+MAX_SCHEMA_VERSION = 1000
+"""Maximum ``user_version`` of a newer gpumond; a higher one is damage."""
 FILE_SUFFIXES = ("-wal", "-shm", "")
 
 
@@ -106,7 +106,7 @@ class Database:
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
         self._inode: int | None = None
-        self._lock: int | None = None
+        self._lock_descriptor: int | None = None
 
     def transaction(self, work: Callable[[sqlite3.Connection], T]) -> tuple[T, bool]:
         """Run and commit ``work``; return its result, and True if it changed anything.
@@ -140,9 +140,9 @@ class Database:
 
     def close(self) -> None:
         self._disconnect()
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+        self._lock_descriptor = None
 
     def _connection(self) -> sqlite3.Connection:
         if self._db and _inode(self.path) != self._inode:
@@ -192,15 +192,15 @@ class Database:
 
     def _lock_store(self) -> None:
         """Hold the lock as long as this process runs, so two daemons never share a store. The file of a lock
-        that is held may have been removed with its directory: then the new one is locked."""
+        that is held may have been removed with its directory: then the new file is locked."""
         path = self.path.with_name(f"{self.path.name}.lock")
-        if self._lock is not None:
-            if os.fstat(self._lock).st_ino == _inode(path):
+        if self._lock_descriptor is not None:
+            if os.fstat(self._lock_descriptor).st_ino == _inode(path):
                 return
-            os.close(self._lock)
-            self._lock = None
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
         try:
-            self._lock = lock_file(path)
+            self._lock_descriptor = lock_file(path)
         except BlockingIOError:
             raise BlockingIOError("another daemon uses it; stop that one or choose another with --state-dir") from None
 
@@ -245,7 +245,7 @@ def _sync_directory(directory: Path) -> None:
 def _prepare_tables(db: sqlite3.Connection) -> DaemonActivity | None:
     """Make the tables that the file lacks, and check all of them; return the last heartbeat in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if not 0 <= version <= MAX_VERSION:
+    if not 0 <= version <= MAX_SCHEMA_VERSION:
         raise sqlite3.DatabaseError(f"database disk image is malformed: schema version {version}")
     if version > len(MIGRATIONS):
         raise sqlite3.OperationalError(

@@ -43,18 +43,18 @@ OPEN_TIMEOUT_SECONDS = 2.0
 TRIM_INTERVAL_SECONDS = 600.0
 
 CLOCK_TOLERANCE_SECONDS = 60.0
-ROW_BYTES = 300
+ROW_OVERHEAD_BYTES = 300
 """Bytes of a row without its longest column."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits of the store; ``max_bytes`` is that of the whole file."""
+    """Limits of the store; ``max_bytes`` is the limit of the whole file."""
 
     max_age_seconds: float = 90 * DAY_SECONDS
     max_bytes: int = 64 * 1024**2
-    max_entries: int = 100_000
-    max_entries_of_a_user: int = 5_000
+    max_audit_entries: int = 100_000
+    max_audit_entries_of_user: int = 5_000
     max_receipts: int = 10_000
     max_past_alerts: int = 10_000
 
@@ -74,23 +74,23 @@ def _remove_old(db: sqlite3.Connection, limits: StoreLimits, now: float) -> None
 
 def _remove_excess(db: sqlite3.Connection, limits: StoreLimits, owner: str = ADMINISTRATORS) -> None:
     """Remove rows beyond the limits, in the open transaction. ``owner`` has the newest audit entry."""
-    max_entries = limits.max_entries if owner == ADMINISTRATORS else limits.max_entries_of_a_user
-    if audit_table.count_entries(db, owner) > max_entries:
-        audit_table.remove_oldest(db, owner)
+    max_audit_entries = limits.max_audit_entries if owner == ADMINISTRATORS else limits.max_audit_entries_of_user
+    if audit_table.count_entries(db, owner) > max_audit_entries:
+        audit_table.remove_oldest_tenth(db, owner)
     for table, max_rows in (("receipts", limits.max_receipts), ("past_alerts", limits.max_past_alerts)):
         while (excess := _count_rows(db, table) - max_rows) > 0:
             _remove_oldest(db, table, _largest_owner(db, table, "count(*)"), excess)
     if _file_bytes(db) > limits.max_bytes:
-        _remove_bytes(db, limits.max_bytes)
+        _shrink_tables(db, limits.max_bytes)
 
 
-def _remove_bytes(db: sqlite3.Connection, max_bytes: int) -> None:
+def _shrink_tables(db: sqlite3.Connection, max_bytes: int) -> None:
     """Bring each table down to its share of the file: half for the administrators' audit, an eighth for the users',
     for receipts and for alerts that are over. If none has more, what fills the file is bounded elsewhere."""
     while _table_bytes(db, "audit WHERE owner = 'administrators'", "detail") > max_bytes // 2:
-        audit_table.remove_oldest(db, ADMINISTRATORS)
+        audit_table.remove_oldest_tenth(db, ADMINISTRATORS)
     while _table_bytes(db, "audit WHERE owner <> 'administrators'", "detail") > max_bytes // 8:
-        audit_table.remove_oldest(db, audit_table.user_with_most_bytes(db))
+        audit_table.remove_oldest_tenth(db, audit_table.user_with_most_bytes(db))
     for table in ("receipts", "past_alerts"):
         while _table_bytes(db, table, "body") > max_bytes // 8:
             owner = _largest_owner(db, table, "sum(length(body))")
@@ -118,7 +118,7 @@ def _count_rows(db: sqlite3.Connection, table: str) -> int:
 
 
 def _table_bytes(db: sqlite3.Connection, table: str, column: str) -> int:
-    return int(db.execute(f"SELECT total(length({column}) + {ROW_BYTES}) FROM {table}").fetchone()[0])
+    return int(db.execute(f"SELECT total(length({column}) + {ROW_OVERHEAD_BYTES}) FROM {table}").fetchone()[0])
 
 
 def _file_bytes(db: sqlite3.Connection) -> int:
@@ -135,7 +135,7 @@ def _current_activity() -> DaemonActivity:
 class Store:
     """One file. Every method that changes something returns after the commit, or raises StoreUnavailable.
 
-    ``limits`` can be replaced at any time. ``clock`` returns Unix seconds and a monotonic clock's.
+    ``limits`` can be replaced at any time. ``clock`` returns Unix seconds, and seconds of a monotonic clock.
     """
 
     def __init__(
@@ -221,19 +221,19 @@ class Store:
         return (await self._values("receipts", Receipt, f"ORDER BY seq DESC LIMIT {limit:d}"))[::-1]
 
     def store_alerts(
-        self, alerts: Iterable[StoredAlert], notices: Sequence[Notification], ended: Sequence[Alert] = ()
+        self, alerts: Iterable[StoredAlert], notifications: Sequence[Notification], ended: Sequence[Alert] = ()
     ) -> Awaitable[None]:
         """Store all present alerts, the new notifications, and the alerts that have ended, in one transaction.
 
-        It precedes later changes once this returns, awaited or not. It is also a heartbeat: without it, an alert
-        that has just fired would be younger than its ``for`` to the daemon that resumes it.
+        The transaction precedes later changes once this returns, awaited or not. It is also a heartbeat: without it, an
+        alert that has just fired would be younger than its ``for`` to the daemon that resumes it.
         """
         current = tuple(alerts)
 
         def keep(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM alerts")
             db.executemany("INSERT INTO alerts VALUES (?)", ((to_text(alert),) for alert in current))
-            queued = ((each.receiver, each.seq, each.kind, to_text(each.alert)) for each in notices)
+            queued = ((each.receiver, each.seq, each.kind, to_text(each.alert)) for each in notifications)
             db.executemany("INSERT OR REPLACE INTO notices VALUES (?, ?, ?, ?)", queued)
             past = ((alert.resolved_at or 0.0, to_text(alert), _past_alert_owner(alert)) for alert in ended)
             db.executemany("INSERT INTO past_alerts (at, body, owner) VALUES (?, ?, ?)", past)
@@ -278,11 +278,11 @@ class Store:
 
         await self.run(replace)
 
-    async def record_delivery(self, notices: Sequence[Notification], accepted: bool) -> None:
+    async def record_delivery(self, notifications: Sequence[Notification], accepted: bool) -> None:
         """Remove notifications from the queue; if ``accepted``, their receiver knows their alerts."""
 
         def deliver(db: sqlite3.Connection) -> None:
-            for each in notices:
+            for each in notifications:
                 db.execute("DELETE FROM notices WHERE receiver = ? AND seq = ?", (each.receiver, each.seq))
                 key = (each.receiver, canonical_json(each.alert.labels))
                 if each.kind == "resolved":
@@ -309,9 +309,9 @@ class Store:
                 db.execute("SELECT receiver, alert FROM told").fetchall(),
             )
 
-        notices, known_alerts = await self.run(load)
+        notifications, known_alerts = await self.run(load)
         return (
-            self.row_decoder.read("notices", notices, decode_notification),
+            self.row_decoder.read("notices", notifications, decode_notification),
             self.row_decoder.read(
                 "told", known_alerts, lambda receiver, body: (require_text(receiver), from_text(Alert, body))
             ),

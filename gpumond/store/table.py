@@ -148,10 +148,10 @@ def etag_of(value: Any) -> str:
 class Table(Generic[V]):
     """Values of the type ``kind``, a dataclass or a dictionary, by name.
 
-    ``key`` is the column of the name: ``id`` where rows come in the order of their arrival, else they come in that of
-    their names. ``part``: a second column of the key, and its value in all rows of this table. A row that is not
-    ``valid``, or whose value has another name, is damaged. Every method raises StoreUnavailable, and one that changes
-    something returns after the commit.
+    ``key`` is the column of the name: ``id`` where rows come in the order of their arrival, else they come in the order
+    of their names. ``second_key``: a second column of the key, and its value in all rows of this table. A row whose
+    value is not valid (``is_valid``) or has another name is damaged. Every method raises StoreUnavailable, and one that
+    changes something returns after the commit.
     """
 
     def __init__(
@@ -179,8 +179,8 @@ class Table(Generic[V]):
         rows = await self._store.run(lambda db: db.execute(query, tuple(keys.values())).fetchall())
         return self._store.row_decoder.read(self._name, rows, self._decode)
 
-    async def size(self) -> tuple[int, int]:
-        """Return the number of rows and the length of their texts, those of other parts included."""
+    async def rows_and_bytes(self) -> tuple[int, int]:
+        """Return the number of rows and the length of their texts, with those of other second keys."""
         query = f"SELECT count(*), total(length(body)) FROM {self._name}"
         rows, length = await self._store.run(lambda db: db.execute(query).fetchone())
         return int(rows), int(length)
@@ -197,29 +197,29 @@ class Table(Generic[V]):
         etag, row = etag_of(body), self._row(name, body)
 
         def put(db: sqlite3.Connection) -> str:
-            present = self._present_etag(db, name)
-            self._require_etag(name, present, if_match)
+            present_etag = self._present_etag(db, name)
+            self._require_etag(name, present_etag, if_match)
             db.executemany(f"DELETE FROM {self._name} WHERE {self._key} = ?", ((other,) for other in removed))
             self._insert(db, [row])
-            if action := self._actions.create if present is None else self._actions.replace:
+            if action := self._actions.create if present_etag is None else self._actions.replace:
                 self._store.append_audit_entry(db, actor, action, detail)
             return etag
 
         return await self._store.run(put)
 
-    async def keep(self, name: str, value: V, removed: Iterable[str]) -> None:
-        """Store a value as `put` does. If that fails, which the store logs, the value remains in memory alone."""
+    async def try_put(self, name: str, value: V, removed: Iterable[str]) -> None:
+        """Store a value as `put` does, or leave it to the memory of the caller if that fails, which the store logs."""
         with suppress(StoreUnavailable):
             await self.put(name, value, removed=removed)
 
     async def delete(self, name: str, actor: str, if_match: str | None = None) -> bool:
-        """Delete a value, in all parts; False if there is none. Raises EntryChanged."""
+        """Delete a value, with all second keys; False if there is none. Raises EntryChanged."""
 
         def delete(db: sqlite3.Connection) -> bool:
-            present = self._present_etag(db, name)
-            if present is None:
+            present_etag = self._present_etag(db, name)
+            if present_etag is None:
                 return False
-            self._require_etag(name, present, if_match)
+            self._require_etag(name, present_etag, if_match)
             db.execute(f"DELETE FROM {self._name} WHERE {self._key} = ?", (name,))
             if self._actions.delete:
                 self._store.append_audit_entry(db, actor, self._actions.delete, {"name": name})
@@ -252,10 +252,10 @@ class Table(Generic[V]):
         row = db.execute(f"SELECT {etag} FROM {self._name} WHERE {self._key} = ?", (name,)).fetchone()
         return str(row[0]) if row else None
 
-    def _require_etag(self, name: str, present: str | None, if_match: str | None) -> None:
-        if if_match is not None and if_match != present:
+    def _require_etag(self, name: str, present_etag: str | None, if_match: str | None) -> None:
+        if if_match is not None and if_match != present_etag:
             noun = self._name.removesuffix("s")
-            raise EntryChanged(f"{noun} {name} has changed: its ETag is {present or 'none, it does not exist'}")
+            raise EntryChanged(f"{noun} {name} has changed: its ETag is {present_etag or 'none, it does not exist'}")
 
     def _decode(self, name: object, etag: object, body: object) -> Row[V]:
         """Decode a row. Raises ValueError or TypeError if it is damaged."""
@@ -301,7 +301,7 @@ class Registry(ABC, Generic[D, E]):
 
     noun: ClassVar[str]
     limit: ClassVar[int]
-    """Values of the API."""
+    """Maximum number of values of the API."""
 
     def __init__(self, table: Table[dict[str, Any]]) -> None:
         self._table = table
@@ -343,7 +343,7 @@ class Registry(ABC, Generic[D, E]):
         return invalid
 
     def entries(self) -> list[E]:
-        return [registered.entry for registered in self._items.values()]
+        return [item.entry for item in self._items.values()]
 
     def get(self, name: str) -> E:
         """Return the entry. Raises NoSuchEntry."""

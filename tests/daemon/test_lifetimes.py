@@ -213,10 +213,10 @@ def test_frame_is_replaced_before_its_dispatch_is_executed(tmp_path: Path):
         store = Store(tmp_path / "other.db")
         dispatcher = AlertDispatcher(store, Outbox(), flush, 0.0)  # type: ignore[arg-type]
         rules, frame = daemon.core.get(RuleRegistry).rules, tick.frame
-        dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.activities)
+        dispatch = dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.alert_states)
         await asyncio.sleep(0)
         assert [order.alert.rule for order in dispatch.orders]
-        assert dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.activities) == dispatch
+        assert dispatcher.decide(rules, frame.alerts, frame.snapshot, tick.alert_states) == dispatch
         await store.close()
         async with daemon.started():
             pass

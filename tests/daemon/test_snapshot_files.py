@@ -61,7 +61,7 @@ def fetched(agents: Agents) -> tuple[bytes, list[str]]:
         actions.append(f"{actor} {action} {detail['snapshot']}")
 
     async def run() -> bytes:
-        found = await AuditedRequests(agents, audit, audit).fetch(10, 1, "token", None)
+        found = await AuditedRequests(agents, audit, audit).open_snapshot(10, 1, "token", None)
         assert isinstance(found, SnapshotFile)
         assert found.size_bytes == len(CONTENT)
         return b"".join([each async for each in found.parts])
@@ -108,6 +108,6 @@ def test_last_part_cannot_exceed_the_announced_size():
 def test_refusal_is_returned(first: AgentResponse, reason: str):
     async def audit(actor: str, action: str, detail: Any) -> None: ...
 
-    found = asyncio.run(AuditedRequests(Agents(first), audit, audit).fetch(10, 1, "token", None))
+    found = asyncio.run(AuditedRequests(Agents(first), audit, audit).open_snapshot(10, 1, "token", None))
     assert isinstance(found, AgentResponse)
     assert reason in found.reason

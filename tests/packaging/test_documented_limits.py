@@ -145,9 +145,9 @@ STATED = {
     "baselines": f"{MAX_BASELINES}",
     "receipts and events in memory": f"{MAX_RECEIPTS:,} of each",
     "audit entries of administrators, rules and gpumond itself": (
-        f"{BOUNDS.max_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
+        f"{BOUNDS.max_audit_entries:,}, for {BOUNDS.max_age_seconds / 86400:g} days"
     ),
-    "audit entries of each other user": f"{BOUNDS.max_entries_of_a_user:,}",
+    "audit entries of each other user": f"{BOUNDS.max_audit_entries_of_user:,}",
     "receipts in the store": f"{BOUNDS.max_receipts:,}",
     "past alerts": f"{BOUNDS.max_past_alerts:,}",
     "the store": f"{BOUNDS.max_bytes // MIB} MiB",

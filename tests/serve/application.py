@@ -81,7 +81,7 @@ class View:
         self.agent_requests: list[tuple[object, ...]] = []
         self.response: AgentResponse | None = None
         self._exposition = Exposition(Telemetry())
-        self.answers: dict[str, bytes] = {}
+        self.responses: dict[str, bytes] = {}
 
     async def await_frame(self, seconds: float) -> bool:
         await asyncio.sleep(seconds)

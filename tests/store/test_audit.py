@@ -94,7 +94,7 @@ def test_entries_beyond_the_limits_are_not_missed(path: Path, lines: Callable[[]
         for _ in range(10):
             await fill(store)
 
-    with_store(path, fill_often, StoreLimits(max_entries=20, max_entries_of_a_user=10))
+    with_store(path, fill_often, StoreLimits(max_audit_entries=20, max_audit_entries_of_user=10))
     assert verify(path, lines()) == (20 * ENTRIES, [])
     execute(path, "DELETE FROM audit WHERE seq = 95")
     assert verify(path, lines())[1] == ["entry 95 is missing"]

@@ -22,7 +22,7 @@ def test_audit_is_bounded(path: Path):
             await store.audit("token", "flush", {"pid": number})
         return len(await store.audit_entries())
 
-    assert with_store(path, work, StoreLimits(max_entries=40)) <= 41
+    assert with_store(path, work, StoreLimits(max_audit_entries=40)) <= 41
 
 
 def test_store_above_its_size_limit_is_trimmed(path: Path):

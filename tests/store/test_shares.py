@@ -14,7 +14,9 @@ from gpumond.store.audit import MAX_READ_BYTES
 from gpumond.store.store import Store, StoreLimits
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
-SMALL = StoreLimits(max_bytes=400_000, max_entries=500, max_entries_of_a_user=50, max_receipts=40, max_past_alerts=40)
+SMALL = StoreLimits(
+    max_bytes=400_000, max_audit_entries=500, max_audit_entries_of_user=50, max_receipts=40, max_past_alerts=40
+)
 ADMINISTRATORS = tuple(dict.fromkeys(("token", "token:nightly", "uid:0", f"uid:{os.geteuid()}", "rule:full")))
 
 

@@ -372,7 +372,7 @@ class AlertsPart(Part):
         snapshot, reclaim = tick.frame.snapshot, self._core.settings.reclaim
         users = {} if reclaim == "all" else users_short_of_memory(tick.window, snapshot)
         self._dispatch = self.dispatcher.decide(
-            self._rules.rules, tick.frame.alerts, snapshot, tick.activities, tick.resolved, users
+            self._rules.rules, tick.frame.alerts, snapshot, tick.alert_states, tick.resolved, users
         )
         return replace(tick, frame=replace(tick.frame, alerts=self._dispatch.alerts))
 

@@ -68,7 +68,7 @@ class BaselineService:
 
     async def record(self, name: str, for_seconds: float, workload: str | None, requested_by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
-        rows, size_bytes = await self._tables["before"].size()
+        rows, size_bytes = await self._tables["before"].rows_and_bytes()
         if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_BYTES:
             raise EntryConflict("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}

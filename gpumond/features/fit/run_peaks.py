@@ -116,7 +116,7 @@ class PeaksPart(Part):
     def _store(self, key: tuple[ProcessKey, str], run: RunInProgress, ended_at: float) -> None:
         process, uuid = key
         peak = RunPeak(id=f"{process.pid}-{process.start_ticks}-{uuid}", ended_at=ended_at, **run._asdict())
-        self._tasks.start(self._table.keep(peak.id, peak, self._peaks.add(peak)))
+        self._tasks.start(self._table.try_put(peak.id, peak, self._peaks.add(peak)))
 
 
 MIN_RUNS = 3

@@ -629,7 +629,7 @@ class FlushPart(Part, FlushService):
         released_text = "" if request.dry_run else f"; {size_text(outcome.released_bytes)} released"
         log.info("%s: %s%s", description, results, released_text)
         await note(requested_by, "flush.receipts", _receipts_detail(outcome) | operation_detail, outcome.receipts)
-        self._core.dependencies.wake.set()  # the next frame shows the effect of the flush
+        self._core.dependencies.tick_due.set()  # the next frame shows the effect of the flush
         return outcome
 
     async def _store_engine_receipt(self, receipt: Receipt) -> None:

@@ -141,7 +141,7 @@ class OomPart(Part):
         new, self._new_cases = self._new_cases, []
         for case, removed in new:
             log.info("case %s: %s", case.id, case.summary)
-            self._tasks.start(self._table.keep(case.id, case, removed))
+            self._tasks.start(self._table.try_put(case.id, case, removed))
 
     async def close(self) -> None:
         await self._tasks.finish()

@@ -230,7 +230,7 @@ class RulesPart(Part):
             frame=replace(tick.frame, alerts=evaluated.alerts),
             raised=evaluated.raised,
             resolved=evaluated.resolved,
-            activities=self._state.activities,
+            alert_states=self._state.activities,
         )
 
     def act(self, tick: Tick) -> None:

@@ -789,7 +789,7 @@ class SuspendPart(Suspender, Part):
             store=core.store,
             note=core.audit_change,
             publish=core.events.add_suspension_receipt,
-            wake=core.dependencies.wake.set,
+            wake=core.dependencies.tick_due.set,
             clock=core.clock,
         )
         core.provide(SuspendService, self)
