@@ -32,7 +32,7 @@ MIN_SPLIT_MIB, MAX_SPLIT_MIB = 32, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceContext:
-    """One program on one device. ``reports`` are those of all programs on the device, ``device`` its facts.
+    """One program on one device. ``reports`` are those of all programs on the device, ``device`` its reading.
 
     ``oom`` is the record of its newest out-of-memory error, if it had one; ``classes`` those of the record, or newer
     ones. ``retried``: allocations succeeded only after a flush.
@@ -47,7 +47,7 @@ class AdviceContext:
     retried: bool = False
 
     @property
-    def size(self) -> int | None:
+    def device_bytes(self) -> int | None:
         return None if self.device is None else self.device.size_bytes
 
     def pools(self, allocator: str) -> list[PoolUsage]:
@@ -127,7 +127,7 @@ def _is_fragmented(context: AdviceContext) -> bool:
         if 0 < context.oom.request_bytes <= sum(pool.stranded_bytes for pool in pools):
             return True
     stranded = sum(pool.stranded_bytes for pool in context.pools("torch"))
-    return context.size is not None and stranded >= FRAGMENTED_RATIO * context.size
+    return context.device_bytes is not None and stranded >= FRAGMENTED_RATIO * context.device_bytes
 
 
 def _has_expandable_segments(context: AdviceContext) -> bool:
@@ -147,7 +147,7 @@ def _max_split_setting(context: AdviceContext) -> str:
     return f"max_split_size_mb:{size}"
 
 
-WHOLE_BLOCKS = {
+WHOLE_BLOCK_CHANGES = {
     "cupy": "allocate from cupy.cuda.MemoryAsyncPool",
     "jax": "set XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
     "rmm": "use rmm.mr.CudaAsyncMemoryResource instead of a pool",
@@ -155,10 +155,10 @@ WHOLE_BLOCKS = {
 }
 
 
-def whole_blocks(allocator: str, context: AdviceContext) -> str:
+def whole_block_change(allocator: str, context: AdviceContext) -> str:
     """Return the change with which an allocator's free memory stays in one piece; empty if none is known."""
     if allocator not in ("torch", "sim"):
-        return WHOLE_BLOCKS.get(allocator, "")
+        return WHOLE_BLOCK_CHANGES.get(allocator, "")
     name = torch_setting(context.report.frameworks)
     if not _has_expandable_segments(context):
         return f"set {name}={_max_split_setting(context)}"
@@ -213,7 +213,7 @@ def _programs_with_unused_memory(context: AdviceContext, allocator: str) -> list
         if pools and not all(pool.held_known for pool in pools) and context.device is not None:
             process = context.device.processes_by_key.get(report.key)
             held = max(held, process.used_bytes or 0) if process is not None else held
-        if pools and context.size and held - live >= UNUSED_RATIO * context.size:
+        if pools and context.device_bytes and held - live >= UNUSED_RATIO * context.device_bytes:
             found.append((report, held - live))
     return found
 
@@ -222,7 +222,7 @@ def _preallocates(context: AdviceContext, allocator: str) -> bool:
     return _is_short_of_memory(context) and bool(_programs_with_unused_memory(context, allocator))
 
 
-def _holders_text(context: AdviceContext, allocator: str) -> str:
+def _unused_memory_text(context: AdviceContext, allocator: str) -> str:
     return ", ".join(
         f"{report.workload or 'a program'} (pid {report.pid}), which holds {size_text(size)} unused"
         for report, size in _programs_with_unused_memory(context, allocator)
@@ -280,7 +280,7 @@ ADVICE = (
         lambda context: _preallocates(context, "tensorflow"),
         lambda context: (
             "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) at the "
-            f"start of {_holders_text(context, 'tensorflow')}"
+            f"start of {_unused_memory_text(context, 'tensorflow')}"
         ),
     ),
     Advice(
@@ -289,7 +289,7 @@ ADVICE = (
         lambda context: _preallocates(context, "jax"),
         lambda context: (
             "set XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller XLA_CLIENT_MEM_FRACTION (formerly "
-            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_holders_text(context, 'jax')}"
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION), for {_unused_memory_text(context, 'jax')}"
         ),
     ),
     Advice(
@@ -298,7 +298,7 @@ ADVICE = (
         lambda context: _preallocates(context, "rmm"),
         lambda context: (
             "create RMM's pool with a smaller initial_pool_size and maximum_pool_size in "
-            f"{_holders_text(context, 'rmm')}"
+            f"{_unused_memory_text(context, 'rmm')}"
         ),
     ),
 )

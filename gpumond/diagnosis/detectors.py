@@ -23,7 +23,7 @@ RAMP_MIN_USED_RATIO = 0.80
 RAMP_BLOCKS = 4
 RAMP_HELD_SECONDS = 90.0
 RAMP_MAX_SECONDS_LEFT = 600.0
-"""Pressure also applies to a device above RAMP_FROM whose peaks will fill it within this time."""
+"""Pressure also applies to a device above RAMP_MIN_USED_RATIO whose peaks will fill it within this time."""
 RAMP_STARTUP_SECONDS = 300.0
 """Age of a process up to which its growth is a start and no ramp."""
 RAMP_MIN_LAST_STEP_RATIO = 1 / 3
@@ -35,11 +35,11 @@ RAMP_MAX_STEP_RATIO = 0.75
 
 ORPHAN_MIN_BYTES = GIB // 2
 ORPHAN_MIN_RATIO = 0.01
-"""The larger of the two is the limit; a driver has some memory of its own."""
+"""The larger one is the minimum of orphan memory; a driver has some memory of its own."""
 ORPHAN_SECONDS = 60.0
 ORPHAN_BUSY_RATIO = 0.02
 ORPHAN_BUSY_SECONDS = 300.0
-"""Limits while another program uses the device: more memory and a longer time."""
+"""Minimum and time of orphan memory while another program uses the device."""
 FLAT_BYTES = 256 * MIB
 
 IDLE_GAP_SECONDS = 120.0
@@ -53,7 +53,7 @@ FRAGMENTED_CLEAR_RATIO = 0.20
 MIN_PEAK_MINUTES = 5
 STARTUP_MINUTES = 6
 """Minutes of a process in which the kept bytes grow since the program starts."""
-GROWTH_RATIO = 0.02
+FRAGMENTED_MIN_GROWTH_RATIO = 0.02
 """Growth of the kept bytes, as a share of the device, from which fragmentation is reported."""
 
 NEARLY_FULL_RATIO = 0.97
@@ -75,8 +75,8 @@ LOOP_SECONDS = 3600.0
 MIN_GROWTH_SECONDS = 60.0
 """Minimum time between the two blocks that are compared."""
 RISING_RATIO = 0.02
-"""Limit between both cases: additional allocations would be 50 times as large as the others are on average."""
-ERROR_RATIO = 0.1
+"""Ratio above which the number rises with the bytes. Below, the new allocations are 50 times as large as the others."""
+NUMBER_ERROR_RATIO = 0.1
 """Error of the smallest number, as a share of the range of the numbers in a block, which has about 15 samples."""
 
 PEAK_MINUTES = 60
@@ -86,18 +86,18 @@ RETRIED_SECONDS = 600.0
 
 
 class PoolPeak(NamedTuple):
-    """Peak of the minute from ``at`` on. ``unreclaimable`` bytes are those that a flush can't release."""
+    """Peak of the minute from ``at`` on. ``unreclaimable_bytes`` are those that a flush can't release."""
 
     at: float
-    live: float
-    unreclaimable: float
+    live_bytes: float
+    unreclaimable_bytes: float
 
 
 class Fragmentation(NamedTuple):
     ratio: float
-    live: float
-    unreclaimable: float
-    growth: float
+    live_bytes: float
+    unreclaimable_bytes: float
+    growth_bytes: float
     since: float
 
 
@@ -149,17 +149,17 @@ class PoolPeaks:
         last = self._last
         if now - last.at >= MINUTE_SECONDS:
             self._begun_minutes += 1
-            if self._begun_minutes > STARTUP_MINUTES and last.unreclaimable:
+            if self._begun_minutes > STARTUP_MINUTES and last.unreclaimable_bytes:
                 self.lowest_unreclaimable_bytes = (
-                    last.unreclaimable
+                    last.unreclaimable_bytes
                     if self.lowest_unreclaimable_bytes is None
-                    else min(self.lowest_unreclaimable_bytes, last.unreclaimable)
+                    else min(self.lowest_unreclaimable_bytes, last.unreclaimable_bytes)
                 )
             self._last = PoolPeak(now, live, unreclaimable)
             self._minutes.extend(self._last)
             del self._minutes[: -3 * PEAK_MINUTES]
-        elif live > last.live or unreclaimable > last.unreclaimable:
-            self._last = PoolPeak(last.at, max(last.live, live), max(last.unreclaimable, unreclaimable))
+        elif live > last.live_bytes or unreclaimable > last.unreclaimable_bytes:
+            self._last = PoolPeak(last.at, max(last.live_bytes, live), max(last.unreclaimable_bytes, unreclaimable))
             self._minutes[-3:] = array("d", self._last)
 
     def restart(self) -> None:
@@ -167,18 +167,20 @@ class PoolPeaks:
         del self._minutes[:]
         self._last, self._begun_minutes, self.lowest_unreclaimable_bytes = PoolPeak(self._never, 0, 0), 0, None
 
-    def fragmentation(self, size: float | None, now: float, is_active: bool) -> Fragmentation | None:
+    def fragmentation(self, device_bytes: float | None, now: float, is_active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
         minutes = self._minutes
-        if len(minutes) < 3 * MIN_PEAK_MINUTES or not size:
+        if len(minutes) < 3 * MIN_PEAK_MINUTES or not device_bytes:
             return None
         live, unreclaimable = max(minutes[1::3]), max(minutes[2::3])
         ratio = fragmented_ratio(live, unreclaimable)
         min_ratio = FRAGMENTED_CLEAR_RATIO if is_active else FRAGMENTED_RATIO
-        if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * size or ratio <= min_ratio:
+        if unreclaimable < FRAGMENTED_MIN_SIZE_RATIO * device_bytes or ratio <= min_ratio:
             return None
         growth = 0.0 if self.lowest_unreclaimable_bytes is None else unreclaimable - self.lowest_unreclaimable_bytes
-        if not (is_active or now - self.retried_at < RETRIED_SECONDS or growth >= GROWTH_RATIO * size):
+        if not (
+            is_active or now - self.retried_at < RETRIED_SECONDS or growth >= FRAGMENTED_MIN_GROWTH_RATIO * device_bytes
+        ):
             return None
         since = next(
             at
@@ -219,30 +221,30 @@ class RiseTimes:
 
     def __init__(self) -> None:
         self._used: float | None = None
-        self._at, self._between = -inf, inf
+        self._last_at, self._between_seconds = -inf, inf
 
-    def add(self, used: float, device_used: float, size: float, now: float) -> None:
+    def add(self, used: float, device_used_bytes: float, device_bytes: float, now: float) -> None:
         """Add a reading of the process and of the device. The first one isn't a rise."""
-        if self._used is None or used < self._used or device_used < NEARLY_FULL_RATIO * size:
+        if self._used is None or used < self._used or device_used_bytes < NEARLY_FULL_RATIO * device_bytes:
             self._used = used
         elif used >= self._used + MIN_RISE_BYTES:
-            self._between, self._at, self._used = now - self._at, now, used
+            self._between_seconds, self._last_at, self._used = now - self._last_at, now, used
 
-    def are_recent(self, now: float, born: float) -> bool:
+    def are_recent(self, now: float, started: float) -> bool:
         """Return whether the process still rose: not longer ago than between its last rises.
 
         One rise alone counts for three minutes, in a process that starts only if it ends at once.
         """
-        if self._between < inf:
-            longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between)
+        if self._between_seconds < inf:
+            longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between_seconds)
         else:
-            longest = CRASH_SECONDS if now - born > RAMP_STARTUP_SECONDS else 0.0
-        return now - self._at <= max(RISE_SECONDS, longest)
+            longest = CRASH_SECONDS if now - started > RAMP_STARTUP_SECONDS else 0.0
+        return now - self._last_at <= max(RISE_SECONDS, longest)
 
 
-def seconds_until_full(series: Series, used: float, size: float) -> float | None:
+def seconds_until_full(series: Series, used: float, device_bytes: float) -> float | None:
     """Return the series' seconds until the device is full; None if its peaks slow down, or need over ten minutes."""
-    if used < RAMP_MIN_USED_RATIO * size:
+    if used < RAMP_MIN_USED_RATIO * device_bytes:
         return None
     times, highs = series.times(0, RAMP_BLOCKS), series.column(0, USED, MAX, RAMP_BLOCKS)
     steps = [after - before for before, after in pairwise(highs)]
@@ -250,11 +252,11 @@ def seconds_until_full(series: Series, used: float, size: float) -> float | None
         return None
     if max(steps) > RAMP_MAX_STEP_RATIO * sum(steps) or steps[-1] < RAMP_MIN_LAST_STEP_RATIO * sum(steps) / len(steps):
         return None
-    room = size - max(used, highs[-1])
+    room_bytes = device_bytes - max(used, highs[-1])
     step_ratio = (steps[-1] / steps[0]) ** (1 / (len(steps) - 1))
-    if step_ratio < RAMP_SLOWING_RATIO and room > steps[-1] * step_ratio / (1 - step_ratio):
+    if step_ratio < RAMP_SLOWING_RATIO and room_bytes > steps[-1] * step_ratio / (1 - step_ratio):
         return None
-    seconds_left = room / sen_slope(times, highs)
+    seconds_left = room_bytes / sen_slope(times, highs)
     return seconds_left if seconds_left < RAMP_MAX_SECONDS_LEFT else None
 
 
@@ -265,14 +267,14 @@ def flat_period(before: FlatPeriod | None, value: float, now: float) -> FlatPeri
 
 
 def is_orphaned(
-    period: FlatPeriod, now: float, utilization: float | None, idle_seconds: float, size: float | None
+    period: FlatPeriod, now: float, utilization: float | None, idle_seconds: float, device_bytes: float | None
 ) -> bool:
     """Return True for constant memory without an owner; False where the utilization is unknown."""
-    if utilization is None or period.value < max(ORPHAN_MIN_BYTES, ORPHAN_MIN_RATIO * (size or 0.0)):
+    if utilization is None or period.value < max(ORPHAN_MIN_BYTES, ORPHAN_MIN_RATIO * (device_bytes or 0.0)):
         return False
     if min(idle_seconds, now - period.since) > ORPHAN_SECONDS:
         return True
-    return now - period.since > ORPHAN_BUSY_SECONDS and period.value >= ORPHAN_BUSY_RATIO * (size or inf)
+    return now - period.since > ORPHAN_BUSY_SECONDS and period.value >= ORPHAN_BUSY_RATIO * (device_bytes or inf)
 
 
 FILLED_CAUSE = "after filling it"
@@ -335,45 +337,45 @@ class LiveAllocations:
     """Numbers of the last block of 15 s, and of the block in which a verdict on growth began."""
 
     def __init__(self) -> None:
-        self._begin: _GrowthStart | None = None
-        self._open: tuple[int, int] | None = None
+        self._start: _GrowthStart | None = None
+        self._open_range: tuple[int, int] | None = None
         """Smallest and largest number of the block that has not closed yet; None if they are unknown."""
-        self._closed: tuple[int, int] | None = None
+        self._closed_range: tuple[int, int] | None = None
 
-    def add(self, number: int | None, closes: bool) -> None:
-        """Add the number of one sample. ``closes``: the sample is the first one of a new block."""
-        if closes:
-            self._closed, self._open = self._open, None
+    def add(self, number: int | None, is_new_block: bool) -> None:
+        """Add the number of one sample. ``is_new_block``: the sample is the first one of a block."""
+        if is_new_block:
+            self._closed_range, self._open_range = self._open_range, None
         if number is None:
             return
-        low, high = self._open or (number, number)
-        if self._open is None or number < low or number > high:
-            self._open = min(low, number), max(high, number)
+        low, high = self._open_range or (number, number)
+        if self._open_range is None or number < low or number > high:
+            self._open_range = min(low, number), max(high, number)
 
     def growth(self, at: float, live_bytes: float, speedup: float) -> AllocationGrowth | None:
-        """Return the growth since the first call after `end`; None if it is unknown, or too short.
+        """Return the growth since the first call after `reset`; None if it is unknown, or too short.
 
         ``at`` and ``live_bytes``: time and smallest live bytes of the last block.
         """
-        if self._closed is None:
+        if self._closed_range is None:
             return None
-        low, high = self._closed
-        if self._begin is None:
-            self._begin = _GrowthStart(at, low, live_bytes)
-        start = self._begin
+        low, high = self._closed_range
+        if self._start is None:
+            self._start = _GrowthStart(at, low, live_bytes)
+        start = self._start
         if at - start.at < MIN_GROWTH_SECONDS:
             return None
         per_minute = 60.0 * speedup * (low - start.number) / (at - start.at)
         expected = start.number * (live_bytes / start.live_bytes - 1.0) if start.live_bytes > 0 else 0.0
         if not expected > 0:
             return AllocationGrowth(per_minute, None, None)
-        ratio, error = (low - start.number) / expected, ERROR_RATIO * (high - low) / expected
+        ratio, error = (low - start.number) / expected, NUMBER_ERROR_RATIO * (high - low) / expected
         rises = None if abs(ratio - RISING_RATIO) <= error else ratio > RISING_RATIO
         return AllocationGrowth(per_minute, ratio, rises)
 
-    def end(self) -> None:
-        """Record that no verdict on growth is active."""
-        self._begin = None
+    def reset(self) -> None:
+        """Forget where the growth began: no verdict on growth is active."""
+        self._start = None
 
 
 def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
@@ -384,7 +386,7 @@ def idle_seconds(device: DeviceReading, process: ProcessUsage) -> float | None:
 
 
 class DeviceState(NamedTuple):
-    """A device whose ``used`` and ``size`` in bytes are known; ``usable``: its size without what the driver reserves.
+    """A device whose used memory and size are known. ``usable_bytes``: its size without what the driver reserves.
     ``active``: the verdict was active after the last tick.
 
     ``seconds_left``: the time until the device is full, if its recent peaks will fill it in ten minutes.
@@ -392,9 +394,9 @@ class DeviceState(NamedTuple):
 
     device: DeviceReading
     label: str
-    used: int
-    size: int
-    usable: int
+    used_bytes: int
+    size_bytes: int
+    usable_bytes: int
     seconds_left: float | None
     active: bool
 
@@ -406,10 +408,10 @@ class Detection(NamedTuple):
 
 
 def detect_pressure(state: DeviceState) -> Detection | None:
-    ratio, seconds_left = state.used / state.size, state.seconds_left
+    ratio, seconds_left = state.used_bytes / state.size_bytes, state.seconds_left
     if seconds_left is None and ratio <= (FULL_CLEAR_RATIO if state.active else FULL_RATIO):
         return None
-    evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, state.usable - state.used))))
+    evidence = (("used_ratio", ratio), ("free_bytes", float(max(0, state.usable_bytes - state.used_bytes))))
     end = "" if seconds_left is None else f" and will be full in {duration_text(seconds_left)}"
     return Detection(evidence, f"{state.label} is {ratio:.0%} full{end}", seconds_left)
 

@@ -59,7 +59,7 @@ MEMORY_FREED_VERDICT_SECONDS = 60.0
 CRASH_VERDICT_SECONDS = 900.0
 """Seconds for which these verdicts remain active."""
 UNATTRIBUTED_RATIO = 0.02
-"""A device is classified as a whole if more than this share of it has no visible owner."""
+"""A device is classified as well if more than this share of its memory has no visible owner."""
 FREED_BLOCKS = 4
 """Number of blocks of 15 s for which a pool is small before its fragmentation ends."""
 MAX_DISAGREEMENTS = 3
@@ -108,7 +108,7 @@ class Diagnosis:
         return self._recorder.history
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Add the snapshot. False if it is not newer than the last."""
+        """Add a snapshot. Return False if it is not newer than the last one."""
         self._record_endings(snapshot)
         if not self._recorder.record(snapshot):
             return False
@@ -117,13 +117,13 @@ class Diagnosis:
         self._forget(before.keys() - self._devices.keys())
         self._parents = frozenset(device.parent_uuid for device in snapshot.devices)
         self._record_xids(snapshot)
-        for tracked, closed in self._recorder.due:
+        for tracked, closed_tiers in self._recorder.due:
             device = self._devices[tracked.uuid]
-            if closed > FIVE_MINUTES:
+            if closed_tiers > FIVE_MINUTES:
                 tracked.quartiles.add(tracked.series, tracked.main_signal)
             if tracked.uuid not in self._parents:
-                if closed > MINUTE:
-                    self._classify_curve(tracked, device, closed)
+                if closed_tiers > MINUTE:
+                    self._classify_curve(tracked, device, closed_tiers)
                 self._classify_growth(tracked, device)
                 active = tracked.verdicts.get("fragmentation")
                 if active and self._was_freed(tracked, dict(active.evidence)["peak_kept_bytes"]):
@@ -139,8 +139,10 @@ class Diagnosis:
                     self._ramps.pop(tracked.uuid, None)
         for fall in self._recorder.falls:
             if fall.ended:
-                life = fall.tracked.sawtooth
-                self.earlier_uses.record(fall.tracked.owner, snapshot.taken_at, life.held, life.returned)
+                levels = fall.tracked.sawtooth
+                self.earlier_uses.record(
+                    fall.tracked.program, snapshot.taken_at, levels.held_bytes, levels.returned_bytes
+                )
             if fall.tracked.has_agent_pools and not fall.ended:
                 self._unexplained_falls.append((now, fall))
             else:
@@ -168,15 +170,15 @@ class Diagnosis:
         tracked_series = self._recorder.tracked_series.values()
         active = [verdict for tracked in tracked_series for verdict in tracked.verdicts.values()]
         if any(tracked.leak for tracked in tracked_series):
-            instead = self._leak_groups.verdicts(tracked_series)
-            if instead:
-                active = [verdict for tracked in tracked_series for verdict in _current_verdicts(tracked, instead)]
+            replacements = self._leak_groups.replacements(tracked_series)
+            if replacements:
+                active = [verdict for tracked in tracked_series for verdict in _current_verdicts(tracked, replacements)]
         return (*active, *(verdict for _, verdict in (*self._events, *self._loops.values())))
 
-    def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> None:
+    def _classify_curve(self, tracked: TrackedSeries, device: DeviceReading, closed_tiers: int) -> None:
         """Judge pattern, leak and fragmentation: the verdicts that can change once a minute."""
         size = device.size_bytes
-        if tracked.pid is None and not self._is_classified_alone(tracked, device):
+        if tracked.pid is None and not self._is_device_classified(tracked, device):
             tracked.leak = None
             tracked.verdicts = {
                 kind: active for kind, active in tracked.verdicts.items() if kind not in (*PATTERN_NAMES, "leak")
@@ -188,17 +190,19 @@ class Diagnosis:
         if medians and size and highs[-1] == highs[-1]:
             tracked.plateaus.add(series.times(MINUTE, 1)[-1], medians, highs[-1], size)
         (at,) = series.times(MINUTE, 1)
-        if medians and at >= tracked.born + MODEL_LOAD_SECONDS:
+        if medians and at >= tracked.started + MODEL_LOAD_SECONDS:
             tracked.sawtooth.add(at, series.column(MINUTE, signal, count=HELD_MINUTES), bool(tracked.leak))
-        if closed > QUARTER_HOUR:
+        if closed_tiers > QUARTER_HOUR:
             tracked.floors.add(self.history.now, series.column(QUARTER_HOUR, signal, count=1)[-1])
-        tracked.leak = self._current_leak(tracked, device, closed)
+        tracked.leak = self._current_leak(tracked, device, closed_tiers)
         self._set_leak(tracked, device)
         pattern = (
-            None if tracked.leak or tracked.growth else pattern_of(series, signal, tracked.born, tracked.plateaus, size)
+            None
+            if tracked.leak or tracked.growth
+            else pattern_of(series, signal, tracked.started, tracked.plateaus, size)
         )
         if pattern is None or pattern.kind == "warm-up":
-            pattern = self._filling_pattern(tracked, device, closed) or pattern
+            pattern = self._filling_pattern(tracked, device, closed_tiers) or pattern
         has_left = "steady" in tracked.verdicts and has_left_level(
             dict(tracked.verdicts["steady"].evidence)["level_bytes"], medians, size
         )
@@ -213,11 +217,11 @@ class Diagnosis:
         elif device.processes is None:
             self._check_idle(tracked, device)
 
-    def _filling_pattern(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> UsePattern | None:
+    def _filling_pattern(self, tracked: TrackedSeries, device: DeviceReading, closed_tiers: int) -> UsePattern | None:
         """Return growth that slows down. It is judged every five minutes, and else as before."""
         if tracked.leak or tracked.growth:
             return None
-        if closed <= FIVE_MINUTES:
+        if closed_tiers <= FIVE_MINUTES:
             return tracked.filling
         tracked.filling, slowing, room_bytes = (
             None,
@@ -228,7 +232,7 @@ class Diagnosis:
             speedup = self.history.speedup
             evidence = [
                 ("slope_bytes_per_second", slowing.rate * speedup),
-                ("growth_bytes", slowing.growth.growth),
+                ("growth_bytes", slowing.growth.growth_bytes),
                 ("exponent", slowing.curve.exponent),
             ]
             if room_bytes is not None:
@@ -240,9 +244,16 @@ class Diagnosis:
 
     def _classify_growth(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         """Judge growth of minutes, every 15 s."""
-        alone = tracked.pid is not None or self._is_classified_alone(tracked, device)
-        room = self._room_bytes(tracked.uuid, device) if tracked.growth else None
-        if update_growth(tracked, self.history, _label(device), room, alone, self.earlier_uses.limit(tracked.owner)):
+        is_classified = tracked.pid is not None or self._is_device_classified(tracked, device)
+        room_bytes = self._room_bytes(tracked.uuid, device) if tracked.growth else None
+        if update_growth(
+            tracked,
+            self.history,
+            _label(device),
+            room_bytes,
+            is_classified,
+            self.earlier_uses.repeated_bytes(tracked.program),
+        ):
             self._set_leak(tracked, device)
             self._set_pattern(tracked, None)
 
@@ -255,22 +266,27 @@ class Diagnosis:
         largest = max(processes, key=lambda one: one.used, default=None)
         if largest is not None and largest.used <= largest.sawtooth.any_repeated_bytes:
             return False
-        young_bytes = sum(one.used for one in processes if now - one.born < detectors.RAMP_STARTUP_SECONDS)
+        young_bytes = sum(one.used for one in processes if now - one.started < detectors.RAMP_STARTUP_SECONDS)
         highs = self.history.device_series(uuid).column(0, USED, MAX, detectors.RAMP_BLOCKS)
         return young_bytes < detectors.RAMP_MAX_STEP_RATIO * (highs[-1] - highs[0]) if processes else True
 
-    def _is_classified_alone(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
+    def _is_device_classified(self, tracked: TrackedSeries, device: DeviceReading) -> bool:
         if device.processes is None or tracked.leak is not None:
             return True
         unattributed = tracked.series.column(MINUTE, UNATTRIBUTED, count=1)
         return bool(unattributed) and unattributed[-1] >= UNATTRIBUTED_RATIO * (device.size_bytes or inf)
 
-    def _current_leak(self, tracked: TrackedSeries, device: DeviceReading, closed: int) -> Leak | None:
+    def _current_leak(self, tracked: TrackedSeries, device: DeviceReading, closed_tiers: int) -> Leak | None:
         if tracked.leak is not None:
-            return updated_leak(tracked, tracked.leak, self.history.now, closed)
-        known_bytes = self.earlier_uses.limit(tracked.owner) if tracked.pid is not None else 0.0
+            return updated_leak(tracked, tracked.leak, self.history.now, closed_tiers)
+        earlier_bytes = self.earlier_uses.repeated_bytes(tracked.program) if tracked.pid is not None else 0.0
         return find_leak(
-            tracked, self.history, device.size_bytes, self._room_bytes(tracked.uuid, device), closed, known_bytes
+            tracked,
+            self.history,
+            device.size_bytes,
+            self._room_bytes(tracked.uuid, device),
+            closed_tiers,
+            earlier_bytes,
         )
 
     def _room_bytes(self, uuid: str, device: DeviceReading) -> float | None:
@@ -286,21 +302,21 @@ class Diagnosis:
         if leak is None:
             tracked.verdicts.pop("leak", None)
             return
-        room = self._room_bytes(tracked.uuid, device)
+        room_bytes = self._room_bytes(tracked.uuid, device)
         allocations = allocation_growth(tracked, leak.signal, speedup)
-        line = fit_leak_line(leak, tracked, self.history, room, allocations)
+        line = fit_leak_line(leak, tracked, self.history, room_bytes, allocations)
         per_second, window = leak.slope * speedup, leak.window / speedup
         if line is not None and line.full_at is not None:
             per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
             seconds_left: float | None = line.full_at - self.history.to_unix(self.history.now)
         else:
-            seconds_left = None if room is None else room / per_second
+            seconds_left = None if room_bytes is None else room_bytes / per_second
         leak_shape = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device_series(tracked.uuid))
         who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
-            ("growth_bytes", leak.growth),
+            ("growth_bytes", leak.growth_bytes),
             ("window_seconds", window),
             ("significance", leak.significance),
             ("processes", 1.0),
@@ -308,12 +324,12 @@ class Diagnosis:
         ]
         if leak.signal == OUTSIDE_POOLS:
             evidence.append(("outside_pools", 1.0))
-        if room is not None:
-            evidence.append(("device_peak_bytes", (device.usable_bytes or 0) - room))
+        if room_bytes is not None:
+            evidence.append(("device_peak_bytes", (device.usable_bytes or 0) - room_bytes))
         evidence += held_growth(tracked, leak.signal, leak.tier, leak.onset)
         evidence += allocations.evidence if allocations else []
         size, used = float(device.usable_bytes or 0), float(device.used_bytes or 0)
-        peak = size - (room or 0.0)
+        peak = size - (room_bytes or 0.0)
         seconds_left_now = (
             None
             if seconds_left is None or peak - used < NOTABLE_PEAK_RATIO * size
@@ -367,7 +383,7 @@ class Diagnosis:
         fragmentation = tracked.peaks.fragmentation(
             device.size_bytes, self.history.now, "fragmentation" in tracked.verdicts
         )
-        if fragmentation is not None and self._was_freed(tracked, fragmentation.unreclaimable):
+        if fragmentation is not None and self._was_freed(tracked, fragmentation.unreclaimable_bytes):
             tracked.peaks.restart()
             fragmentation = None
         if fragmentation is None:
@@ -375,12 +391,14 @@ class Diagnosis:
             return
         evidence = (
             ("fragmentation_ratio", fragmentation.ratio),
-            ("peak_live_bytes", fragmentation.live),
-            ("peak_kept_bytes", fragmentation.unreclaimable),
-            ("kept_growth_bytes", fragmentation.growth),
+            ("peak_live_bytes", fragmentation.live_bytes),
+            ("peak_kept_bytes", fragmentation.unreclaimable_bytes),
+            ("kept_growth_bytes", fragmentation.growth_bytes),
         )
         who = sentences.program_text(tracked.name, tracked.pid, "")
-        summary = sentences.fragmentation(who, _label(device), fragmentation.unreclaimable, fragmentation.live)
+        summary = sentences.fragmentation(
+            who, _label(device), fragmentation.unreclaimable_bytes, fragmentation.live_bytes
+        )
         tracked.verdicts["fragmentation"] = tracked.verdict(
             "fragmentation", self._onset_time(tracked, "fragmentation", fragmentation.since), evidence, summary
         )
@@ -416,8 +434,8 @@ class Diagnosis:
         reported = idle_seconds(device, process) if process is not None else device.idle_seconds
         if reported is not None:
             return reported * self.history.speedup
-        since = self._recorder.idle_at.get(tracked.uuid, inf)
-        return max(0.0, self.history.now - max(since, tracked.born))
+        since = self._recorder.idle_since.get(tracked.uuid, inf)
+        return max(0.0, self.history.now - max(since, tracked.started))
 
     def _check_device(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         size, usable, used, now = device.size_bytes, device.usable_bytes, device.used_bytes, self.history.now
@@ -454,12 +472,12 @@ class Diagnosis:
     def _check_orphan(
         self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
     ) -> None:
-        now, busy = self.history.now, device.sensors.gpu_utilization_ratio
+        now, utilization = self.history.now, device.sensors.gpu_utilization_ratio
         flat_period = self._flat_periods[tracked.key] = detectors.flat_period(
             self._flat_periods.get(tracked.key), size, now
         )
-        idle = max(0.0, now - self._recorder.idle_at.get(device.uuid, inf))
-        if not detectors.is_orphaned(flat_period, now, busy, idle, device.size_bytes):
+        idle = max(0.0, now - self._recorder.idle_since.get(device.uuid, inf))
+        if not detectors.is_orphaned(flat_period, now, utilization, idle, device.size_bytes):
             tracked.verdicts.pop("orphan", None)
             return
         seconds = (now - flat_period.since) / self.history.speedup
@@ -482,9 +500,9 @@ class Diagnosis:
             return
         label = _label(device)
         who = sentences.program_text(tracked.name, tracked.pid, label)
-        has_filled_device = fall.device_used >= detectors.FULL_AT_END_RATIO * (
+        has_filled_device = fall.device_used_bytes >= detectors.FULL_AT_END_RATIO * (
             device.usable_bytes or inf
-        ) and tracked.rises.are_recent(now, tracked.born)
+        ) and tracked.rises.are_recent(now, tracked.started)
         cause = detectors.crash_cause(
             tracked.ending, tracked.peaks.failed_at, now, has_filled_device, self._xid_at[tracked.uuid]
         )
@@ -501,7 +519,7 @@ class Diagnosis:
             self._add_event_verdict(tracked, "memory-freed", MEMORY_FREED_VERDICT_SECONDS, evidence, summary, at)
 
     def _detect_crash_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        now, key = self.history.now, (tracked.uuid, *tracked.owner)
+        now, key = self.history.now, (tracked.uuid, *tracked.program)
         self._crashes[key] = [*self._crashes.get(key, ()), now]
         lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
         self._crashes = {key: own for key, own in lately if own}
@@ -560,10 +578,10 @@ class Diagnosis:
         return self.history.to_unix(at) if active is None else active.since
 
 
-def _current_verdicts(tracked: TrackedSeries, instead: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
+def _current_verdicts(tracked: TrackedSeries, replacements: Mapping[SeriesKey, Verdict | None]) -> Iterator[Verdict]:
     """Yield the verdicts of a series, its leak replaced by the verdict of its group."""
     for verdict in tracked.verdicts.values():
-        shown = instead.get(tracked.key, verdict) if verdict.kind == "leak" else verdict
+        shown = replacements.get(tracked.key, verdict) if verdict.kind == "leak" else verdict
         if shown is not None:
             yield shown
 
@@ -587,7 +605,7 @@ class LeakGroups:
     def __init__(self) -> None:
         self._representatives: dict[str, SeriesKey] = {}
 
-    def verdicts(self, tracked_series: Collection[TrackedSeries]) -> dict[SeriesKey, Verdict | None]:
+    def replacements(self, tracked_series: Collection[TrackedSeries]) -> dict[SeriesKey, Verdict | None]:
         """Return the verdicts that replace the series' own leak; None if the verdict of another series includes it."""
         leaking: defaultdict[str, list[TrackedSeries]] = defaultdict(list)
         for tracked in tracked_series:
@@ -597,10 +615,10 @@ class LeakGroups:
         self._representatives = {
             name: representative for name, representative in self._representatives.items() if name in leaking
         }
-        for name, alike in leaking.items():
+        for name, same_name in leaking.items():
             group = (
-                _largest_simultaneous_group(alike)
-                if len({tracked.uuid for tracked in alike}) >= MIN_GROUP_DEVICES * MIN_GROUP_RATIO
+                _largest_simultaneous_group(same_name)
+                if len({tracked.uuid for tracked in same_name}) >= MIN_GROUP_DEVICES * MIN_GROUP_RATIO
                 else []
             )
             peers = (
@@ -622,15 +640,15 @@ class LeakGroups:
         known = self._representatives.get(name)
         representative = next((tracked for tracked in group if tracked.key == known), None)
         if representative is None:
-            representative = max(group, key=lambda tracked: tracked.leak.growth if tracked.leak else 0.0)
+            representative = max(group, key=lambda tracked: tracked.leak.growth_bytes if tracked.leak else 0.0)
             self._representatives[name] = representative.key
         return representative
 
 
-def _largest_simultaneous_group(alike: Collection[TrackedSeries]) -> list[TrackedSeries]:
+def _largest_simultaneous_group(same_name: Collection[TrackedSeries]) -> list[TrackedSeries]:
     """Return the largest group whose onsets lie within one window; the earliest of such groups."""
-    onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(alike) if tracked.leak is not None)
-    ordered = list(alike)
+    onsets = sorted((tracked.leak.onset, i) for i, tracked in enumerate(same_name) if tracked.leak is not None)
+    ordered = list(same_name)
     groups = (
         [ordered[i] for onset, i in onsets if begin <= onset <= begin + GROUP_ONSET_SECONDS] for begin, _ in onsets
     )

@@ -17,15 +17,15 @@ from gpumond.facts.snapshot import AgentReport, CgroupLimit, DeviceReading, Snap
 
 @dataclass(frozen=True)  # without slots, for the cached properties
 class FailedAllocation:
-    """``before`` is the last frame before the error, ``report`` the program's with the record ``oom``."""
+    """``frame_before`` is the last frame before the error, ``report`` the program's with the record ``oom``."""
 
     oom: Oom
     report: AgentReport
-    before: Frame
+    frame_before: Frame
 
     @property
     def snapshot(self) -> Snapshot:
-        return self.before.snapshot
+        return self.frame_before.snapshot
 
     @cached_property
     def uuid(self) -> str | None:
@@ -86,24 +86,24 @@ class FailedAllocation:
         grown = self.held_bytes - sum(
             pool.held_bytes for pool in self._own_pools(self.earlier_report) if pool.inside is None
         )
-        return max(0, grown) if self.is_later else grown
+        return max(0, grown) if self.is_from_later_report else grown
 
     @cached_property
     def cgroup(self) -> CgroupLimit | None:
         """The limit of the program's cgroup, if the request exceeded it and the device had room."""
         for each in self.device.cgroup_limits if self.device else ():
             if self.report.pid in each.pids and each.limit_bytes is not None and each.used_bytes is not None:
-                room = each.limit_bytes - each.used_bytes - self.grown_bytes
+                room_bytes = each.limit_bytes - each.used_bytes - self.grown_bytes
                 if (
                     self.request_bytes is not None
-                    and room < self.request_bytes
+                    and room_bytes < self.request_bytes
                     and (self.free_bytes is None or self.request_bytes <= self.free_bytes)
                 ):
                     return each
         return None
 
     @property
-    def is_later(self) -> bool:
+    def is_from_later_report(self) -> bool:
         """Return whether the record is of a later report: the program may have freed memory since its error."""
         return self.oom.seen == "counter"
 
@@ -131,7 +131,7 @@ class FailedAllocation:
     @cached_property
     def peak_pools(self) -> list[PoolUsage]:
         """The pools of the allocator that failed whose peaks stand for their bytes at the error."""
-        known = (*self._own_pools(self.report), *self.earlier_pools) if self.is_later else ()
+        known = (*self._own_pools(self.report), *self.earlier_pools) if self.is_from_later_report else ()
         return [each for each in known if self.oom.allocator in ("", each.allocator)]
 
     @cached_property
@@ -139,10 +139,10 @@ class FailedAllocation:
         """Return whether the allocator reached its own limit before the device was full."""
         if self.limit is None:
             return False
-        room = self.limit[0] - self.reached_bytes
+        room_bytes = self.limit[0] - self.reached_bytes
         if self.request_bytes is None:
-            return self.free_bytes is not None and self.free_bytes > room
-        return self.request_bytes > room and (self.free_bytes is None or self.free_bytes >= self.request_bytes)
+            return self.free_bytes is not None and self.free_bytes > room_bytes
+        return self.request_bytes > room_bytes and (self.free_bytes is None or self.free_bytes >= self.request_bytes)
 
     @property
     def limit_reached_bytes(self) -> int | None:

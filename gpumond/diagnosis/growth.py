@@ -42,7 +42,7 @@ GROWING_BYTES = 48 * MIB
 GROWING_SCATTER_MULTIPLE = 6.0
 """Minimum growth, as a multiple of the scatter around the line."""
 GROWING_Z = 2.6
-"""Minimum of the Mann-Kendall statistic: with 7 blocks at most one pair falls."""
+"""Minimum of the Mann-Kendall statistic: of 7 blocks at most one pair falls."""
 HALVES_RATIO = (0.85, 1.8)
 """Limits of the slope in the second half, as a share of that in the first: growth that slows down is a warm-up."""
 FALL_RATIO, RISE_RATIO = 0.10, 0.45
@@ -62,9 +62,9 @@ QUICK_PARTS = 6
 PART_RATIO = (0.6, 1.6)
 """Limits of the slope in each sixth of the window, as shares of its slope: caches and a curriculum rise in steps."""
 JUMP_RATIO = 0.15
-"""Maximum rise from block to block, as a share of the growth: one allocation would hide that the growth slows down …"""
+"""Maximum rise from block to block, as a share of the growth: one allocation would hide that it slows down."""
 LASTING_MEDIAN_RATIO = 0.7
-"""… as would a smaller one, so the median slope in the last third is at least this share of that in the first."""
+"""Minimum median slope in the last third, as a share of that in the first: the median ignores single allocations."""
 LASTING_RATIO = 0.85
 """Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
 STEEP_BYTES_PER_SECOND = 400 * MIB / 60
@@ -90,7 +90,8 @@ class StepRecord:
     def add(self, step: StepUsage | None, one_device: bool, now: float, seconds: float) -> float:
         """Add what the agent reports, or None. Return the live bytes if a step has ended, else NaN.
 
-        Those of a program on several devices are unknown on each. ``seconds``: the time for which one step end counts.
+        The live bytes of a program on several devices are unknown on each. ``seconds``: the time for which
+        one step end counts.
         """
         level, done = nan, None
         if step is not None:
@@ -116,54 +117,56 @@ class StepRecord:
 
 
 class Growth(NamedTuple):
-    """A straight rise that goes on. Times and slopes are those of the History's clock."""
+    """A straight rise that goes on. Times and slopes are those of the History's clock. ``statistic``: MEDIAN or MIN."""
 
-    kind: int
+    statistic: int
     onset: float
-    base: float
-    top: float
+    base_bytes: float
+    top_bytes: float
     first_slope: float
     slope: float
     bytes_per_step: float | None
 
     @property
-    def bytes(self) -> float:
-        return self.top - self.base
+    def growth_bytes(self) -> float:
+        return self.top_bytes - self.base_bytes
 
 
 class _Window(NamedTuple):
-    at: Sequence[float]
+    times: Sequence[float]
     values: Sequence[float]
     before: Sequence[float]
-    record: float
+    past_peak: float
     """The highest value before the window."""
     slope: float
-    growth: float
+    growth_bytes: float
 
 
 def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
-    columns = (candidate.series.column(BLOCK_TIER, candidate.signal, kind, QUICK_BLOCKS) for kind in (MEDIAN, MIN))
+    columns = (
+        candidate.series.column(BLOCK_TIER, candidate.signal, statistic, QUICK_BLOCKS) for statistic in (MEDIAN, MIN)
+    )
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
 def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
-    for kind in STATISTICS:
-        window = _window(candidate, kind, GROWING_BLOCKS, GROWING_BYTES)
+    for statistic in STATISTICS:
+        window = _window(candidate, statistic, GROWING_BLOCKS, GROWING_BYTES)
         if window is None:
             continue
-        at, values, _, record, slope, growth = window
-        counts = steps.counts_at(at)
+        times, values, _, past_peak, slope, growth = window
+        counts = steps.counts_at(times)
         steps_done = counts[-1] - counts[0] if counts else 0
         half = GROWING_BLOCKS // 2
-        if min(values[-half:]) <= record or mann_kendall(values) <= GROWING_Z:
+        if min(values[-half:]) <= past_peak or mann_kendall(values) <= GROWING_Z:
             continue
-        if growth < GROWING_SCATTER_MULTIPLE * spread(at, values, slope):
+        if growth < GROWING_SCATTER_MULTIPLE * spread(times, values, slope):
             continue
-        first, second = sen_slope(at[:half], values[:half]), sen_slope(at[half:], values[half:])
+        first, second = sen_slope(times[:half], values[:half]), sen_slope(times[half:], values[half:])
         if not _is_within(second, first, HALVES_RATIO):
             continue
         changes = [after - before for before, after in pairwise(values)]
@@ -171,10 +174,10 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
             continue
         bytes_per_step = (values[-1] - values[0]) / steps_done if steps_done else None
         return Growth(
-            kind=kind,
-            onset=at[0],
-            base=values[0],
-            top=values[-1],
+            statistic=statistic,
+            onset=times[0],
+            base_bytes=values[0],
+            top_bytes=values[-1],
             first_slope=slope,
             slope=slope,
             bytes_per_step=bytes_per_step,
@@ -184,111 +187,114 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
 
 def updated_growth(growth: Growth, candidate: CandidateCurve) -> Growth | None:
     """Return the present state of the rise; None when it has ended or is no longer known."""
-    recent = curve_of(candidate.series, BLOCK_TIER, candidate.signal, growth.kind, ENDED_BLOCKS)
+    recent = curve_of(candidate.series, BLOCK_TIER, candidate.signal, growth.statistic, ENDED_BLOCKS)
     if not recent.times or candidate.series.times(BLOCK_TIER, 1)[-1] - recent.times[-1] > ENDED_BLOCKS * BLOCK_SECONDS:
         return None
     begin = bisect_left(recent.times, growth.onset)
-    at, values = recent.times[begin:], recent.values[begin:]
-    if len(values) < GROWING_BLOCKS or values[-1] < growth.base + growth.bytes / 2:
+    times, values = recent.times[begin:], recent.values[begin:]
+    if len(values) < GROWING_BLOCKS or values[-1] < growth.base_bytes + growth.growth_bytes / 2:
         return None
-    slope = sen_slope(at, values)
+    slope = sen_slope(times, values)
     if slope < ENDED_RATIO * growth.first_slope:
         return None
-    return growth._replace(top=max(growth.top, values[-1]), slope=slope)
+    return growth._replace(top_bytes=max(growth.top_bytes, values[-1]), slope=slope)
 
 
 def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
-    for kind in STATISTICS:
-        leak = _quick_leak(candidate, steps, kind)
+    for statistic in STATISTICS:
+        leak = _quick_leak(candidate, steps, statistic)
         if leak is not None:
             return leak
     return None
 
 
-def _quick_leak(candidate: CandidateCurve, steps: StepRecord, kind: int) -> Leak | None:
-    window = _window(candidate, kind, QUICK_BLOCKS, QUICK_BYTES)
+def _quick_leak(candidate: CandidateCurve, steps: StepRecord, statistic: int) -> Leak | None:
+    window = _window(candidate, statistic, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
-    at, values, before, record, slope, growth = window
-    if at[0] - candidate.born < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
+    times, values, before, past_peak, slope, growth_bytes = window
+    if times[0] - candidate.started < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
         return None
-    if min(values[len(values) // 4 :]) <= record:
+    if min(values[len(values) // 4 :]) <= past_peak:
         return None
-    if spread(at, values, slope) > QUICK_SCATTER_RATIO * growth:
+    if spread(times, values, slope) > QUICK_SCATTER_RATIO * growth_bytes:
         return None
     parts = [slice(begin, end) for begin, end in pairwise(_part_limits(len(values), QUICK_PARTS))]
-    if not all(_is_within(sen_slope(at[part], values[part]), slope, PART_RATIO) for part in parts):
+    if not all(_is_within(sen_slope(times[part], values[part]), slope, PART_RATIO) for part in parts):
         return None
     if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
         return None
     third = len(values) // 3
-    first, last = (at[:third], values[:third]), (at[-third:], values[-third:])
+    first, last = (times[:third], values[:third]), (times[-third:], values[-third:])
     if least_squares(*last) < LASTING_RATIO * least_squares(*first):
         return None
     if sen_slope(*last) < LASTING_MEDIAN_RATIO * sen_slope(*first):
         return None
-    if not _was_flat(candidate, kind, len(values), slope, growth) or not _steps_go_on(steps, at):
+    if not _was_flat(candidate, statistic, len(values), slope, growth_bytes) or not _steps_go_on(steps, times):
         return None
     if is_load_rising(candidate.device, BLOCK_TIER, QUICK_BLOCKS):
         return None
-    base = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
+    base_bytes = min(median(before[-FLAT_BLOCKS[0] :]), values[0])
     return Leak(
         signal=candidate.signal,
-        kind=kind,
+        statistic=statistic,
         tier=MINUTE,
         blocks=FOLLOWED_MINUTES,
-        onset=max(at[0] - (values[0] - base) / slope, candidate.born),
-        base=base,
-        top=values[-1],
+        onset=max(times[0] - (values[0] - base_bytes) / slope, candidate.started),
+        base_bytes=base_bytes,
+        top_bytes=values[-1],
         slope=slope,
         first_slope=slope,
         significance=mann_kendall(values),
-        window=at[-1] - at[0] + BLOCK_SECONDS,
+        window=times[-1] - times[0] + BLOCK_SECONDS,
     )
 
 
-def _window(candidate: CandidateCurve, kind: int, blocks: int, min_growth_bytes: float) -> _Window | None:
+def _window(candidate: CandidateCurve, statistic: int, blocks: int, min_growth_bytes: float) -> _Window | None:
     """Return the newest blocks, and the slope over them, if they grow by ``min_growth_bytes`` bytes and have enough
     samples.
     """
-    newest = candidate.series.column(BLOCK_TIER, candidate.signal, kind, blocks)
+    newest = candidate.series.column(BLOCK_TIER, candidate.signal, statistic, blocks)
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < min_growth_bytes / 2:
         return None
-    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind)
-    first = bisect_left(whole_curve.times, candidate.born)
-    at, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
-    if len(values) < blocks or at[-1] - at[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
+    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic)
+    first = bisect_left(whole_curve.times, candidate.started)
+    times, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
+    if len(values) < blocks or times[-1] - times[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
     if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.speedup:
         return None
-    slope = sen_slope(at, values)
-    growth = slope * (at[-1] - at[0])
-    if growth < min_growth_bytes:
+    slope = sen_slope(times, values)
+    growth_bytes = slope * (times[-1] - times[0])
+    if growth_bytes < min_growth_bytes:
         return None
     before = whole_curve.values[first:-blocks]
-    record = max(before, default=-inf)
+    past_peak = max(before, default=-inf)
     if first == 0:
-        record = max(record, whole_curve.record)
-    return _Window(at, values, before, record, slope, growth)
+        past_peak = max(past_peak, whole_curve.past_peak)
+    return _Window(times, values, before, past_peak, slope, growth_bytes)
 
 
-def _was_flat(candidate: CandidateCurve, kind: int, blocks: int, slope: float, growth: float) -> bool:
+def _was_flat(candidate: CandidateCurve, statistic: int, blocks: int, slope: float, growth_bytes: float) -> bool:
     """Return True if the minutes before the window are flat."""
-    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, kind, blocks + FLAT_BLOCKS[1])
-    first = bisect_right(whole_curve.times, candidate.born)
-    at, values = whole_curve.times[first:-blocks], whole_curve.values[first:-blocks]
+    whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic, blocks + FLAT_BLOCKS[1])
+    first = bisect_right(whole_curve.times, candidate.started)
+    times, values = whole_curve.times[first:-blocks], whole_curve.values[first:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False
-    flat_slope = sen_slope(at, values)
-    return abs(flat_slope) <= FLAT_SLOPE_RATIO * slope and spread(at, values, flat_slope) <= FLAT_SCATTER_RATIO * growth
+    flat_slope = sen_slope(times, values)
+    return (
+        abs(flat_slope) <= FLAT_SLOPE_RATIO * slope
+        and spread(times, values, flat_slope) <= FLAT_SCATTER_RATIO * growth_bytes
+    )
 
 
-def _steps_go_on(steps: StepRecord, at: Sequence[float]) -> bool:
+def _steps_go_on(steps: StepRecord, times: Sequence[float]) -> bool:
     """Return False if the program counts steps and has done none in most of the blocks."""
     if steps.count is None:
         return True
-    counts = steps.counts_at(at)
+    counts = steps.counts_at(times)
     return counts is not None and sum(b > a for a, b in pairwise(counts)) >= STEPPING_RATIO * len(counts)
 
 

@@ -49,45 +49,45 @@ ACCELERATING_EXPONENT, ACCELERATING_RANGE, ACCELERATING_SECONDS = 1.2, 1.5, 1800
 
 
 class GrowthCurve(NamedTuple):
-    """``exponent`` with its limits, and the age and bytes of a growth."""
+    """``exponent`` with its limits, and the age and the height of a growth."""
 
-    age: float
-    height: float
+    age_seconds: float
+    height_bytes: float
     exponent: float
-    low: float
-    high: float
+    min_exponent: float
+    max_exponent: float
 
     @property
     def slope(self) -> float:
         """Present slope."""
-        return self.exponent * self.height / self.age
+        return self.exponent * self.height_bytes / self.age_seconds
 
     @property
     def accelerates(self) -> bool:
-        narrow = self.high <= ACCELERATING_RANGE * self.low and self.high < EXPONENTS[-1]
-        return narrow and self.low > ACCELERATING_EXPONENT and self.age >= ACCELERATING_SECONDS
+        narrow = self.max_exponent <= ACCELERATING_RANGE * self.min_exponent and self.max_exponent < EXPONENTS[-1]
+        return narrow and self.min_exponent > ACCELERATING_EXPONENT and self.age_seconds >= ACCELERATING_SECONDS
 
-    def seconds_left(self, room: float, exponent: float) -> float:
-        """Return the time until the growth has taken ``room`` bytes more."""
-        return self.age * float((1 + room / self.height) ** (1 / exponent) - 1)
+    def seconds_left(self, room_bytes: float, exponent: float) -> float:
+        """Return the time until the growth has taken ``room_bytes`` more."""
+        return self.age_seconds * float((1 + room_bytes / self.height_bytes) ** (1 / exponent) - 1)
 
 
 class WholeGrowth(NamedTuple):
     """A growth from its beginning to now, and whether the curve was flat before."""
 
     begin: float
-    base: float
+    base_bytes: float
     times: Sequence[float]
     values: Sequence[float]
-    flat: bool
+    was_flat: bool
 
     @property
-    def age(self) -> float:
+    def age_seconds(self) -> float:
         return self.times[-1] - self.begin
 
     @property
-    def growth(self) -> float:
-        return median(self.values[-3:]) - self.base
+    def growth_bytes(self) -> float:
+        return median(self.values[-3:]) - self.base_bytes
 
 
 def final_growth(times: Sequence[float], values: Sequence[float]) -> WholeGrowth | None:
@@ -128,9 +128,10 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
-    at, level = downsample(times, values, POINTS)
+    times, level = downsample(times, values, POINTS)
     return (
-        max(level) - min(level) <= FLAT_RANGE_RATIO * growth and abs(sen_slope(at, level)) <= FLAT_SLOPE_RATIO * slope
+        max(level) - min(level) <= FLAT_RANGE_RATIO * growth
+        and abs(sen_slope(times, level)) <= FLAT_SLOPE_RATIO * slope
     )
 
 
@@ -159,13 +160,13 @@ def between_rests(growth: WholeGrowth) -> WholeGrowth | None:
 def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
     """Return the curve that fits a growth best; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
-    if not growth.flat:
-        first = bisect_left(times, begin + SKIPPED_START_RATIO * growth.age)
+    if not growth.was_flat:
+        first = bisect_left(times, begin + SKIPPED_START_RATIO * growth.age_seconds)
         times, values = times[first:], values[first:]
-    if len(values) < MIN_POINTS or growth.age <= 0:
+    if len(values) < MIN_POINTS or growth.age_seconds <= 0:
         return None
-    at, level = downsample(times, values, POINTS)
-    ages = [max(0.0, (one - begin) / growth.age) for one in at]
+    times, level = downsample(times, values, POINTS)
+    ages = [max(0.0, (one - begin) / growth.age_seconds) for one in times]
     fits = [_fit_line([age**exponent for age in ages], level) for exponent in EXPONENTS]
     errors = [error + len(level) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
     best = min(range(len(errors)), key=errors.__getitem__)
@@ -175,7 +176,7 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
     )
     limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + correlation) / (1 - correlation) / (len(level) - 3))
     exponents = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
-    return GrowthCurve(growth.age, growth.growth, EXPONENTS[best], min(exponents), max(exponents))
+    return GrowthCurve(growth.age_seconds, growth.growth_bytes, EXPONENTS[best], min(exponents), max(exponents))
 
 
 def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
@@ -183,13 +184,13 @@ def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
 
     Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
-    at, level = downsample(growth.times, growth.values, POINTS)
+    times, level = downsample(growth.times, growth.values, POINTS)
     fits = []
     for earlier in EARLIER_RATIOS:
-        age = growth.age * (1 + earlier)
+        age = growth.age_seconds * (1 + earlier)
         begin = growth.times[-1] - age
         for exponent in (one for one in EXPONENTS if one >= 1):
-            error, _, height = _fit_line([((one - begin) / age) ** exponent for one in at], level)
+            error, _, height = _fit_line([((one - begin) / age) ** exponent for one in times], level)
             if height > 0:
                 fits.append(
                     (

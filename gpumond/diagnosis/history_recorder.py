@@ -24,7 +24,7 @@ FALL_RATIO = 0.10
 OWN_FALL_RATIO = 0.5
 EMPTY_RATIO = 0.02
 """A device, or a process that is known by its pid alone, is treated as new when its memory falls by these shares (of
-the device, and of its own) in one sample, or to EMPTY of the device.
+the device, and of its own) in one sample, or to EMPTY_RATIO of the device.
 """
 RETURNED_RATIO = 0.5
 MEASURED_SECONDS = 1800.0
@@ -52,7 +52,6 @@ class TrackedSeries:
 
     __slots__ = (
         "allocations",
-        "born",
         "disagreements",
         "driver_bytes",
         "ending",
@@ -70,6 +69,7 @@ class TrackedSeries:
         "sampled_at",
         "sawtooth",
         "series",
+        "started",
         "steps",
         "uid",
         "used",
@@ -80,7 +80,7 @@ class TrackedSeries:
         self.key = key
         self.series = series
         series.name = name
-        self.born = series.started
+        self.started = series.started
         self.sampled_at = -inf
         self.used = nan
         """Bytes of the most reliable signal."""
@@ -125,7 +125,7 @@ class TrackedSeries:
         return self.key[1].pid if self.key[1] else None
 
     @property
-    def owner(self) -> ProgramKey:
+    def program(self) -> ProgramKey:
         return self.name, self.uid
 
     @property
@@ -139,7 +139,7 @@ class TrackedSeries:
 
     def restart(self, now: float) -> None:
         """Discard the earlier curve, as for another process."""
-        self.born = now
+        self.started = now
         self.leak = None
         self.growth = None
         self.steps = StepRecord()
@@ -179,7 +179,7 @@ class Fall(NamedTuple):
     one.
 
     ``emptied``: hardly any memory is left. ``given_back``: most of it is free on the device as a whole.
-    ``device_used``: bytes that were used on the device before.
+    ``device_used_bytes``: bytes that were used on the device before.
     """
 
     tracked: TrackedSeries
@@ -187,7 +187,7 @@ class Fall(NamedTuple):
     ended: bool
     emptied: bool
     given_back: bool
-    device_used: float
+    device_used_bytes: float
 
 
 class HistoryRecorder:
@@ -201,16 +201,16 @@ class HistoryRecorder:
         self.falls: list[Fall] = []
         self.unattributed: dict[str, float] = {}
         """By device, where its processes are listed."""
-        self.idle_at: dict[str, float] = {}
+        self.idle_since: dict[str, float] = {}
         """By device: time since which nothing runs on it."""
-        self._used: dict[str, int] = {}
-        self._used_before: dict[str, int] = {}
+        self._used_bytes: dict[str, int] = {}
+        self._used_bytes_before: dict[str, int] = {}
         """By device: the used bytes of the last sample."""
-        self._returned: dict[str, int] = {}
+        self._returned_bytes: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
     def record(self, snapshot: Snapshot) -> bool:
-        """Add a snapshot, device by device. False if it is not newer than the last."""
+        """Add a snapshot, device by device. Return False if it is not newer than the last one."""
         if not self.history.advance(snapshot):
             return False
         self.due, self.falls = [], []
@@ -233,11 +233,11 @@ class HistoryRecorder:
         return True
 
     def _add_device(self, device: DeviceReading, pool_sums: _SumsByProcess, load: float) -> None:
-        history, uuid, now, size = self.history, device.uuid, self.history.now, device.size_bytes or 0
+        history, uuid, now, device_bytes = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
-        self._used_before[uuid] = self._used.get(uuid, used)
-        self._returned[uuid] = self._used_before[uuid] - used
-        self._used[uuid] = used
+        self._used_bytes_before[uuid] = self._used_bytes.get(uuid, used)
+        self._returned_bytes[uuid] = self._used_bytes_before[uuid] - used
+        self._used_bytes[uuid] = used
         counted = {process: sums for process, sums in pool_sums.items() if sums.live_bytes is not None}
         live: float
         held: float
@@ -253,63 +253,75 @@ class HistoryRecorder:
         known = 0
         managed = sum(sums.managed_bytes for sums in pool_sums.values())
         for process, usage in listed.items():
-            known += self._add_process((uuid, process), usage, pool_sums.pop(process, None), size)
+            known += self._add_process((uuid, process), usage, pool_sums.pop(process, None), device_bytes)
         for process, sums in pool_sums.items():
-            known += self._add_process((uuid, process), None, sums, size)
+            known += self._add_process((uuid, process), None, sums, device_bytes)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device_series(uuid))
         if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.speedup:
-            self.idle_at.pop(uuid, None)
+            self.idle_since.pop(uuid, None)
         tracked.sampled_at = now
         unattributed = float(max(0, used - known - managed))
         if device.processes is None:
-            self._record_fall(tracked, tracked.used, unattributed, size)
+            self._record_fall(tracked, tracked.used, unattributed, device_bytes)
             self.unattributed.pop(uuid, None)
         else:
             self.unattributed[uuid] = unattributed
         tracked.used = unattributed
-        busy = device.sensors.gpu_utilization_ratio
-        if busy == 0:
-            self.idle_at.setdefault(uuid, now)
+        utilization = device.sensors.gpu_utilization_ratio
+        if utilization == 0:
+            self.idle_since.setdefault(uuid, now)
         else:
-            self.idle_at.pop(uuid, None)
-        utilization = nan if busy is None else busy
-        closed = tracked.series.add((now, used, live, held, stranded, nan, utilization, unattributed, opaque, load))
-        if closed:
-            self.due.append((tracked, closed))
+            self.idle_since.pop(uuid, None)
+        closed_tiers = tracked.series.add(
+            (
+                now,
+                used,
+                live,
+                held,
+                stranded,
+                nan,
+                nan if utilization is None else utilization,
+                unattributed,
+                opaque,
+                load,
+            )
+        )
+        if closed_tiers:
+            self.due.append((tracked, closed_tiers))
 
     def _add_process(
-        self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None, size: float
+        self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None, device_bytes: float
     ) -> int:
-        """Add one process on one device. Returns the bytes of the device that it is known to use."""
-        own = process.used_bytes if process is not None else None
-        if own is None and sums is None:
+        """Add one process on one device. Return the bytes of the device that it is known to use."""
+        driver_bytes = process.used_bytes if process is not None else None
+        if driver_bytes is None and sums is None:
             return 0
         if sums is not None and sums.live_bytes is None:  # only the driver's count shows how its memory grows
-            if own is None:
+            if driver_bytes is None:
                 return sums.held_bytes
             sums = None
         tracked = self.tracked_series.get(key) or self._begin_series(key, process, sums)
         if tracked is None:
-            return own or 0
+            return driver_bytes or 0
         now = self.history.now
         tracked.sampled_at = now
-        if own is not None:
+        if driver_bytes is not None:
             has_known_start = key[1].start_ticks is not None
-            if own < tracked.driver_bytes and (has_known_start or sums is None):
-                self._record_fall(tracked, tracked.driver_bytes, float(own), size, has_known_start)
-            tracked.rises.add(own, self._used[key[0]], size, now)
-            tracked.driver_bytes = float(own)
+            if driver_bytes < tracked.driver_bytes and (has_known_start or sums is None):
+                self._record_fall(tracked, tracked.driver_bytes, float(driver_bytes), device_bytes, has_known_start)
+            tracked.rises.add(driver_bytes, self._used_bytes[key[0]], device_bytes, now)
+            tracked.driver_bytes = float(driver_bytes)
         if sums is None:
             if tracked.has_agent_pools:
                 tracked.has_agent_pools = False
                 tracked.steps.add(None, False, now, 0.0)
-            tracked.used = float(own or 0)
-            closed = tracked.series.add((now, tracked.used))
+            tracked.used = float(driver_bytes or 0)
+            closed_tiers = tracked.series.add((now, tracked.used))
         else:
             report, live, held, allocations, stranded, _ = sums
-            if not tracked.has_agent_pools and tracked.born < now:
+            if not tracked.has_agent_pools and tracked.started < now:
                 tracked.restart(now)  # another signal is used from now on
             tracked.has_agent_pools, measured = True, tracked.steps.are_measured
             step = report.program.step
@@ -321,14 +333,14 @@ class HistoryRecorder:
             tracked.used = nan if live is None else float(live)
             tracked.has_retainers = bool(report.program.retainers)
             tracked.peaks.add(report, key[0], now)
-            row = (now, nan if own is None else own, tracked.used, held, stranded)
-            closed = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
-            if allocations is not None or closed:
-                tracked.allocations.add(allocations, closed > 0)
-        if closed:
-            self.due.append((tracked, closed))
-        if own is not None:
-            return own
+            row = (now, nan if driver_bytes is None else driver_bytes, tracked.used, held, stranded)
+            closed_tiers = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
+            if allocations is not None or closed_tiers:
+                tracked.allocations.add(allocations, closed_tiers > 0)
+        if closed_tiers:
+            self.due.append((tracked, closed_tiers))
+        if driver_bytes is not None:
+            return driver_bytes
         return 0 if sums is None else held_by_device(sums.report.pools).get(key[0], 0)
 
     def _begin_series(
@@ -342,7 +354,7 @@ class HistoryRecorder:
             name = name or process.comm or ""
             if process.state not in ("gone", "zombie"):
                 # Memory that a new process allocated was released by an ended one.
-                self._returned[key[0]] += process.used_bytes or 0
+                self._returned_bytes[key[0]] += process.used_bytes or 0
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
         tracked.uid = sums.report.uid if sums is not None else process.uid if process is not None else None
         return tracked
@@ -365,8 +377,8 @@ class HistoryRecorder:
             del self.tracked_series[tracked.key]
             size = _last_known_bytes(tracked)
             uuid = tracked.uuid
-            given_back = self._returned[uuid] >= RETURNED_RATIO * size
-            self.falls.append(Fall(tracked, size, True, True, given_back, self._used_before[uuid]))
+            given_back = self._returned_bytes[uuid] >= RETURNED_RATIO * size
+            self.falls.append(Fall(tracked, size, True, True, given_back, self._used_bytes_before[uuid]))
             self._remove(tracked)
 
     def _remove(self, tracked: TrackedSeries) -> None:
@@ -374,28 +386,28 @@ class HistoryRecorder:
         if process is None:
             self.history.forget(uuid)
             self.unattributed.pop(uuid, None)
-            self.idle_at.pop(uuid, None)
-            self._used.pop(uuid, None)
+            self.idle_since.pop(uuid, None)
+            self._used_bytes.pop(uuid, None)
         else:
             self.history.end((uuid, process))
 
     def _record_fall(
-        self, tracked: TrackedSeries, before: float, used: float, size: float, lives_on: bool = False
+        self, tracked: TrackedSeries, before: float, used: float, device_bytes: float, lives_on: bool = False
     ) -> None:
         """Record a fall. ``lives_on``: the process is known to be the same, and has freed its memory."""
-        if not used < before or not size:
+        if not used < before or not device_bytes:
             return
-        far = before - used > FALL_RATIO * size and used < OWN_FALL_RATIO * before
-        if far or used < EMPTY_RATIO * size <= before:
+        far = before - used > FALL_RATIO * device_bytes and used < OWN_FALL_RATIO * before
+        if far or used < EMPTY_RATIO * device_bytes <= before:
             fall = before - used
             self.falls.append(
                 Fall(
                     tracked,
                     fall,
                     False,
-                    lives_on or used < EMPTY_RATIO * size,
-                    self._returned[tracked.uuid] >= RETURNED_RATIO * fall,
-                    self._used_before[tracked.uuid],
+                    lives_on or used < EMPTY_RATIO * device_bytes,
+                    self._returned_bytes[tracked.uuid] >= RETURNED_RATIO * fall,
+                    self._used_bytes_before[tracked.uuid],
                 )
             )
             if not lives_on:

@@ -47,7 +47,7 @@ from gpumond.tick.history import (
 SLOPE_PARTS, STUDENT_T = 6, 2.0
 """Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
 POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
-FIRST_RATIO = 1 / 3
+SKIPPED_RATIO = 1 / 3
 """Share of a growth that is left out of its line: its rate changes."""
 MIN_LIMIT_FACTOR = 1.12
 """Minimum factor between the time to full and its limits."""
@@ -60,32 +60,37 @@ STARTUP_SECONDS = 60.0
 
 
 def find_leak(
-    tracked: TrackedSeries, history: History, size: float | None, room: float | None, closed: int, known_bytes: float
+    tracked: TrackedSeries,
+    history: History,
+    device_bytes: float | None,
+    room_bytes: float | None,
+    closed_tiers: int,
+    earlier_bytes: float,
 ) -> Leak | None:
-    """Return the leak that one of the ``closed`` tiers completes, if any. ``size`` and ``room`` are the device's.
+    """Return the leak that one of the ``closed_tiers`` shortest tiers completes, if any.
 
-    ``known_bytes``: bytes up to which the program's earlier processes have grown.
+    ``earlier_bytes``: bytes up to which the program's earlier processes have grown.
     """
-    main_candidate = _candidate(tracked, history, size, room)
+    main_candidate = _candidate(tracked, history, device_bytes, room_bytes)
     for signal in (tracked.main_signal, OUTSIDE_POOLS) if tracked.has_agent_pools else (tracked.main_signal,):
         candidate = main_candidate._replace(signal=signal)
-        leak = leak_criteria.find_leak(candidate, closed)
-        if leak is None and signal != OUTSIDE_POOLS and closed > FIVE_MINUTES:
+        leak = leak_criteria.find_leak(candidate, closed_tiers)
+        if leak is None and signal != OUTSIDE_POOLS and closed_tiers > FIVE_MINUTES:
             leak = serving_leak.find_leak(candidate, tracked.quartiles)
-        leak = confirmed_leak(tracked, candidate, leak, known_bytes) if leak is not None else None
+        leak = confirmed_leak(tracked, candidate, leak, earlier_bytes) if leak is not None else None
         if leak is not None:
             return leak
-    stairs = tracked.plateaus.stairs(size) if size else ()
+    stairs = tracked.plateaus.stairs(device_bytes) if device_bytes else ()
     # The steps of a leak that has ended are still known.
     leak = (
         leak_criteria.updated_stairs(leak_criteria.from_stairs(stairs, tracked.main_signal), stairs, history.now)
         if stairs
         else None
     )
-    if leak is None and closed > QUARTER_HOUR and tracked.floors.values:
+    if leak is None and closed_tiers > QUARTER_HOUR and tracked.floors.values:
         leak = leak_criteria.from_floors(tracked.floors.rising_floors(), tracked.main_signal)
-        return leak if leak is None or leak.top > max(known_bytes, tracked.sawtooth.repeated_bytes) else None
-    return confirmed_leak(tracked, main_candidate, leak, known_bytes) if leak is not None else None
+        return leak if leak is None or leak.top_bytes > max(earlier_bytes, tracked.sawtooth.repeated_bytes) else None
+    return confirmed_leak(tracked, main_candidate, leak, earlier_bytes) if leak is not None else None
 
 
 FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
@@ -93,8 +98,8 @@ FLAT_SECONDS, LASTING_SECONDS, UNCOUNTED_SECONDS = 1500.0, 3600.0, 5400.0
 since then without an agent, which would tell what a step keeps from what it uses.
 """
 URGENT_SECONDS, URGENT_RATIO = 720.0, 0.45
-"""The same once it has used this share of the memory that was free at its beginning, or if the program's agent has
-found the lines that keep it.
+"""Age from which growth is a leak once it has taken this share of the memory that was free at its beginning, or if the
+program's agent has found the lines that keep the memory.
 """
 MODEL_LOAD_SECONDS = 120.0
 """Start of a process, in which a program loads its model."""
@@ -107,10 +112,11 @@ WINDOW_RATIO = 0.6
 MIN_RESTS = 10
 """Minimum number of steps of growth that rests in between."""
 FILLING_EXPONENT = 0.9
-"""Maximum of the exponent's upper limit of growth that slows down, which ..."""
+"""Maximum of the exponent's upper limit of growth that slows down."""
 FILLING_BYTES, FILLING_SECONDS = 512 * MIB, 900.0
+"""Minimum bytes and age of growth that slows down."""
 LATE_PARTS, LATE_RATIO = 6, 0.05
-"""... has these bytes and this age, and goes on in its last part at this share of its mean rate."""
+"""Growth that slows down goes on if its last part rises at this share of the mean rate."""
 
 
 class SlowingGrowth(NamedTuple):
@@ -125,53 +131,55 @@ def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak) 
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
-    first = candidate.born + MODEL_LOAD_SECONDS
+    first = candidate.started + MODEL_LOAD_SECONDS
     if leak.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
-        times, values = _reaching_back(candidate, leak.tier, leak.signal, leak.kind)
+        times, values = _blocks_since_start(candidate, leak.tier, leak.signal, leak.statistic)
     begin = bisect_left(times, first)
     return final_growth(times[begin:], values[begin:])
 
 
-def _reaching_back(
-    candidate: CandidateCurve, shortest: int, signal: int, kind: int
+def _blocks_since_start(
+    candidate: CandidateCurve, shortest: int, signal: int, statistic: int
 ) -> tuple[Sequence[float], Sequence[float]]:
     for tier in range(shortest, len(TIERS)):
-        blocks = curve_of(candidate.series, tier, signal, kind)
-        if blocks.times and blocks.times[0] <= candidate.born + 2 * TIERS[tier].seconds:
+        blocks = curve_of(candidate.series, tier, signal, statistic)
+        if blocks.times and blocks.times[0] <= candidate.started + 2 * TIERS[tier].seconds:
             break
     return blocks.times, blocks.values
 
 
-def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak, known_bytes: float) -> Leak | None:
+def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak, earlier_bytes: float) -> Leak | None:
     """Return the leak that a growth is, from its beginning on; None if it slows down, is too young, or repeats what the
     program did before.
 
-    ``known_bytes``: bytes up to which the program's earlier processes have grown.
+    ``earlier_bytes``: bytes up to which the program's earlier processes have grown.
     """
-    if leak.signal != OUTSIDE_POOLS and leak.top <= max(known_bytes, tracked.sawtooth.repeated_bytes):
+    if leak.signal != OUTSIDE_POOLS and leak.top_bytes <= max(earlier_bytes, tracked.sawtooth.repeated_bytes):
         return None
     if leak.pause:
         return leak
     growth = whole_growth(tracked, candidate, leak)
     if growth is None:
         return None
-    whole_leak = replace(leak, onset=growth.begin, base=growth.base)
+    whole_leak = replace(leak, onset=growth.begin, base_bytes=growth.base_bytes)
     fitted = fit_curve(growth)
-    if growth.age < WINDOW_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
+    if growth.age_seconds < WINDOW_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
         return None
     if leak.by_quartiles:
-        slows = fitted is not None and (fitted.high < FILLING_EXPONENT or fitted.exponent < NOISY_EXPONENT)
+        slows = fitted is not None and (fitted.max_exponent < FILLING_EXPONENT or fitted.exponent < NOISY_EXPONENT)
         return None if slows else whole_leak
-    if fitted is None or fitted.exponent < LINE_EXPONENT or fitted.low < SURE_EXPONENT:
+    if fitted is None or fitted.exponent < LINE_EXPONENT or fitted.min_exponent < SURE_EXPONENT:
         return None
-    is_urgent = candidate.room is not None and growth.growth >= URGENT_RATIO * (growth.growth + candidate.room)
+    is_urgent = candidate.room_bytes is not None and growth.growth_bytes >= URGENT_RATIO * (
+        growth.growth_bytes + candidate.room_bytes
+    )
     lasting_seconds = LASTING_SECONDS if tracked.has_agent_pools else UNCOUNTED_SECONDS
     needed_seconds = (
-        URGENT_SECONDS if is_urgent or tracked.has_retainers else FLAT_SECONDS if growth.flat else lasting_seconds
+        URGENT_SECONDS if is_urgent or tracked.has_retainers else FLAT_SECONDS if growth.was_flat else lasting_seconds
     )
-    if growth.age < needed_seconds or has_risen_with_load(candidate.device, growth.age):
+    if growth.age_seconds < needed_seconds or has_risen_with_load(candidate.device, growth.age_seconds):
         return None
     return whole_leak
 
@@ -186,59 +194,68 @@ def _goes_on_by_steps(candidate: CandidateCurve, leak: Leak, growth: WholeGrowth
     if steps is None:
         return True
     fitted = fit_curve(steps) if len(steps.values) > MIN_RESTS else None
-    return fitted is not None and fitted.exponent >= LINE_EXPONENT and fitted.low >= SURE_EXPONENT
+    return fitted is not None and fitted.exponent >= LINE_EXPONENT and fitted.min_exponent >= SURE_EXPONENT
 
 
 def slowing_growth(tracked: TrackedSeries, history: History) -> SlowingGrowth | None:
     """Return the growth of a process if it slows down and still goes on."""
     candidate = _candidate(tracked, history, None, None)
-    times, values = _reaching_back(candidate, MINUTE, tracked.main_signal, MEDIAN)
-    begin = bisect_left(times, candidate.born + MODEL_LOAD_SECONDS)
+    times, values = _blocks_since_start(candidate, MINUTE, tracked.main_signal, MEDIAN)
+    begin = bisect_left(times, candidate.started + MODEL_LOAD_SECONDS)
     growth = final_growth(times[begin:], values[begin:])
-    if growth is None or growth.growth < FILLING_BYTES or growth.age < FILLING_SECONDS:
+    if growth is None or growth.growth_bytes < FILLING_BYTES or growth.age_seconds < FILLING_SECONDS:
         return None
     fitted = fit_curve(growth)
-    if fitted is None or fitted.high > FILLING_EXPONENT:
+    if fitted is None or fitted.max_exponent > FILLING_EXPONENT:
         return None
     late_points = len(growth.values) // LATE_PARTS
     rate = least_squares(growth.times[-late_points:], growth.values[-late_points:]) if late_points > 1 else 0.0
-    return SlowingGrowth(growth, fitted, rate) if rate > LATE_RATIO * growth.growth / growth.age else None
+    return SlowingGrowth(growth, fitted, rate) if rate > LATE_RATIO * growth.growth_bytes / growth.age_seconds else None
 
 
-def _candidate(tracked: TrackedSeries, history: History, size: float | None, room: float | None) -> CandidateCurve:
+def _candidate(
+    tracked: TrackedSeries, history: History, device_bytes: float | None, room_bytes: float | None
+) -> CandidateCurve:
     return CandidateCurve(
         series=tracked.series,
         device=history.device_series(tracked.uuid),
         signal=tracked.main_signal,
-        born=tracked.born,
-        size=size,
-        room=room,
+        started=tracked.started,
+        device_bytes=device_bytes,
+        room_bytes=room_bytes,
         speedup=history.speedup,
     )
 
 
-def updated_leak(tracked: TrackedSeries, leak: Leak, now: float, closed: int) -> Leak | None:
+def updated_leak(tracked: TrackedSeries, leak: Leak, now: float, closed_tiers: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
     if leak.pause:
         return leak_criteria.updated_stairs(leak, tracked.plateaus.steps, now)
     if leak.by_quartiles:
-        return serving_leak.updated_leak(leak, tracked.quartiles, tracked.series) if closed > FIVE_MINUTES else leak
-    return leak_criteria.updated_leak(leak, tracked.series, closed)
+        return (
+            serving_leak.updated_leak(leak, tracked.quartiles, tracked.series) if closed_tiers > FIVE_MINUTES else leak
+        )
+    return leak_criteria.updated_leak(leak, tracked.series, closed_tiers)
 
 
 def update_growth(
-    tracked: TrackedSeries, history: History, label: str, room: float | None, is_classified: bool, known_bytes: float
+    tracked: TrackedSeries,
+    history: History,
+    label: str,
+    room_bytes: float | None,
+    is_classified: bool,
+    earlier_bytes: float,
 ) -> bool:
     """Update the growth of the last minutes, and its verdict, after a block of 15 s. Return True if it is now a leak.
 
-    ``is_classified``: the series is classified. ``room`` is the device's, ``label`` its name.
+    ``is_classified``: the series is classified. ``room_bytes`` is the device's, ``label`` its name.
     """
     tracked.steps.close(tracked.series.times(BLOCK_TIER, 1)[-1])
-    candidate = _candidate(tracked, history, None, room)
+    candidate = _candidate(tracked, history, None, room_bytes)
     leak_began, may_be_growing = False, may_grow(candidate, tracked.steps)
     if may_be_growing and is_classified and tracked.has_agent_pools and tracked.leak is None:
         leak = quick_leak(candidate, tracked.steps)
-        if leak is not None and leak.top > max(known_bytes, tracked.sawtooth.repeated_bytes):
+        if leak is not None and leak.top_bytes > max(earlier_bytes, tracked.sawtooth.repeated_bytes):
             tracked.leak, leak_began = leak, True
     if not is_classified or tracked.leak is not None:
         tracked.growth = None
@@ -246,17 +263,17 @@ def update_growth(
         tracked.growth = recent_growth(candidate, tracked.steps) if may_be_growing else None
     else:
         tracked.growth = updated_growth(tracked.growth, candidate)
-    is_starting = history.now - tracked.born < STARTUP_SECONDS * history.speedup
+    is_starting = history.now - tracked.started < STARTUP_SECONDS * history.speedup
     if tracked.growth is None or is_starting:
         tracked.verdicts.pop("growing", None)
         if tracked.leak is None:
-            tracked.allocations.end()
+            tracked.allocations.reset()
         return leak_began
     for pattern in ("warm-up", "steady"):
         tracked.verdicts.pop(pattern, None)
     active = tracked.verdicts.get("growing")
     since = history.to_unix(tracked.growth.onset) if active is None else active.since
-    tracked.verdicts["growing"] = _growing(tracked, tracked.growth, label, since, history)
+    tracked.verdicts["growing"] = _growing_verdict(tracked, tracked.growth, label, since, history)
     return leak_began
 
 
@@ -280,12 +297,12 @@ def held_growth(tracked: TrackedSeries, signal: int, tier: int, onset: float) ->
     return [("held_growth_bytes", held[-1] - held[0])] if len(held) > 1 else []
 
 
-def _growing(tracked: TrackedSeries, growth: Growth, label: str, since: float, history: History) -> Verdict:
+def _growing_verdict(tracked: TrackedSeries, growth: Growth, label: str, since: float, history: History) -> Verdict:
     speedup, now = history.speedup, history.to_unix(history.now)
     per_second = growth.slope * speedup
     evidence: list[tuple[str, float]] = [
         ("slope_bytes_per_second", per_second),
-        ("growth_bytes", growth.bytes),
+        ("growth_bytes", growth.growth_bytes),
     ]
     if growth.bytes_per_step is not None:
         evidence.append(("kept_bytes_per_step", growth.bytes_per_step))
@@ -306,26 +323,29 @@ class _Slopes(NamedTuple):
 
 
 def fit_leak_line(
-    leak: Leak, tracked: TrackedSeries, history: History, room: float | None, allocations: AllocationGrowth | None
+    leak: Leak, tracked: TrackedSeries, history: History, room_bytes: float | None, allocations: AllocationGrowth | None
 ) -> GrowthLine | None:
-    """Return the line through the points of a leak; None if there are too few. ``room``: free bytes above the device's
-    recent peak. ``allocations``: growth of the number of live allocations, if it is known.
+    """Return the line through the points of a leak; None if there are too few.
+
+    ``room_bytes``: free bytes above the device's recent peak. ``allocations``: growth of the number of
+    live allocations, if it is known.
 
     The slope of growth that accelerates is that at its end, and its device is full when its curve reaches the size.
     """
-    times, values, curves = _points(leak, tracked, history, room)
+    times, values, curves = _points(leak, tracked, history, room_bytes)
     if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
         return None
     slope = _slope_interval(times, values)
     now, speedup = history.to_unix(history.now), history.speedup
     full, earliest, latest = (
-        None if room is None else _seconds_to_full(room, one) for one in (slope.middle, slope.high, slope.low)
+        None if room_bytes is None else _seconds_to_full(room_bytes, one)
+        for one in (slope.middle, slope.high, slope.low)
     )
     if curves:
         own = [one.slope for one in curves]
         slope = _Slopes(min(own), own[0], max(own))
-        if room is not None:
-            seconds_left = [one.seconds_left(room, one.exponent) for one in curves]
+        if room_bytes is not None:
+            seconds_left = [one.seconds_left(room_bytes, one.exponent) for one in curves]
             full, earliest, latest = seconds_left[0], min(seconds_left), max(seconds_left)
     rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
@@ -344,23 +364,26 @@ def fit_leak_line(
         full_at=None if full is None else now + full / speedup,
         full_at_earliest=None if earliest is None else now + earliest / speedup,
         full_at_latest=None if latest is None else now + latest / speedup,
-        ruled_out=(*_ruled_out(times, values, slope.middle, leak, tracked, history), *_larger_allocations(allocations)),
+        ruled_out=(
+            *_ruled_out_causes(times, values, slope.middle, leak, tracked, history),
+            *_larger_allocations(allocations),
+        ),
     )
 
 
 def _points(
-    leak: Leak, tracked: TrackedSeries, history: History, room: float | None
+    leak: Leak, tracked: TrackedSeries, history: History, room_bytes: float | None
 ) -> tuple[Sequence[float], Sequence[float], Sequence[GrowthCurve]]:
     """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
     if leak.pause:
         steps = tracked.plateaus.steps
         return [step.at for step in steps], [step.after for step in steps], ()
-    candidate = _candidate(tracked, history, None, room)
+    candidate = _candidate(tracked, history, None, room_bytes)
     growth = whole_growth(tracked, candidate, leak)
     if growth is None:
-        blocks = curve_of(tracked.series, leak.tier, leak.signal, leak.kind, leak.blocks)
+        blocks = curve_of(tracked.series, leak.tier, leak.signal, leak.statistic, leak.blocks)
         return blocks.times, blocks.values, ()
-    first = bisect_left(growth.times, growth.begin + FIRST_RATIO * growth.age)
+    first = bisect_left(growth.times, growth.begin + SKIPPED_RATIO * growth.age_seconds)
     fitted = fit_curve(growth)
     courses = forecasts(growth) if fitted is not None and fitted.accelerates else ()
     return *downsample(growth.times[first:], growth.values[first:], POINTS), courses
@@ -378,11 +401,11 @@ def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
     return _Slopes(slope - half, slope, slope + half)
 
 
-def _seconds_to_full(room: float, slope: float) -> float | None:
-    return room / slope if slope > 0 else None
+def _seconds_to_full(room_bytes: float, slope: float) -> float | None:
+    return room_bytes / slope if slope > 0 else None
 
 
-def _ruled_out(
+def _ruled_out_causes(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
 ) -> Iterator[RuledOutCause]:
     half = len(values) // 2
@@ -396,12 +419,12 @@ def _ruled_out(
             yield RuledOutCause(
                 "step-change", "distance from the line, relative to the distance from a step", line / step
             )
-    use = history.device_series(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
-    if len(use) > 1 and all(ratio == ratio for ratio in use):
+    utilizations = history.device_series(tracked.uuid).column(leak.tier, UTILIZATION, MEDIAN, len(values))
+    if len(utilizations) > 1 and all(ratio == ratio for ratio in utilizations):
         yield RuledOutCause(
             "load",
             "rise of the device's utilization in the meantime",
-            sen_slope(range(len(use)), use) * len(use),
+            sen_slope(range(len(utilizations)), utilizations) * len(utilizations),
         )
 
 

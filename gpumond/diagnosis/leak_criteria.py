@@ -128,13 +128,15 @@ MAX_SPAN_RATIO = 2.0
 """Maximum span of a window, as a multiple of its blocks: a longer one has too many gaps."""
 
 RETURNED_RATIO = 0.3
-"""Share of its growth at which a leak has ended, since the memory was released …"""
+"""A leak has ended when all but this share of its growth is released."""
 STOPPED_RATIO = 0.15
-"""… or share of its first slope at which it has ended …"""
+"""A leak has ended when its slope is below this share of its first slope, for the time below."""
 STOPPED_SECONDS = 2700.0
 STOPPED_AGE_RATIO = 0.5
 LONGEST_STOPPED_SECONDS = 43200.0
-"""… if it was that slow for this time, in seconds, or for this share of its age: a leak may pause at night."""
+"""Time for which a leak that has stopped was so slow: the minimum, a share of its age, and the maximum. It may pause
+at night.
+"""
 UNKNOWN_BLOCKS = 5
 LATE_PAUSES = 3.0
 """Stairs have ended when the next step is late by this number of pauses."""
@@ -145,12 +147,12 @@ class Leak:
     """Growth that does not end by itself. Times and slope are those of the History's clock."""
 
     signal: int
-    kind: int = MEDIAN
+    statistic: int = MEDIAN
     tier: int
     blocks: int
     onset: float
-    base: float
-    top: float
+    base_bytes: float
+    top_bytes: float
     slope: float
     first_slope: float
     significance: float = 0.0
@@ -162,60 +164,62 @@ class Leak:
     """True if the serving test found it, which follows the upper quartiles of the blocks."""
 
     @property
-    def growth(self) -> float:
-        return self.top - self.base
+    def growth_bytes(self) -> float:
+        return self.top_bytes - self.base_bytes
 
     def continued(self, times: Sequence[float], values: Sequence[float], slope: float) -> Leak | None:
-        """Return its state after these blocks; None if most of its growth was returned, or has stopped."""
-        top = max(self.top, values[-1])
-        if max(values[-2:]) < self.base + RETURNED_RATIO * (top - self.base) or has_stopped(self, times, values):
+        """Return the leak's state after these blocks; None if most of its growth was returned, or has stopped."""
+        top_bytes = max(self.top_bytes, values[-1])
+        if max(values[-2:]) < self.base_bytes + RETURNED_RATIO * (top_bytes - self.base_bytes) or has_stopped(
+            self, times, values
+        ):
             return None
-        return replace(self, top=top, slope=slope if slope > 0 else self.slope)
+        return replace(self, top_bytes=top_bytes, slope=slope if slope > 0 else self.slope)
 
 
 class LeakCurve(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
     counts: Sequence[float]
-    record: float
+    past_peak: float
     """The highest value before the first one."""
 
 
-def curve_of(series: Series, tier: int, signal: int, kind: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
+def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
     if signal == OUTSIDE_POOLS:
-        used, held = (series.column(tier, each, kind, count) for each in (USED, HELD))
-        values, record = [one - other for one, other in zip(used, held, strict=True)], -inf
+        used, held = (series.column(tier, each, statistic, count) for each in (USED, HELD))
+        values, past_peak = [one - other for one, other in zip(used, held, strict=True)], -inf
     else:
-        values, record = series.column(tier, signal, kind, count), series.past_peaks[tier][signal]
+        values, past_peak = series.column(tier, signal, statistic, count), series.past_peaks[tier][signal]
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
-    return LeakCurve(times, values, counts, record)
+    return LeakCurve(times, values, counts, past_peak)
 
 
 class CandidateCurve(NamedTuple):
-    """The curve to be tested: one signal of one device or process that begins at ``born``.
+    """The curve to be tested: one signal of one device or process that begins at ``started``.
 
-    ``size`` is the device's, ``room`` the bytes until it is full. ``speedup``: seconds of the series in one real
-    second.
+    ``device_bytes``: the device's size. ``room_bytes``: the bytes until it is full. ``speedup``: seconds of the series
+    in one real second.
     """
 
     series: Series
     device: Series
     signal: int
-    born: float
-    size: float | None
-    room: float | None
+    started: float
+    device_bytes: float | None
+    room_bytes: float | None
     speedup: float
 
 
-def find_leak(candidate: CandidateCurve, closed: int) -> Leak | None:
+def find_leak(candidate: CandidateCurve, closed_tiers: int) -> Leak | None:
     """Return the leak in the tiers of which a block has just closed, if any."""
     for test in (*CLEAN_TESTS, *ROUGH_TESTS):
-        if test.tier < closed:
+        if test.tier < closed_tiers:
             leak = _leak_in_test(candidate, test, MEDIAN)
             if leak is None and test in CLEAN_TESTS:
                 leak = _leak_in_test(candidate, test, MIN)
@@ -228,16 +232,16 @@ def from_stairs(steps: Sequence[PlateauStep], signal: int) -> Leak:
     """Return the leak that consists of these steps."""
     pause = max(after.at - before.at for before, after in pairwise(steps))
     span = steps[-1].at - steps[0].at
-    base, top = steps[0].before, steps[-1].after
+    base_bytes, top_bytes = steps[0].before, steps[-1].after
     # The first step begins the first pause, so its height belongs to the time before.
-    slope = (top - steps[0].after) / span
+    slope = (top_bytes - steps[0].after) / span
     return Leak(
         signal=signal,
         tier=MINUTE,
         blocks=0,
         onset=steps[0].at,
-        base=base,
-        top=top,
+        base_bytes=base_bytes,
+        top_bytes=top_bytes,
         slope=slope,
         first_slope=slope,
         window=span,
@@ -249,15 +253,15 @@ def from_floors(floors: Sequence[tuple[float, float]], signal: int) -> Leak | No
     """Return the leak that these floors are, each a time and a level; None without floors."""
     if not floors:
         return None
-    (begin, base), (end, top) = floors[0], floors[-1]
-    slope = (top - base) / (end - begin)
+    (begin, base_bytes), (end, top_bytes) = floors[0], floors[-1]
+    slope = (top_bytes - base_bytes) / (end - begin)
     return Leak(
         signal=signal,
         tier=QUARTER_HOUR,
         blocks=round((end - begin) / TIERS[QUARTER_HOUR].seconds),
         onset=begin,
-        base=base,
-        top=top,
+        base_bytes=base_bytes,
+        top_bytes=top_bytes,
         slope=slope,
         first_slope=slope,
         window=end - begin,
@@ -269,15 +273,15 @@ def updated_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak
     if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
         return None
     slope = (steps[-1].after - steps[0].after) / (steps[-1].at - steps[0].at)
-    return replace(leak, top=steps[-1].after, slope=slope)
+    return replace(leak, top_bytes=steps[-1].after, slope=slope)
 
 
-def updated_leak(leak: Leak, series: Series, closed: int) -> Leak | None:
+def updated_leak(leak: Leak, series: Series, closed_tiers: int) -> Leak | None:
     """Return the leak's present state; None when it has ended, or its signal is unknown."""
-    if leak.tier >= closed:
+    if leak.tier >= closed_tiers:
         return leak
     seconds = TIERS[leak.tier].seconds
-    times, values, _, _ = curve_of(series, leak.tier, leak.signal, leak.kind)
+    times, values, _, _ = curve_of(series, leak.tier, leak.signal, leak.statistic)
     if len(values) < 2 or series.times(leak.tier, 1)[-1] - times[-1] > UNKNOWN_BLOCKS * seconds:
         return None
     begin = max(min(bisect_left(times, leak.onset), len(times) - leak.blocks), len(times) - 2 * leak.blocks, 0)
@@ -297,58 +301,60 @@ def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> 
     return max(halves) < STOPPED_RATIO * leak.first_slope
 
 
-def _leak_in_test(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak | None:
-    newest = curve_of(candidate.series, test.tier, candidate.signal, kind, round(MAX_SPAN_RATIO * test.blocks)).values
+def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> Leak | None:
+    newest = curve_of(
+        candidate.series, test.tier, candidate.signal, statistic, round(MAX_SPAN_RATIO * test.blocks)
+    ).values
     if not newest or max(newest) - min(newest) < test.min_growth_bytes / 2:
         return None  # as most do: the tests below take longer
-    times, values, counts, record = _curve_since(
-        curve_of(candidate.series, test.tier, candidate.signal, kind), candidate.born
+    times, values, counts, past_peak = _curve_since(
+        curve_of(candidate.series, test.tier, candidate.signal, statistic), candidate.started
     )
     count, record_blocks = test.blocks, test.record_blocks
     seconds = TIERS[test.tier].seconds
-    first = bisect_left(times, candidate.born + max(WARM_UP_SECONDS, 2 * seconds))
+    first = bisect_left(times, candidate.started + max(WARM_UP_SECONDS, 2 * seconds))
     if len(values) - first < count:
         return None
     low = min(values[-record_blocks:])
-    if low <= record or low <= max(values[:-record_blocks], default=-inf):
+    if low <= past_peak or low <= max(values[:-record_blocks], default=-inf):
         return None
-    window, at = values[-count:], times[-count:]
+    window, window_times = values[-count:], times[-count:]
     if (
-        at[-1] - at[0] > MAX_SPAN_RATIO * count * seconds
+        window_times[-1] - window_times[0] > MAX_SPAN_RATIO * count * seconds
         or sum(counts[-count:]) < test.min_samples * count / candidate.speedup
     ):
         return None
     significance = mann_kendall(window)
     if significance <= SIGNIFICANT_Z:
         return None
-    slope = sen_slope(at, window)
-    growth = slope * (at[-1] - at[0])
-    if growth < max(test.min_growth_bytes, test.min_growth_ratio * (candidate.size or 0.0)):
+    slope = sen_slope(window_times, window)
+    growth_bytes = slope * (window_times[-1] - window_times[0])
+    if growth_bytes < max(test.min_growth_bytes, test.min_growth_ratio * (candidate.device_bytes or 0.0)):
         return None
-    if spread(at, window, slope) > test.max_scatter_ratio * growth:
+    if spread(window_times, window, slope) > test.max_scatter_ratio * growth_bytes:
         return None
-    if not _in_many_steps(window, growth, test.max_rise_ratio):
+    if not _in_many_steps(window, growth_bytes, test.max_rise_ratio):
         return None
-    if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
+    if candidate.room_bytes is not None and candidate.room_bytes > slope * test.full_within_seconds:
         return None
-    if not _growth_lasts(at, window, slope, test):
+    if not _growth_lasts(window_times, window, slope, test):
         return None
     past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
-    if growth < test.min_scatter_multiple * _scatter(times[past], values[past]):
+    if growth_bytes < test.min_scatter_multiple * _scatter(times[past], values[past]):
         return None
     before = values[first:-count][-count:]
-    base = median(before) if len(before) else window[0]
-    base = min(base, window[0])
-    onset = max(times[first], at[-1] - (window[-1] - base) / slope)
-    span = at[-1] - at[0] + seconds
+    base_bytes = median(before) if len(before) else window[0]
+    base_bytes = min(base_bytes, window[0])
+    onset = max(times[first], window_times[-1] - (window[-1] - base_bytes) / slope)
+    span = window_times[-1] - window_times[0] + seconds
     return Leak(
         signal=candidate.signal,
-        kind=kind,
+        statistic=statistic,
         tier=test.tier,
         blocks=count,
         onset=onset,
-        base=base,
-        top=window[-1],
+        base_bytes=base_bytes,
+        top_bytes=window[-1],
         slope=slope,
         first_slope=slope,
         significance=significance,
@@ -356,17 +362,17 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, kind: int) -> Leak 
     )
 
 
-def _curve_since(full: LeakCurve, born: float) -> LeakCurve:
-    """Return the curve without the time before ``born``, if that is not the beginning of the series."""
-    begin = bisect_left(full.times, born)
+def _curve_since(full: LeakCurve, started: float) -> LeakCurve:
+    """Return the curve without the time before ``started``, if that is not the beginning of the series."""
+    begin = bisect_left(full.times, started)
     if begin == 0:
         return full
     return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
 
 
-def _in_many_steps(window: Sequence[float], growth: float, max_rise_ratio: float) -> bool:
+def _in_many_steps(window: Sequence[float], growth_bytes: float, max_rise_ratio: float) -> bool:
     changes = [after - before for before, after in pairwise(window)]
-    rises = sum(1 for change in changes if change > RISE_RATIO * growth)
+    rises = sum(1 for change in changes if change > RISE_RATIO * growth_bytes)
     return rises >= MIN_RISES and max(changes) <= max_rise_ratio * (window[-1] - window[0])
 
 
@@ -379,7 +385,7 @@ def is_load_rising(device: Series, tier: int, blocks: int) -> bool:
 
 
 def has_risen_with_load(device: Series, age: float) -> bool:
-    """Return True if one of them has risen since growth of this age began."""
+    """Return True if the utilization or the engines' requests have risen since growth of this age began."""
     tier = next(
         (tier for tier in (MINUTE, FIVE_MINUTES) if age <= TIERS[tier].seconds * TIERS[tier].rows), QUARTER_HOUR
     )
@@ -411,31 +417,31 @@ def _scatter(times: Sequence[float], values: Sequence[float]) -> float:
     return spread(times, values, sen_slope(times, values)) if len(values) else 0.0
 
 
-def _growth_lasts(at: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
-    if test in CLEAN_TESTS and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (at[-1] - at[-2]):
+def _growth_lasts(times: Sequence[float], window: Sequence[float], slope: float, test: LeakTest) -> bool:
+    if test in CLEAN_TESTS and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (times[-1] - times[-2]):
         return False
     length = -(-len(window) // test.parts)
     last = len(window) - length
     starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
     return all(
-        sen_slope(at[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
+        sen_slope(times[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
         for start in starts
     )
 
 
 MIN_MINUTES = 8
-"""Minimum number of minutes of each kind."""
+"""Minimum number of busy minutes, and of idle ones."""
 BUSY_RATIO = 0.05
 IDLE_GROWTH_RATIO = 0.2
 """Maximum growth in idle minutes, as a share of the growth in busy ones."""
 STAIRS_GROWTH_RATIO = 0.7
 STAIRS_MINUTES_RATIO = 0.34
-"""Share of the growth, and the share of the minutes in which it happens."""
+"""Minimum share of the growth that happens in this share of the minutes."""
 
 
 def form_of(leak: Leak, series: Series, device: Series) -> str:
     """Return the form of a leak; ``linear`` unless another one is evident."""
-    minutes = curve_of(series, MINUTE, leak.signal, leak.kind)
+    minutes = curve_of(series, MINUTE, leak.signal, leak.statistic)
     begin = max(0, bisect_left(minutes.times, leak.onset) - 1)
     times, values = minutes.times[begin:], minutes.values[begin:]
     if len(values) < MIN_MINUTES:

@@ -18,7 +18,7 @@ SLOWER_RATIO = 0.85
 that slows down.
 """
 MIN_GROWTH_BYTES = 64 << 20
-"""Minimum growth in bytes."""
+"""Minimum growth of a curve that keeps growing, in the last two thirds of the minutes."""
 WINDOW_MINUTES = 15
 """Evaluated minutes."""
 STEADY_RATIO = 0.01
@@ -42,10 +42,12 @@ class UsePattern(NamedTuple):
     evidence: tuple[tuple[str, float], ...]
 
 
-def pattern_of(series: Series, signal: int, born: float, levels: Plateaus, size: float | None) -> UsePattern | None:
-    """Return the pattern as of the last minute; None if it has none of these patterns. ``size`` is the device's."""
+def pattern_of(
+    series: Series, signal: int, started: float, plateaus: Plateaus, device_bytes: float | None
+) -> UsePattern | None:
+    """Return the pattern as of the last minute; None if it has none of these patterns."""
     times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, signal, count=WINDOW_MINUTES)
-    known = [i for i, at in enumerate(times) if at >= born and medians[i] == medians[i]]
+    known = [i for i, at in enumerate(times) if at >= started and medians[i] == medians[i]]
     if not known:
         return None
     lows, highs = series.column(MINUTE, signal, MIN, WINDOW_MINUTES), series.column(MINUTE, signal, MAX, WINDOW_MINUTES)
@@ -54,35 +56,37 @@ def pattern_of(series: Series, signal: int, born: float, levels: Plateaus, size:
     level = values[-1]
     if _keeps_growing(values):
         return None
-    if now + MINUTE_SECONDS < born + WARM_UP_SECONDS:  # the last minute ended before
-        return UsePattern("warm-up", born, (("level_bytes", level),))
-    device_size = size or max(high, 1.0)
-    last = levels.last
-    if last is not None and now - last.at < STEP_SECONDS:
-        return UsePattern("step-change", last.at, (("step_bytes", last.height),))
-    tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * device_size)
+    if now + MINUTE_SECONDS < started + WARM_UP_SECONDS:  # the last minute ended before
+        return UsePattern("warm-up", started, (("level_bytes", level),))
+    device_bytes = device_bytes or max(high, 1.0)
+    last_step = plateaus.last_step
+    if last_step is not None and now - last_step.at < STEP_SECONDS:
+        return UsePattern("step-change", last_step.at, (("step_bytes", last_step.height),))
+    tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * device_bytes)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
         return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
-    period_seconds = _period(series, signal, born)
+    period_seconds = _period(series, signal, started)
     if period_seconds is not None:
         return UsePattern(
             "periodic", times[known[0]], (("period_seconds", period_seconds), ("low_bytes", low), ("high_bytes", high))
         )
     if abs(mann_kendall(values)) < STATIONARY_Z:
-        ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * device_size)
+        ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * device_bytes)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
             return UsePattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
-        if max(values) - min(values) <= MOVING_RATIO * device_size:
+        if max(values) - min(values) <= MOVING_RATIO * device_bytes:
             return UsePattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
-    elif values[-1] > values[0] and levels.level is None and _slows_down(values):
-        return UsePattern("warm-up", born, (("level_bytes", level),))
+    elif values[-1] > values[0] and plateaus.level is None and _slows_down(values):
+        return UsePattern("warm-up", started, (("level_bytes", level),))
     return None
 
 
-def has_left_level(level: float, medians: Sequence[float], size: float | None) -> bool:
+def has_left_level(level: float, medians: Sequence[float], device_bytes: float | None) -> bool:
     """Return whether the last minute is farther from the level of a steady curve than any of its minutes."""
-    return bool(medians) and abs(medians[-1] - level) > max(2 * MIN_TOLERANCE_BYTES, MOVING_RATIO * (size or 0.0))
+    return bool(medians) and abs(medians[-1] - level) > max(
+        2 * MIN_TOLERANCE_BYTES, MOVING_RATIO * (device_bytes or 0.0)
+    )
 
 
 def _keeps_growing(values: Sequence[float]) -> bool:
@@ -121,10 +125,10 @@ def _jumps(samples: Sequence[float], min_jump: float) -> tuple[int, int]:
     return ups, downs
 
 
-def _period(series: Series, signal: int, born: float) -> float | None:
+def _period(series: Series, signal: int, started: float) -> float | None:
     """Return the seconds between two rises of the minutes' peaks, if these are regular; else None."""
     times, highs = series.times(MINUTE), series.column(MINUTE, signal, MAX)
-    values = [value for at, value in zip(times, highs, strict=True) if at >= born and value == value]
+    values = [value for at, value in zip(times, highs, strict=True) if at >= started and value == value]
     values = values[-2 * MAX_PERIOD_MINUTES :]
     if len(values) < MIN_CYCLES * MIN_PERIOD_MINUTES:
         return None
@@ -148,9 +152,9 @@ RETENTIONS = ((2, 0.12), (3, 0.08))
 RETENTION_HEIGHT_RATIO = 1.25
 MIN_STAIRS = 4
 MAX_PAUSE_RATIO = 1.35
-"""Maximum ratio of the longest time between stairs to the shortest …"""
+"""Maximum ratio of the longest time between stairs to the shortest."""
 MAX_HEIGHT_RATIO = 1.5
-"""… and of the highest to the lowest, without the first."""
+"""Maximum ratio of the highest stair to the lowest, without the first."""
 EXACT_PAUSE_RATIO = 1.06
 """Maximum ratio of the times between stairs of any height."""
 LONGEST_PAUSE_SECONDS = 7200.0
@@ -184,42 +188,42 @@ class Plateaus:
     def __init__(self) -> None:
         self.level: float | None = None
         self.steps: list[PlateauStep] = []
-        self.last: PlateauStep | None = None
+        self.last_step: PlateauStep | None = None
         """The last step, up or down."""
         self._peak = 0.0
         self._left_at = 0.0
 
-    def add(self, at: float, medians: Sequence[float], high: float, size: float) -> None:
+    def add(self, at: float, medians: Sequence[float], high: float, device_bytes: float) -> None:
         """Add a minute. ``medians``: those of the last minutes, the newest of which began at ``at`` and peaked
         at ``high``.
         """
         newest = medians[-1]
-        if self.level is not None and abs(newest - self.level) <= ALIKE_RATIO * size:
+        if self.level is not None and abs(newest - self.level) <= ALIKE_RATIO * device_bytes:
             self._peak, self._left_at = high, at
         else:
             self._peak = max(self._peak, high)
         rest = medians[-REST_MINUTES:]
-        if len(rest) < REST_MINUTES or max(rest) - min(rest) > ALIKE_RATIO * size:
+        if len(rest) < REST_MINUTES or max(rest) - min(rest) > ALIKE_RATIO * device_bytes:
             return
         if self.level is None:
             self.level = newest
-        elif abs(newest - self.level) >= STEP_RATIO * size:
-            self.last = PlateauStep(self._left_at, self.level, newest, self._peak)
-            self.steps = [*self.steps[-(MIN_STAIRS - 1) :], self.last] if newest > self.level else []
-        if abs(newest - self.level) > ALIKE_RATIO * size or newest == self.level:
+        elif abs(newest - self.level) >= STEP_RATIO * device_bytes:
+            self.last_step = PlateauStep(self._left_at, self.level, newest, self._peak)
+            self.steps = [*self.steps[-(MIN_STAIRS - 1) :], self.last_step] if newest > self.level else []
+        if abs(newest - self.level) > ALIKE_RATIO * device_bytes or newest == self.level:
             self._peak, self._left_at = high, at
         self.level = newest
 
-    def stairs(self, size: float) -> Sequence[PlateauStep]:
+    def stairs(self, device_bytes: float) -> Sequence[PlateauStep]:
         """Return the steps that are a leak; empty if none are."""
         for count, ratio in RETENTIONS:
-            retained = [step for step in self.steps if step.is_retained and step.height >= ratio * size]
+            retained = [step for step in self.steps if step.is_retained and step.height >= ratio * device_bytes]
             last = retained[-count:]
             soon = len(last) == count and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
             if soon and _are_similar([step.height for step in last], RETENTION_HEIGHT_RATIO):
                 return retained
         large = self.steps[-LARGE_STAIRS:]
-        if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * size:
+        if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * device_bytes:
             pauses = [after.at - before.at for before, after in pairwise(large)]
             first, *heights = (step.height for step in large)
             even = _are_similar(heights, MAX_HEIGHT_RATIO) and _are_similar([first, *heights], LARGE_FIRST_RATIO)

@@ -25,7 +25,7 @@ RETURNED_RATIO = 0.5
 TOOTH_BYTES, TOOTH_SECONDS = 256 * MIB, 600.0
 """Minimum height and duration of a tooth: a shorter one is not mistaken for a leak."""
 JUMP_RATIO = 0.25
-"""Maximum rise of one minute, as a share of the height: more is load that comes and goes."""
+"""Maximum rise of one minute, as a share of a tooth's height: more is load that comes and goes."""
 LOW_RATIO = 0.05
 """A tooth begins where the level was last at most this share of its height above the lowest."""
 TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
@@ -53,7 +53,7 @@ class EarlierUse:
     returned_bytes: float = 0.0
 
     @property
-    def limit(self) -> float:
+    def repeated_bytes(self) -> float:
         """Bytes up to which growth isn't a leak."""
         return _repeated_growth_limit(max(self.held_bytes, self.returned_bytes))
 
@@ -64,9 +64,9 @@ class EarlierUses:
     def __init__(self) -> None:
         self._known: dict[ProgramKey, EarlierUse] = {}
 
-    def limit(self, program: ProgramKey) -> float:
+    def repeated_bytes(self, program: ProgramKey) -> float:
         known = self._known.get(program)
-        return known.limit if known is not None else 0.0
+        return known.repeated_bytes if known is not None else 0.0
 
     def record(self, program: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
@@ -97,22 +97,22 @@ class SawtoothLevels:
     """
 
     def __init__(self) -> None:
-        self.held = self.returned = self.fell_from = 0.0
+        self.held_bytes = self.returned_bytes = self.fell_from_bytes = 0.0
         self._begin: tuple[float, float] | None = None
         self._low = self._high = self._low_at = self._high_at = self._last = self._jump = 0.0
 
     @property
     def repeated_bytes(self) -> float:
         """Bytes up to which growth repeats a long tooth of this process."""
-        return _repeated_growth_limit(self.returned)
+        return _repeated_growth_limit(self.returned_bytes)
 
     @property
     def any_repeated_bytes(self) -> float:
         """Bytes up to which growth repeats any tooth of this process."""
-        return _repeated_growth_limit(self.fell_from)
+        return _repeated_growth_limit(self.fell_from_bytes)
 
-    def add(self, at: float, medians: Sequence[float], rises: bool) -> None:
-        """Add a minute. ``medians``: those of the last minutes; ``rises``: a leak is active."""
+    def add(self, at: float, medians: Sequence[float], is_leaking: bool) -> None:
+        """Add a minute. ``medians``: those of the last minutes; ``is_leaking``: a leak is active."""
         level = medians[-1]
         if level != level:
             return
@@ -124,19 +124,19 @@ class SawtoothLevels:
             self._high, self._high_at = level, at
         height = self._high - self._low
         if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
-            self.fell_from = max(self.fell_from, self._high)
+            self.fell_from_bytes = max(self.fell_from_bytes, self._high)
             if self._high_at - self._low_at >= TOOTH_SECONDS and self._jump <= JUMP_RATIO * height:
-                self.returned = max(self.returned, self._high)
+                self.returned_bytes = max(self.returned_bytes, self._high)
             self._restart(at, level)
         elif level <= self._low + LOW_RATIO * height:
             self._low, self._low_at, self._jump = min(self._low, level), at, 0.0
         last = [value for value in medians[-HELD_MINUTES:] if value == value]
-        if len(last) == HELD_MINUTES and not rises:
+        if len(last) == HELD_MINUTES and not is_leaking:
             third = HELD_MINUTES // 3
             change = abs(median(last[-third:]) - median(last[:third]))
             mean = max(0.0, level - self._begin[1]) / max(1.0, at - self._begin[0])
             if change <= max(HELD_BYTES, HELD_RATIO * mean * 60 * HELD_MINUTES):
-                self.held = max(self.held, median(last))
+                self.held_bytes = max(self.held_bytes, median(last))
 
     def _restart(self, at: float, level: float) -> None:
         self._low = self._high = self._last = level
@@ -156,7 +156,7 @@ LASTING_RATIO = 0.75
 
 
 class RunMinima:
-    """Least memory of each four hours of a run: it shows growth that is slower than the changes of load."""
+    """Floors of a run, one for four hours: they show growth that is slower than the changes of load."""
 
     def __init__(self) -> None:
         self.values: list[tuple[float, float]] = []

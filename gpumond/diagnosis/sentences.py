@@ -25,27 +25,27 @@ from gpumond.facts.verdicts import AT_PEAK_CONDITION
 NOTABLE_DAYS = 30
 """Days within which the time until a device is full is worth stating."""
 
-FORMS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at the current load",)}
+FORM_TEXTS = {"linear": (), "stairs": ("in steps",), "load-proportional": ("at the current load",)}
 
 
 def leak(
     who: str,
     device: str,
-    per_minute: float,
+    bytes_per_minute: float,
     since: float,
     now: float,
     seconds_left: float | None,
     form: str,
     is_outside_pools: bool,
     allocations: AllocationGrowth | None,
-    peak: float,
+    peak_bytes: float,
     seconds_left_now: float | None,
 ) -> str:
     """Describe a leak; ``who`` is the device where no process is known. ``seconds_left`` is counted from the device's
-    recent ``peak``, ``seconds_left_now`` from what is used now if that is notably less.
+    recent ``peak_bytes``, ``seconds_left_now`` from what is used now if that is notably less.
     """
     owner = who if who != device else "an unknown process"
-    rate = " ".join((growth_rate_text(per_minute), *FORMS.get(form, ())))
+    rate = " ".join((growth_rate_text(bytes_per_minute), *FORM_TEXTS.get(form, ())))
     details = [f"since {clock_text(since, now)}", *_allocation_details(allocations)]
     if is_outside_pools:
         details.append("outside its allocators' pools, possibly in a cache of compiled kernels or graphs")
@@ -55,7 +55,7 @@ def leak(
         if seconds_left_now is not None and rough_duration_text(seconds_left_now) != rough_duration_text(seconds_left):
             times = [
                 rough_duration_text(seconds_left_now),
-                f"{rough_duration_text(seconds_left)} {AT_PEAK_CONDITION} of {size_text(peak)}",
+                f"{rough_duration_text(seconds_left)} {AT_PEAK_CONDITION} of {size_text(peak_bytes)}",
             ]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
     return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
@@ -64,7 +64,7 @@ def leak(
 def growing(
     who: str,
     device: str,
-    per_minute: float,
+    bytes_per_minute: float,
     since: float,
     now: float,
     bytes_per_step: float | None,
@@ -78,7 +78,7 @@ def growing(
     details = [*steps, *_allocation_details(allocations)]
     more = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {growth_rate_text(per_minute)} since {clock_text(since, now)}{more}; "
+        f"{owner} has been growing by {growth_rate_text(bytes_per_minute)} since {clock_text(since, now)}{more}; "
         "this may be a leak, or growth that will stop: a startup, a filling cache or an evaluation"
     )
 
@@ -107,19 +107,19 @@ def growing_together(first_leak: str, programs: int, devices: int, seconds_left:
     )
 
 
-def fragmentation(who: str, device: str, kept: float, live: float) -> str:
+def fragmentation(who: str, device: str, kept_bytes: float, live_bytes: float) -> str:
     """Describe a fragmented program by its recent peaks. The ratio is in the alert, which covers a different window."""
-    peak = f"held up to {size_text(kept)} on {device}, not counting its cache"
-    return f"{who} recently {peak}, but at most {size_text(live)} of it was live; the rest was fragmented"
+    peak = f"held up to {size_text(kept_bytes)} on {device}, not counting its cache"
+    return f"{who} recently {peak}, but at most {size_text(live_bytes)} of it was live; the rest was fragmented"
 
 
-def orphan(device: str, size: float, seconds: float, who: str, holder: str, programs: int) -> str:
+def orphan(device: str, size_bytes: float, unchanged_seconds: float, who: str, holder: str, programs: int) -> str:
     """Describe memory without an owner. ``programs``: number of programs on the device, one of which may own it: the
     driver counts managed memory for no process.
     """
-    since = f"unchanged for {duration_text(seconds)}"
+    since = f"unchanged for {duration_text(unchanged_seconds)}"
     if who:
-        return f"{device} still has {size_text(size)} in use that belonged to {who}, which has exited ({since})"
+        return f"{device} still has {size_text(size_bytes)} in use that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the GPU open" if holder else ""
     if programs:
         owner = "the program" if programs == 1 else f"one of the {programs} programs"
@@ -127,27 +127,33 @@ def orphan(device: str, size: float, seconds: float, who: str, holder: str, prog
         owned = f"that the driver attributes to no process ({since}): {managed}"
     else:
         owned = f"that belongs to no visible process ({since})"
-    return f"{device} has {size_text(size)} in use {owned}{named}"
+    return f"{device} has {size_text(size_bytes)} in use {owned}{named}"
 
 
-def idle(who: str, device: str, size: float, seconds: float) -> str:
-    used = f"{who} uses {size_text(size)} on {device}" if who != device else f"{device} has {size_text(size)} in use"
-    return f"{used} and has been idle for {duration_text(seconds)}"
+def idle(who: str, device: str, size_bytes: float, idle_seconds: float) -> str:
+    used = (
+        f"{who} uses {size_text(size_bytes)} on {device}"
+        if who != device
+        else f"{device} has {size_text(size_bytes)} in use"
+    )
+    return f"{used} and has been idle for {duration_text(idle_seconds)}"
 
 
-def crash(who: str, device: str, size: float, cause: str, is_certain: bool) -> str:
+def crash(who: str, device: str, size_bytes: float, cause: str, is_certain: bool) -> str:
     who = "a program" if who == device else who
     crashed = "crashed" if is_certain else "probably crashed"
-    return f"{who} {crashed} on {device} {cause}; the program used {size_text(size)}"
+    return f"{who} {crashed} on {device} {cause}; the program used {size_text(size_bytes)}"
 
 
-def release(who: str, device: str, size: float, allocation_failed: bool = False) -> str:
+def release(who: str, device: str, size_bytes: float, allocation_failed: bool = False) -> str:
     """Describe released memory; ``who`` is empty where the driver lists no processes. ``allocation_failed``: one of the
     program's allocations failed shortly before.
     """
     if not who:
-        return f"{size_text(size)} on {device} was freed within seconds"
-    return f"{who} freed {size_text(size)} on {device}{' after an allocation failed' if allocation_failed else ''}"
+        return f"{size_text(size_bytes)} on {device} was freed within seconds"
+    return (
+        f"{who} freed {size_text(size_bytes)} on {device}{' after an allocation failed' if allocation_failed else ''}"
+    )
 
 
 def crash_loop(who: str, device: str, times: int) -> str:
@@ -189,8 +195,8 @@ def program_text(name: str, pid: int | None, device: str) -> str:
     return device if pid is None else f"{name or 'a program'} (pid {pid})"
 
 
-MAX_SHOWN = 2
-MAX_PLACE = 240
+MAX_RETAINERS = 2
+MAX_LINE_CHARACTERS = 240
 """Longest text of a line: an agent may send any."""
 
 
@@ -210,7 +216,7 @@ def _with_retainers(verdict: Verdict, snapshot: Snapshot) -> Verdict:
 def retained_by(program: Program) -> str:
     """Return the lines that retain memory, else the scope that retains the most; empty if neither is known."""
     if program.retainers:
-        lines = [_retainer_text(retainer) for retainer in program.retainers[:MAX_SHOWN]]
+        lines = [_retainer_text(retainer) for retainer in program.retainers[:MAX_RETAINERS]]
         return f"{list_text(lines)} {'retains' if len(lines) == 1 else 'retain'} the memory"
     retained_bytes = {
         scope.name: sum(device.retained_bytes for device in scope.devices)
@@ -228,4 +234,4 @@ def retained_by(program: Program) -> str:
 def _retainer_text(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
     place = f"{name}`{retainer.function}` at {location_text(retainer)}"
-    return f"{place[-MAX_PLACE:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"
+    return f"{place[-MAX_LINE_CHARACTERS:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

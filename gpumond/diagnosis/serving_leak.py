@@ -168,8 +168,8 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
     count, record_blocks = test.blocks, test.record_blocks
     if len(values) < test.skipped_blocks + count + 1:
         return None
-    at, window = times[-count:], values[-count:]
-    seconds, span = TIERS[FIVE_MINUTES].seconds, at[-1] - at[0]
+    window_times, window = times[-count:], values[-count:]
+    seconds, span = TIERS[FIVE_MINUTES].seconds, window_times[-1] - window_times[0]
     if (
         span > test.max_span_ratio * count * seconds
         or sum(curve.counts[-count:]) < test.min_samples * count / candidate.speedup
@@ -178,15 +178,15 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
     late_median = median(window[-record_blocks:])
     if late_median <= window[0]:
         return None
-    pairs = sorted(slopes(at, window))
+    pairs = sorted(slopes(window_times, window))
     slope = median(pairs)
-    growth = slope * (count - 1) * seconds
-    margin = max(test.margin_bytes, test.margin_ratio * (candidate.size or 0.0))
-    if growth <= max(0.0, margin, test.growth_ratio * (candidate.size or 0.0)):
+    growth_bytes = slope * (count - 1) * seconds
+    margin = max(test.margin_bytes, test.margin_ratio * (candidate.device_bytes or 0.0))
+    if growth_bytes <= max(0.0, margin, test.growth_ratio * (candidate.device_bytes or 0.0)):
         return None
-    if sen_slope(at[-record_blocks:], window[-record_blocks:]) <= 0:
+    if sen_slope(window_times[-record_blocks:], window[-record_blocks:]) <= 0:
         return None
-    if candidate.room is not None and candidate.room > slope * test.full_within_seconds:
+    if candidate.room_bytes is not None and candidate.room_bytes > slope * test.full_within_seconds:
         return None
     if not _is_creeping(candidate, test, slope):
         if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
@@ -197,19 +197,19 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
             return None
         if not _exceeds_past(late_median - margin, values[:-record_blocks], test):
             return None
-        if not _is_line(candidate, at, window, slope, test):
+        if not _is_line(candidate, window_times, window, slope, test):
             return None
     if is_load_rising(candidate.device, FIVE_MINUTES, count):
         return None
-    base = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
-    onset = max(times[test.skipped_blocks], at[-1] - (window[-1] - base) / slope)
+    base_bytes = min(median(values[test.skipped_blocks : -count][-count:]), window[0])
+    onset = max(times[test.skipped_blocks], window_times[-1] - (window[-1] - base_bytes) / slope)
     return Leak(
         signal=candidate.signal,
         tier=FIVE_MINUTES,
         blocks=count,
         onset=onset,
-        base=base,
-        top=window[-1],
+        base_bytes=base_bytes,
+        top_bytes=window[-1],
         slope=slope,
         first_slope=slope,
         significance=mann_kendall(window),
@@ -227,7 +227,7 @@ def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> 
     changes = [
         (value - before) / (at - since)
         for (since, before), (at, value) in pairwise(zip(minutes.times, minutes.values, strict=True))
-        if since >= candidate.born and at - since < MAX_CHANGE_SECONDS
+        if since >= candidate.started and at - since < MAX_CHANGE_SECONDS
     ]
     recent = changes[-test.blocks * TIERS[FIVE_MINUTES].seconds // TIERS[MINUTE].seconds :]
     window = sorted(recent)
@@ -248,7 +248,7 @@ def _count_between(ordered: Sequence[float], low: float, high: float) -> int:
 
 def _peak_before(candidate: CandidateCurve, since: float) -> float:
     """Return the highest median of a quarter of an hour before ``since``, from where on the blocks are kept."""
-    if candidate.series.started < candidate.born:
+    if candidate.series.started < candidate.started:
         return -inf
     quarters = zip(
         candidate.series.times(QUARTER_HOUR), candidate.series.column(QUARTER_HOUR, candidate.signal), strict=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumond.diagnosis.advice import advice_clauses, context_of, torch_setting, whole_blocks
+from gpumond.diagnosis.advice import advice_clauses, context_of, torch_setting, whole_block_change
 from gpumond.diagnosis.detectors import FRAGMENTED_MIN_SIZE_RATIO, unreclaimable_bytes
 from gpumond.events import oom_text
 from gpumond.facts.alerts import Labels
@@ -81,7 +81,7 @@ def _advice_text(row: _PoolRow) -> str:
 
 def _whole_blocks(row: _PoolRow) -> str:
     context = context_of(row.report, row.pool.device_uuid, row.snapshot)
-    return whole_blocks(row.pool.allocator, context) or "allocate fewer different sizes"
+    return whole_block_change(row.pool.allocator, context) or "allocate fewer different sizes"
 
 
 def _last_oom_text(row: _PoolRow) -> str:

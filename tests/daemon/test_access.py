@@ -128,7 +128,9 @@ def test_token_precedes_the_certificate_and_a_certificate_has_no_session(daemon:
 @pytest.mark.needs("openssl")
 def test_fleet_flushes_with_a_client_certificate(daemon: RunningDaemon, place: Path):
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
-    client = Client(read_credentials(certificate=place / "runner.crt", key=place / "runner.key", environ=environ), 60.0)
+    client = Client(
+        read_credentials(certificate_file=place / "runner.crt", key_file=place / "runner.key", environ=environ), 60.0
+    )
     to = parse_machine(daemon.url.removeprefix("http://"), {}, scheme="https")
     with pytest.raises(DaemonError) as refused:
         asyncio.run(client.post(to, FLUSHES_ROUTE, FLUSH, 60.0))

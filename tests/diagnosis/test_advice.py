@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, advice_clauses, advice_texts, torch_setting, whole_blocks
+from gpumond.diagnosis.advice import (
+    ADVICE,
+    AdviceContext,
+    advice_clauses,
+    advice_texts,
+    torch_setting,
+    whole_block_change,
+)
 from gpumond.facts.program import LiveClasses, Oom, OomPool
 from gpumond.facts.snapshot import AgentReport
 from tests.helpers.agents import GIB
@@ -88,7 +95,7 @@ def test_setting_of_pytorch_depends_on_the_version(framework: str, text: str):
     ],
 )
 def test_free_memory_stays_in_one_piece_by_what_the_allocator_accepts(allocator: str, framework: str, change: str):
-    assert whole_blocks(allocator, torch_case(framework)) == change
+    assert whole_block_change(allocator, torch_case(framework)) == change
 
 
 @pytest.mark.parametrize(("request_mib", "size"), [(1, 32), (100, 100), (4000, 512)])

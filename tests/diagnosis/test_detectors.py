@@ -634,14 +634,14 @@ def test_growth_is_that_since_the_verdict_began():
 
     def block(number: int | None, at: float) -> float | None:
         for sample in (number, None if number is None else number + 3):
-            allocations.add(sample, closes=False)
-        allocations.add(None, closes=True)
+            allocations.add(sample, is_new_block=False)
+        allocations.add(None, is_new_block=True)
         found = allocations.growth(at, GIB + MIB * at, 1.0)
         return None if found is None else found.per_minute
 
     assert [block(10, 0.0), block(20, 15.0), block(None, 30.0)] == [None] * 3
     assert block(30, MINUTE) == 20.0
-    allocations.end()
+    allocations.reset()
     assert [block(90, 2 * MINUTE), block(90, 3 * MINUTE)] == [None, 0.0]
 
 

@@ -31,7 +31,7 @@ def course_of(curve: Curve, noise: float = 0.0):
 def test_exponent_of_a_line_is_1_and_that_of_slower_growth_is_smaller(curve: Curve, least: float, most: float):
     _, found = course_of(curve, 8 * MIB)
     assert found is not None
-    assert least <= found.low <= found.exponent <= found.high <= most
+    assert least <= found.min_exponent <= found.exponent <= found.max_exponent <= most
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_exponent_of_a_line_is_1_and_that_of_slower_growth_is_smaller(curve: Cur
 def test_curve_of_a_cache_that_fills_is_below_a_line(curve: Curve):
     _, found = course_of(curve, 8 * MIB)
     assert found is not None
-    assert found.high < 0.9
+    assert found.max_exponent < 0.9
 
 
 def test_growth_begins_where_the_flat_curve_ends():
     growth, _ = course_of(lambda at: 20 * GIB + 100 * MIB * max(0.0, at / MINUTE - 60))
-    assert growth.flat
+    assert growth.was_flat
     assert growth.begin == pytest.approx(HOUR, abs=5 * MINUTE)
-    assert growth.base == pytest.approx(20 * GIB, abs=100 * MIB)
+    assert growth.base_bytes == pytest.approx(20 * GIB, abs=100 * MIB)
 
 
 def test_growth_after_a_start_begins_at_the_last_flat_part():

@@ -69,9 +69,9 @@ def test_records_are_limited_to_the_newest_programs():
     for number in range(MAX_PROGRAMS + 5):
         earlier_uses.record((f"job-{number}", 1), float(number), held=GIB)
     assert len(earlier_uses.records()) == MAX_PROGRAMS
-    assert earlier_uses.limit(("job-0", 1)) == 0
+    assert earlier_uses.repeated_bytes(("job-0", 1)) == 0
     earlier_uses.restore([EarlierUse(name="job-0", uid=1, seen_at=0.0, held_bytes=GIB)])
-    assert earlier_uses.limit(("job-0", 1)) > GIB
+    assert earlier_uses.repeated_bytes(("job-0", 1)) > GIB
 
 
 def test_program_of_another_user_has_its_own_past():
@@ -79,5 +79,5 @@ def test_program_of_another_user_has_its_own_past():
     for snapshot in lives(FILLS, 210, 0, FILLS):
         diagnosis = diagnose(diagnosis, snapshot)
     diagnose(diagnosis, at_moment(212 * MINUTE, of_device(0, ())))
-    assert diagnosis.earlier_uses.limit(("serve", 1000)) > 20 * GIB
-    assert diagnosis.earlier_uses.limit(("serve", 1001)) == 0
+    assert diagnosis.earlier_uses.repeated_bytes(("serve", 1000)) > 20 * GIB
+    assert diagnosis.earlier_uses.repeated_bytes(("serve", 1001)) == 0

@@ -42,14 +42,14 @@ class Observed:
         every: float = MINUTE,
         busy: Sequence[float] = (),
         gap: tuple[int, int] = (0, 0),
-        born: float = 0.0,
+        started: float = 0.0,
     ) -> None:
         self.series, self.device, self.quartiles = (
-            Series(MAX_PROCESS_SIGNALS, born, 0.0),
-            Series(DEVICE_SIGNAL_COUNT, born, 0.0),
+            Series(MAX_PROCESS_SIGNALS, started, 0.0),
+            Series(DEVICE_SIGNAL_COUNT, started, 0.0),
             UpperQuartiles(),
         )
-        self.born, missing = born, 0.0
+        self.started, missing = started, 0.0
         for number in range(int(len(values) * BLOCK / every) + bool(values)):
             at = number * every
             block = min(int(at // BLOCK), len(values) - 1)
@@ -63,7 +63,7 @@ class Observed:
             self.quartiles.add(self.series, USED)
 
     def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, speedup: float = 1.0) -> Leak | None:
-        candidate = CandidateCurve(self.series, self.device, USED, self.born, SIZE, room, speedup)
+        candidate = CandidateCurve(self.series, self.device, USED, self.started, SIZE, room, speedup)
         return find_leak(candidate, self.quartiles, (test,))
 
 
@@ -72,7 +72,7 @@ def test_serving_test_finds_steady_growth():
     assert leak is not None
     assert leak.slope == pytest.approx(100 * MIB / BLOCK)
     assert leak.onset == pytest.approx(len(FLAT) * BLOCK, abs=2 * BLOCK)
-    assert leak.growth == pytest.approx(1600 * MIB, rel=0.1)
+    assert leak.growth_bytes == pytest.approx(1600 * MIB, rel=0.1)
 
 
 def test_serving_test_finds_a_leak_below_the_changes_of_the_load():
@@ -187,7 +187,7 @@ CACHES = {
 @pytest.mark.parametrize("name", CACHES)
 def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
     observed = Observed([float(value) * MIB for value in CACHES[name].split()])
-    candidate = CandidateCurve(observed.series, observed.device, USED, observed.born, 80 * GIB, 14 * GIB, 1.0)
+    candidate = CandidateCurve(observed.series, observed.device, USED, observed.started, 80 * GIB, 14 * GIB, 1.0)
     loose = [replace(test, **NO_STEPS) for test in SERVING_TESTS]
     assert find_leak(candidate, observed.quartiles, loose) is not None
     assert find_leak(candidate, observed.quartiles) is None
@@ -196,7 +196,7 @@ def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
 def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device():
     steps = [20 * GIB + (100 * number + 1200 * (number // 4)) * MIB for number in range(1, 17)]
     observed, loose = Observed(FLAT + steps), replace(TEST, consistent_ratio=-inf, max_two_steps_ratio=inf)
-    candidate = CandidateCurve(observed.series, observed.series, USED, observed.born, SIZE, 16 * GIB, 1.0)
+    candidate = CandidateCurve(observed.series, observed.series, USED, observed.started, SIZE, 16 * GIB, 1.0)
     assert observed.leak(loose) is not None
     assert find_leak(candidate, observed.quartiles, (loose,)) is None
     assert find_leak(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None

@@ -236,14 +236,14 @@ def test_token_of_the_daemons_is_not_sent_to_prometheus():
 @pytest.mark.needs("openssl")
 def test_client_certificate_is_presented(tmp_path: Path):
     place = certificates.make(tmp_path / "certificates")
-    files = {"certificate": place / "client.crt", "key": place / "client.key"}
+    files = {"certificate_file": place / "client.crt", "key_file": place / "client.key"}
     environ = {"GPUMOND_CA_FILE": str(place / "ca.crt")}
     with stub(lambda path, body: (200, {}), place / "server.crt", clients=place / "ca.crt") as served:
         assert get(served.address, Client(read_credentials(**files, environ=environ), 10.0), scheme="https") == {}
         with pytest.raises(DaemonError):
             get(served.address, Client(read_credentials(environ=environ), 10.0), scheme="https")
     with pytest.raises(ConfigError, match=r"client\.key"):
-        read_credentials(certificate=place / "client.key", environ=environ)
+        read_credentials(certificate_file=place / "client.key", environ=environ)
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_gap_lowers_no_curve():
         ],
     )
     assert found.curves["used"] == [(300.0, GIB), (900.0, GIB)]
-    assert [(each.known, each.expected) for each in found.coverage.values()] == [(840.0, 1200.0)]
+    assert [(each.known_seconds, each.expected_seconds) for each in found.coverage.values()] == [(840.0, 1200.0)]
 
 
 def test_rows_without_data_have_unknown_measures():
@@ -304,7 +304,7 @@ def test_rows_without_data_have_unknown_measures():
     (row,) = usage_by_group(
         make_accounts(period, [("used", period, [sample(60.0 * GIB, user="ada")])]), ("user",), (Price("", 1),)
     )
-    assert (row.used, row.wasted, row.cost) == (1.0, None, None)
+    assert (row.used_gibibyte_hours, row.wasted_gibibyte_hours, row.cost) == (1.0, None, None)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_rows_without_data_have_unknown_measures():
 def test_parts_cover_the_period(seconds: int, step: int, parts: int):
     period = Period.of(DAY + 7, DAY + 7 + seconds)
     found = [*period.parts()]
-    assert (period.step, period.seconds, len(found)) == (step, seconds, parts)
+    assert (period.step_seconds, period.seconds, len(found)) == (step, seconds, parts)
     assert [each.end for each in found[:-1]] == [each.begin for each in found[1:]]
     assert (found[0].begin, found[-1].end) == (period.begin, period.end)
 

@@ -134,7 +134,7 @@ def engines(
 ) -> list[PlannedFlush]:
     found = frame()
     found["snapshot"]["engines"] = TypeAdapter(tuple[EngineReading, ...]).dump_python(given, mode="json")
-    return plan_flushes(MACHINE, found, Criteria(engines=True, **criteria), named)
+    return plan_flushes(MACHINE, found, Criteria(engines_only=True, **criteria), named)
 
 
 def test_engine_is_planned_once_with_the_memory_of_its_processes():

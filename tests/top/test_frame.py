@@ -104,7 +104,7 @@ def show(frame: Any) -> str:
         json.dumps(checked, allow_nan=False),
     ]
     for engines in (False, True):
-        parts.append(str(plan_flushes(MACHINE, frame, Criteria(engines=engines), None)))
+        parts.append(str(plan_flushes(MACHINE, frame, Criteria(engines_only=engines), None)))
     parts += [str(each) for each in findings_of(MACHINE, checked)]
     return "\n".join(parts)
 

@@ -21,7 +21,7 @@ from gpumond.features.fleet.discovery import Point, Prometheus, SeriesSample, qu
 
 TARGET_LABELS = ("cluster", "job", "instance")
 OWNER_LABELS = ("workload", "user", "pod_namespace", "slurm_account", "model", "job_id", "slurm_job")
-"""Labels of an owner. Only series of programs have the last two."""
+"""Labels of an owner. Only series of programs have ``job_id`` and ``slurm_job``."""
 LABEL_BY_COLUMN: Mapping[str, str] = {
     "namespace": "pod_namespace",
     "user": "user",
@@ -39,10 +39,10 @@ FINE_SECONDS, COARSE_SECONDS = 60, 300
 """Steps of a period of at most ``FINE_DAYS``, and of a longer one."""
 FINE_DAYS = 7
 MIN_PARTS, MAX_STEPS_PER_PART = 48, 360
-"""Number of parts of a period, if none has more than this number of steps."""
+"""A period has so many parts, or more if one would have more steps than this."""
 MAX_CONCURRENT_QUERIES = 4
 
-Target = tuple[str, str, str]
+ScrapeTarget = tuple[str, str, str]
 
 
 def columns_parser(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -58,31 +58,31 @@ def columns_parser(columns: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 class Period(NamedTuple):
-    """Unix times of the beginning and the end, multiples of ``step`` seconds, and the times between its parts."""
+    """Unix times of the beginning and the end, multiples of ``step_seconds``."""
 
     begin: int
     end: int
-    step: int
+    step_seconds: int
 
     @classmethod
     def of(cls, begin: float, end: float) -> Period:
-        step = FINE_SECONDS if end - begin <= FINE_DAYS * DAY_SECONDS else COARSE_SECONDS
-        last = int(end // step) * step
-        return cls(min(int(begin // step) * step, last - step), last, step)
+        step_seconds = FINE_SECONDS if end - begin <= FINE_DAYS * DAY_SECONDS else COARSE_SECONDS
+        last = int(end // step_seconds) * step_seconds
+        return cls(min(int(begin // step_seconds) * step_seconds, last - step_seconds), last, step_seconds)
 
     @property
     def seconds(self) -> int:
         return self.end - self.begin
 
-    def before(self) -> Period:
+    def preceding(self) -> Period:
         """Return the period of the same length that ends with this one's begin."""
         return self._replace(begin=self.begin - self.seconds, end=self.begin)
 
     def parts(self) -> Iterator[Period]:
-        steps = self.seconds // self.step
-        length = self.step * min(MAX_STEPS_PER_PART, -(-steps // MIN_PARTS))
+        steps = self.seconds // self.step_seconds
+        length = self.step_seconds * min(MAX_STEPS_PER_PART, -(-steps // MIN_PARTS))
         for begin in range(self.begin, self.end, length):
-            yield Period(begin, min(self.end, begin + length), self.step)
+            yield Period(begin, min(self.end, begin + length), self.step_seconds)
 
 
 @dataclass(slots=True)
@@ -93,24 +93,24 @@ class Coverage:
     machine that is not known.
     """
 
-    known: float = 0.0
-    expected: float = 0.0
+    known_seconds: float = 0.0
+    expected_seconds: float = 0.0
 
     @property
     def ratio(self) -> float:
-        return min(1.0, self.known / self.expected) if self.expected else 0.0
+        return min(1.0, self.known_seconds / self.expected_seconds) if self.expected_seconds else 0.0
 
 
 @dataclass(slots=True)
 class Accounts:
-    """Bytes times seconds of each owner on each machine by measure, and what is known about the machines."""
+    """Use of each owner on each machine by measure, and what is known about the machines."""
 
     period: Period
-    use: dict[tuple[Target, tuple[str | None, ...]], dict[str, float]] = field(default_factory=dict)
-    coverage: dict[Target, Coverage] = field(default_factory=dict)
-    size: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Bytes of all devices times seconds, by model."""
-    devices: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    byte_seconds: dict[tuple[ScrapeTarget, tuple[str | None, ...]], dict[str, float]] = field(default_factory=dict)
+    coverage: dict[ScrapeTarget, Coverage] = field(default_factory=dict)
+    device_byte_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Sizes of all devices times seconds, by model."""
+    device_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Number of devices times seconds, by model."""
     curves: dict[str, list[Point]] = field(default_factory=dict)
     """Bytes of all owners in each part of the period that has data, by measure, at its middle: the mean over the time
@@ -118,7 +118,7 @@ class Accounts:
 
     def mean_device_bytes(self, model: str) -> float | None:
         """Return the mean size of a device of this model."""
-        return self.size[model] / self.devices[model] if self.devices.get(model) else None
+        return self.device_byte_seconds[model] / self.device_seconds[model] if self.device_seconds.get(model) else None
 
 
 def selector(metric: str, job: str | None, *matchers: str) -> str:
@@ -172,7 +172,7 @@ def usage_queries(job: str | None, of_programs: bool = False) -> Mapping[str, st
 
 def sum_over_period(expression: str, part: Period) -> str:
     """Return the expression of the sum of an expression's values at the steps of a part."""
-    return f"sum_over_time(({expression})[{part.seconds}s:{part.step}s])"
+    return f"sum_over_time(({expression})[{part.seconds}s:{part.step_seconds}s])"
 
 
 async def read_accounts(prometheus: Prometheus, job: str | None, period: Period, of_programs: bool = False) -> Accounts:
@@ -181,7 +181,7 @@ async def read_accounts(prometheus: Prometheus, job: str | None, period: Period,
 
     async def query_part(expression: str, part: Period) -> Sequence[SeriesSample]:
         async with semaphore:
-            at = part.end - part.step / 2  # the range includes the beginning, and excludes the end
+            at = part.end - part.step_seconds / 2  # the range includes the beginning, and excludes the end
             return await prometheus.query(sum_over_period(expression, part), at)
 
     async def query_parts(name: str, expression: str) -> list[tuple[str, Period, Sequence[SeriesSample]]]:
@@ -202,23 +202,24 @@ async def read_accounts(prometheus: Prometheus, job: str | None, period: Period,
 def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[SeriesSample]]]) -> Accounts:
     """Return the accounts from the results of ``read_accounts``' queries: name, part and samples of each."""
     result = Accounts(period)
-    known_seconds: defaultdict[Target, float] = defaultdict(float)
-    target_seconds: defaultdict[Target, float] = defaultdict(float)
+    known_seconds: defaultdict[ScrapeTarget, float] = defaultdict(float)
+    target_seconds: defaultdict[ScrapeTarget, float] = defaultdict(float)
     totals: defaultdict[str, defaultdict[Period, float]] = defaultdict(lambda: defaultdict(float))
     for name, part, samples in values:
         for sample in samples:
             target = _target(sample)
-            seconds = sample.value * period.step
+            seconds = sample.value * period.step_seconds
             totals[name][part] += seconds
             if name == "known":
                 known_seconds[target] += seconds
             elif name == "listed":
                 target_seconds[target] += seconds
             elif name in ("size", "devices"):
-                getattr(result, name)[sample.labels.get("model", "")] += seconds
+                sums = result.device_byte_seconds if name == "size" else result.device_seconds
+                sums[sample.labels.get("model", "")] += seconds
             elif name != "any":
                 owner = _owner(sample, name)
-                measures = result.use.setdefault((target, owner), {})
+                measures = result.byte_seconds.setdefault((target, owner), {})
                 for measure in ("used", "wasted") if name == "unattributed" else (name,):  # it has no owner
                     measures[measure] = measures.get(measure, 0.0) + seconds
                     if measure != name:
@@ -242,7 +243,7 @@ def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, tar
     return Coverage(totals["known"][part], totals["listed"][part] + gap * targets).ratio
 
 
-def _target(sample: SeriesSample) -> Target:
+def _target(sample: SeriesSample) -> ScrapeTarget:
     cluster, job, instance = (sample.labels.get(name, "") for name in TARGET_LABELS)
     return cluster, job, instance
 
@@ -278,16 +279,16 @@ class TeamRule(NamedTuple):
 class Usage:
     """Use by one group. ``group``: its values in the order of the columns; None for unattributed memory.
 
-    Measures are GiB-hours for which values are known, None if they are not at all. ``mean_gibibytes``: mean over the
-    period, if each machine's gaps were like the rest. ``coverage``: known part of the time of the machines on which the
+    GiB-hours are those for which values are known, None if none are. ``mean_gibibytes``: mean over the period, if each
+    machine's gaps were like the rest. ``coverage``: known part of the time of the machines on which the
     group was seen. Costs are None without the prices of all its models.
     """
 
     group: tuple[str | None, ...]
-    used: float
-    idle_held: float | None
-    idle_and_reclaimable: float | None
-    wasted: float | None
+    used_gibibyte_hours: float
+    idle_held_gibibyte_hours: float | None
+    idle_and_reclaimable_gibibyte_hours: float | None
+    wasted_gibibyte_hours: float | None
     mean_gibibytes: float
     coverage: float
     cost: float | None = None
@@ -302,20 +303,21 @@ def usage_by_group(
     extrapolate: bool = False,
 ) -> list[Usage]:
     """Return a row for each group, those with the highest use first. ``extrapolate``: measures include the gaps."""
-    groups: defaultdict[tuple[str | None, ...], list[tuple[Target, str, Mapping[str, float]]]] = defaultdict(list)
-    for (target, owner), measures in accounts.use.items():
+    groups: defaultdict[tuple[str | None, ...], list[tuple[ScrapeTarget, str, Mapping[str, float]]]] = defaultdict(list)
+    for (target, owner), measures in accounts.byte_seconds.items():
         labels: dict[str, str | None] = dict(zip((*OWNER_LABELS, *TARGET_LABELS), (*owner, *target), strict=True))
         labels |= {TEAM_COLUMN: _team(labels, teams), JOB_COLUMN: _job(labels)}
         group = tuple(labels[LABEL_BY_COLUMN.get(name, name)] for name in columns)
         groups[group].append((target, labels["model"] or "", measures))
     rows = [_group_usage(accounts, group, members, prices, extrapolate) for group, members in groups.items()]
-    return sorted(rows, key=lambda row: (-row.used, tuple(each or "" for each in row.group)))
+    return sorted(rows, key=lambda row: (-row.used_gibibyte_hours, tuple(each or "" for each in row.group)))
 
 
 def total_usage(accounts: Accounts, prices: Sequence[Price] = (), extrapolate: bool = False) -> Usage:
     """Return the use by all, whose coverage is that of all machines."""
     members = [
-        (target, owner[OWNER_LABELS.index("model")] or "", each) for (target, owner), each in accounts.use.items()
+        (target, owner[OWNER_LABELS.index("model")] or "", each)
+        for (target, owner), each in accounts.byte_seconds.items()
     ]
     return _group_usage(accounts, (), members, prices, extrapolate, accounts.coverage)
 
@@ -336,10 +338,10 @@ def _job(labels: Mapping[str, str | None]) -> str | None:
 def _group_usage(
     accounts: Accounts,
     group: tuple[str | None, ...],
-    members: Sequence[tuple[Target, str, Mapping[str, float]]],
+    members: Sequence[tuple[ScrapeTarget, str, Mapping[str, float]]],
     prices: Sequence[Price],
     extrapolate: bool,
-    machines: Iterable[Target] | None = None,
+    machines: Iterable[ScrapeTarget] | None = None,
 ) -> Usage:
     measures: dict[str, float] = {}
     costs: dict[str, float | None] = {"used": 0.0, "wasted": 0.0}
@@ -361,13 +363,16 @@ def _group_usage(
                 )
     targets = {target for target, _, _ in members} if machines is None else {*machines}
     coverages = [each for target, each in accounts.coverage.items() if target in targets]
-    known_seconds, expected_seconds = sum(each.known for each in coverages), sum(each.expected for each in coverages)
+    known_seconds, expected_seconds = (
+        sum(each.known_seconds for each in coverages),
+        sum(each.expected_seconds for each in coverages),
+    )
     return Usage(
         group=group,
-        used=measures.get("used", 0.0),
-        idle_held=measures.get("idle_held"),
-        idle_and_reclaimable=measures.get("idle_and_reclaimable"),
-        wasted=measures.get("wasted"),
+        used_gibibyte_hours=measures.get("used", 0.0),
+        idle_held_gibibyte_hours=measures.get("idle_held"),
+        idle_and_reclaimable_gibibyte_hours=measures.get("idle_and_reclaimable"),
+        wasted_gibibyte_hours=measures.get("wasted"),
         mean_gibibytes=extrapolated / accounts.period.seconds / GIB,
         coverage=Coverage(known_seconds, expected_seconds).ratio,
         cost=costs["used"] if prices else None,
@@ -377,7 +382,7 @@ def _group_usage(
 
 def models_without_price(accounts: Accounts, prices: Sequence[Price]) -> list[str]:
     """Return the models without a price."""
-    models = {owner[OWNER_LABELS.index("model")] or "" for _, owner in accounts.use}
+    models = {owner[OWNER_LABELS.index("model")] or "" for _, owner in accounts.byte_seconds}
     return sorted(model for model in models if price_of(model, prices) is None)
 
 

@@ -191,9 +191,9 @@ def mig_profile(model: str, device_bytes: float, limit_bytes: float) -> str | No
     """
     if not MIG_MODELS.search(model):
         return None
-    for slices, part in MIG_PROFILES[bool(QUARTER_MODELS.search(model))]:
-        if part < 1 and limit_bytes <= device_bytes * part * USABLE_RATIO:
-            return f"{slices}g.{math.floor(math.ceil(device_bytes / GIB) * part + 0.5)}gb"
+    for slices, memory_ratio in MIG_PROFILES[bool(QUARTER_MODELS.search(model))]:
+        if memory_ratio < 1 and limit_bytes <= device_bytes * memory_ratio * USABLE_RATIO:
+            return f"{slices}g.{math.floor(math.ceil(device_bytes / GIB) * memory_ratio + 0.5)}gb"
     return None
 
 

@@ -140,28 +140,30 @@ def _host_and_port(name: str) -> tuple[str, str | None]:
 
 def read_credentials(
     *,
-    token: Path | None = None,
-    tokens: Path | None = None,
-    certificate: Path | None = None,
-    key: Path | None = None,
+    token_file: Path | None = None,
+    tokens_file: Path | None = None,
+    certificate_file: Path | None = None,
+    key_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Credentials:
     """Return the credentials in these files. Raises ConfigError.
 
-    ``tokens``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate`` and
-    ``key``: those of the client.
+    ``tokens_file``: a YAML file of tokens by machine. $GPUMOND_TOKEN is used without a token file. ``certificate_file``
+    and ``key_file``: those of the client.
     """
     environ_token, context = environ.get("GPUMOND_TOKEN"), tls_context(environ.get("GPUMOND_CA_FILE") or None)
-    if certificate is not None:
+    if certificate_file is not None:
         try:
-            context.load_cert_chain(certificate, key, password="")  # no prompt for an encrypted key
+            context.load_cert_chain(certificate_file, key_file, password="")  # no prompt for an encrypted key
         except OSError as error:
             expected = "a PEM file with your certificate, and its key in it or in --client-key"
-            raise ConfigError(f"--client-cert {read_error_text(certificate, error, expected)}") from None
+            raise ConfigError(f"--client-cert {read_error_text(certificate_file, error, expected)}") from None
     return Credentials(
         ssl_context=context,
-        token=read_token(token) if token else (check_token(environ_token, "GPUMOND_TOKEN") if environ_token else None),
-        tokens=_read_tokens(tokens) if tokens else {},
+        token=read_token(token_file)
+        if token_file
+        else (check_token(environ_token, "GPUMOND_TOKEN") if environ_token else None),
+        tokens=_read_tokens(tokens_file) if tokens_file else {},
     )
 
 

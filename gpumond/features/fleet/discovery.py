@@ -122,13 +122,12 @@ def _sample(series: Mapping[str, Any]) -> SeriesSample:
     return SeriesSample({str(name): str(text) for name, text in series["metric"].items()}, float(at), float(value))
 
 
-SNAPSHOT_TIMES = "gpumond_snapshot_timestamp_seconds"
+SNAPSHOT_TIME_METRIC = "gpumond_snapshot_timestamp_seconds"
 """Metric with the time of the snapshot that was scraped last, by the clock of the machine."""
 LOOKBACK_SECONDS = 300.0
 """Prometheus' default lookback: the longest age of a sample in an instant vector, and of a recorded sample."""
 
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#[^\n]*', re.DOTALL)
-"""Strings and comments."""
 _RANGE_OR_OFFSET = re.compile(r"\[([^\]]*)\]|\boffset\s+(-?\s*[\w.]+|\()", re.IGNORECASE)
 _DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
 _DURATION_PART = re.compile(r"(\d+)(ms|[smhdwy])")
@@ -178,8 +177,8 @@ def processes_by_instance(
 ) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that the series of a result name, by cluster and instance, and by pid.
 
-    ``snapshot_times``: the result of the query SNAPSHOT_TIMES at the same time. Raises ConfigError for a series without
-    the labels instance and pid.
+    ``snapshot_times``: the result of the query SNAPSHOT_TIME_METRIC at the same time. Raises ConfigError for a series
+    without the labels instance and pid.
     """
     scraped_at: dict[Instance, float] = {}
     for sample in snapshot_times:
@@ -203,13 +202,13 @@ def processes_by_instance(
         instance_processes[int(pid)] = QueriedProcess(
             known.pid,
             known.ran_at,
-            known.uuids | _label(sample, "uuid"),
-            known.workloads | _label(sample, "workload"),
+            known.uuids | _label_values(sample, "uuid"),
+            known.workloads | _label_values(sample, "workload"),
         )
     return processes
 
 
-def _label(sample: SeriesSample, name: str) -> frozenset[str]:
+def _label_values(sample: SeriesSample, name: str) -> frozenset[str]:
     text = sample.labels.get(name)
     return frozenset((text,)) if text else frozenset()
 
@@ -476,9 +475,11 @@ def make_client(arguments: argparse.Namespace) -> Client:
         raise ConfigError("--parallel and --timeout must be above 0")
     if arguments.client_key and not arguments.client_cert:
         raise ConfigError("--client-key requires --client-cert")
-    token, tokens = arguments.token_file, arguments.tokens
     credentials = read_credentials(
-        token=token, tokens=tokens, certificate=arguments.client_cert, key=arguments.client_key
+        token_file=arguments.token_file,
+        tokens_file=arguments.tokens,
+        certificate_file=arguments.client_cert,
+        key_file=arguments.client_key,
     )
     return Client(credentials, arguments.timeout)
 

@@ -80,11 +80,11 @@ def findings_by_subject(findings: Iterable[FleetFinding]) -> list[tuple[FleetFin
     return sorted(groups.values(), key=lambda group: (group[0].state, -len(group[1])))
 
 
-def _agent_findings(state: MachineStatus) -> Iterator[FleetFinding]:
-    without_agent = (state.programs or 0) - (state.agents or 0)
+def _agent_findings(status: MachineStatus) -> Iterator[FleetFinding]:
+    without_agent = (status.programs or 0) - (status.agents or 0)
     if without_agent:
-        detail = f"{without_agent} of {state.programs}"
-        yield FleetFinding(state.machine, "note", "programs without an agent", detail, NO_AGENT_REMEDY)
+        detail = f"{without_agent} of {status.programs}"
+        yield FleetFinding(status.machine, "note", "programs without an agent", detail, NO_AGENT_REMEDY)
 
 
 def _frame_findings(machine: Machine, frame: Mapping[str, Any]) -> Iterator[FleetFinding]:

@@ -26,7 +26,7 @@ from gpumond.features.fleet import discovery
 from gpumond.features.fleet.connection import Client, Machine, Machines, run_each
 from gpumond.features.fleet.discovery import (
     DEFAULT_CONCURRENCY,
-    SNAPSHOT_TIMES,
+    SNAPSHOT_TIME_METRIC,
     Instance,
     Prometheus,
     QueriedProcess,
@@ -61,7 +61,7 @@ MAY_SLEEP_OUTCOMES = frozenset(("freed", "partial", "timeout", "failed"))
 """Outcomes of a serving engine that may sleep now."""
 MARGIN_SECONDS = 15.0
 """Time that a daemon takes for a flush in addition to the program's time limit: the driver's count settles."""
-ENGINE_SECONDS = 400.0
+ENGINE_EXTRA_SECONDS = 400.0
 """Further time for a serving engine: its requests are observed, it loads a model, and the driver's count settles."""
 REFUSAL_STATUSES = (404, 409, 429)
 """The process has ended, is being flushed, or was flushed a moment ago; or too many flushes by this caller."""
@@ -90,7 +90,7 @@ async def query_processes(prometheus: Prometheus, expression: str) -> Mapping[In
     """Return the processes that a query names, as `processes_by_instance` does. Raises DiscoveryError, ConfigError."""
     age = lookback_seconds(expression)
     samples = await prometheus.query(expression)
-    scrapes = await prometheus.query(SNAPSHOT_TIMES, samples[0].at) if samples else ()
+    scrapes = await prometheus.query(SNAPSHOT_TIME_METRIC, samples[0].at) if samples else ()
     return processes_by_instance(samples, scrapes, age)
 
 
@@ -216,7 +216,7 @@ async def _request_flush(
     """Flush one process, if it is still the one of the plan, or one serving engine. The daemon flushes what shares a
     device one after the other; ``flushes_on_machine`` is the number of the wave's flushes on its machine.
     """
-    seconds_per_flush = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_SECONDS if planned.engine else 0.0)
+    seconds_per_flush = options.timeout_seconds + MARGIN_SECONDS + (ENGINE_EXTRA_SECONDS if planned.engine else 0.0)
     try:
         answer = await client.post(
             planned.machine,
@@ -393,7 +393,7 @@ async def run(arguments: argparse.Namespace) -> int:
     planned, unread, engines = await read_plan(client, selected, criteria, arguments.parallel)
     missing += unread
     services = None
-    if criteria.engines and not criteria.wake:
+    if criteria.engines_only and not criteria.wake:
         selected_machines = {machine for machine, _ in selected}
         others = [machine for machine in machines.all if machine not in selected_machines]
         for answer in await read_frames(
@@ -431,7 +431,7 @@ def _criteria(arguments: argparse.Namespace) -> Criteria:
         workload=arguments.workload,
         user=arguments.user,
         engine=arguments.engine,
-        engines=arguments.what in ENGINE_COMMANDS,
+        engines_only=arguments.what in ENGINE_COMMANDS,
         wake=arguments.what == "wake",
         min_reclaimable_bytes=int(arguments.min_reclaimable),
     )
@@ -484,7 +484,7 @@ def caller_name() -> str:
 
 def _question(criteria: Criteria) -> str:
     action = "Wake these engines" if criteria.wake else "Release the memory of these engines"
-    return f"{action if criteria.engines else 'Flush these processes'}?"
+    return f"{action if criteria.engines_only else 'Flush these processes'}?"
 
 
 @dataclass(slots=True)
@@ -499,8 +499,8 @@ class _FleetFlush:
     results: Sequence[ProcessResult] = ()
 
     def plan_text(self) -> str:
-        noun = "engine" if self.criteria.engines else "process"
-        released = "no engine would release memory" if self.criteria.engines else "no process would be flushed"
+        noun = "engine" if self.criteria.engines_only else "process"
+        released = "no engine would release memory" if self.criteria.engines_only else "no process would be flushed"
         nothing = "no engine would be woken" if self.criteria.wake else released
         missing = "\n".join(map(str, self.missing))
         table = plan_table(self.planned, self.waves) if self.planned else ""
@@ -538,7 +538,7 @@ class _FleetFlush:
     def may_sleep(self) -> bool:
         """Whether an engine may sleep now."""
         outcomes = (receipt["outcome"] for each in self.results for receipt in each.receipts)
-        return self.criteria.engines and not self.criteria.wake and not MAY_SLEEP_OUTCOMES.isdisjoint(outcomes)
+        return self.criteria.engines_only and not self.criteria.wake and not MAY_SLEEP_OUTCOMES.isdisjoint(outcomes)
 
     def exit_code(self, dry_run: bool) -> int:
         """Return FAILED after a failure, NOTHING_TO_DO if nothing was, or would be, released or woken."""

@@ -26,14 +26,14 @@ class Criteria:
     """A process must match each pattern, such as ``train-*``, that is not None. An engine is named by ``engine``, and
     has the workload and the users of its processes; ``workload`` may also be its name.
 
-    With ``engines``, engines are selected instead of processes; with ``wake``, those to wake. What would release fewer
-    than ``min_reclaimable_bytes`` is not flushed.
+    With ``engines_only``, engines are selected instead of processes; with ``wake``, those to wake. What would
+    release fewer than ``min_reclaimable_bytes`` is not flushed.
     """
 
     workload: str | None = None
     user: str | None = None
     engine: str | None = None
-    engines: bool = False
+    engines_only: bool = False
     wake: bool = False
     min_reclaimable_bytes: int = 0
 
@@ -73,7 +73,7 @@ def plan_flushes(
     for each in _processes(frame):
         if each.report or each.pid not in processes:
             processes[each.pid] = each
-    if criteria.engines:
+    if criteria.engines_only:
         return [*_plan_engines(machine, frame["snapshot"]["engines"], processes, criteria, queried)]
     return [*_plan_processes(machine, processes, criteria, queried)]
 

@@ -119,7 +119,9 @@ async def run(arguments: argparse.Namespace) -> int:
     accounts = await read_accounts(prometheus, arguments.job, period, of_programs)
     report = UsageReport(accounts, arguments.by, arguments.price, teams, arguments.extrapolate, arguments.limit)
     if arguments.compare:
-        report.before = total_usage(await read_accounts(prometheus, arguments.job, period.before(), of_programs))
+        report.preceding_total = total_usage(
+            await read_accounts(prometheus, arguments.job, period.preceding(), of_programs)
+        )
     if not report.rows:
         subjects = "programs" if of_programs else "owners"
         print_error(
@@ -182,20 +184,20 @@ class UsageReport:
         self.priced = bool(prices)
         rows = usage_by_group(accounts, columns, prices, teams, extrapolate)
         self.rows = rows[: limit or None]
-        self.left_out = len(rows) - len(self.rows)
+        self.omitted_rows = len(rows) - len(self.rows)
         self.total = total_usage(accounts, prices, extrapolate)
-        self.before: Usage | None = None
+        self.preceding_total: Usage | None = None
         factor = 1 / (3600 * GIB)
-        self.size = sum(accounts.size.values()) * factor
-        self.gpu_hours = sum(accounts.devices.values()) / 3600
+        self.size_gibibyte_hours = sum(accounts.device_byte_seconds.values()) * factor
+        self.gpu_hours = sum(accounts.device_seconds.values()) / 3600
 
     @property
-    def period(self) -> str:
+    def period_text(self) -> str:
         begin, end, _ = self.accounts.period
         return f"{time_text(begin)} to {time_text(end)} ({duration_text(end - begin)})"
 
     @property
-    def coverage(self) -> str:
+    def coverage_text(self) -> str:
         """Sentences about the known part of the period, and the machines with gaps."""
         machine_gaps = machines_with_gaps(self.accounts)
         machine_count = len(self.accounts.coverage)
@@ -211,25 +213,30 @@ class UsageReport:
 
     @property
     def notes(self) -> list[str]:
-        optional_notes = [f"rows left out: {self.left_out}; to show all: --limit 0"] if self.left_out else []
-        optional_notes += [f"Before: {self.change}."] if self.before else []
+        optional_notes = [f"rows left out: {self.omitted_rows}; to show all: --limit 0"] if self.omitted_rows else []
+        optional_notes += [f"Before: {self.change_text}."] if self.preceding_total else []
         return [
-            self.period,
-            self.coverage,
+            self.period_text,
+            self.coverage_text,
             f"GiB-hours. {WASTED_NOTE}.",
             f"{EXTRAPOLATION_NOTE if self.extrapolate else COVERAGE_NOTE}.",
             *optional_notes,
         ]
 
     @property
-    def change(self) -> str:
+    def change_text(self) -> str:
         """Mean and waste of the period before, and the change of the mean."""
-        if self.before is None or not self.before.used:
+        before = self.preceding_total
+        if before is None or not before.used_gibibyte_hours:
             return "no data"
-        change = self.total.mean_gibibytes / self.before.mean_gibibytes - 1
-        wasted = "" if self.before.wasted is None else f", {self.before.wasted / self.before.used:.0%} of used wasted"
-        coverage = f"known for {_percent(self.before.coverage)} of the time"
-        return f"mean {self.before.mean_gibibytes:,.1f} GiB{wasted}, {coverage}; the mean has changed by {change:+.0%}"
+        change = self.total.mean_gibibytes / before.mean_gibibytes - 1
+        wasted = (
+            ""
+            if before.wasted_gibibyte_hours is None
+            else f", {before.wasted_gibibyte_hours / before.used_gibibyte_hours:.0%} of used wasted"
+        )
+        coverage = f"known for {_percent(before.coverage)} of the time"
+        return f"mean {before.mean_gibibytes:,.1f} GiB{wasted}, {coverage}; the mean has changed by {change:+.0%}"
 
     def lines(self) -> Iterator[list[str]]:
         """Yield the header, a line for each row, and the total."""
@@ -244,8 +251,18 @@ class UsageReport:
         yield ["TOTAL", *[""] * (len(self.columns) - 1), *self._cells(self.total)]
 
     def _cells(self, row: Usage) -> list[str]:
-        hours = (row.used, row.mean_gibibytes, row.idle_held, row.idle_and_reclaimable, row.wasted)
-        share = "-" if row.wasted is None or not row.used else f"{row.wasted / row.used:.0%}"
+        hours = (
+            row.used_gibibyte_hours,
+            row.mean_gibibytes,
+            row.idle_held_gibibyte_hours,
+            row.idle_and_reclaimable_gibibyte_hours,
+            row.wasted_gibibyte_hours,
+        )
+        share = (
+            "-"
+            if row.wasted_gibibyte_hours is None or not row.used_gibibyte_hours
+            else f"{row.wasted_gibibyte_hours / row.used_gibibyte_hours:.0%}"
+        )
         costs = ["-" if each is None else f"{each:,.2f}" for each in (row.cost, row.wasted_cost)]
         return [
             *("-" if number is None else f"{number:,.1f}" for number in hours),
@@ -277,10 +294,9 @@ def _print_table(report: UsageReport) -> None:
 def _print_csv(report: UsageReport) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     costs = ("cost", "wasted_cost") if report.priced else ()
-    fields = (*MEASURES, "mean_gibibytes", "coverage", *costs)
-    names = [f"{name}_gibibyte_hours" if name in MEASURES else name for name in fields]
+    fields = (*(f"{name}_gibibyte_hours" for name in MEASURES), "mean_gibibytes", "coverage", *costs)
     period = [_iso_time(report.accounts.period.begin), _iso_time(report.accounts.period.end)]
-    writer.writerow(["from", "to", *report.columns, *(name.replace("coverage", "coverage_ratio") for name in names)])
+    writer.writerow(["from", "to", *report.columns, *(name.replace("coverage", "coverage_ratio") for name in fields)])
     for row in report.rows:
         numbers = [getattr(row, name) for name in fields]
         group = [_csv_cell(_group_text(None) if each is None else each) for each in row.group]
@@ -303,10 +319,10 @@ def _print_json(report: UsageReport) -> None:
                 "from": report.accounts.period.begin,
                 "to": report.accounts.period.end,
                 "extrapolated": report.extrapolate,
-                "size_gibibyte_hours": report.size,
+                "size_gibibyte_hours": report.size_gibibyte_hours,
                 "gpu_hours": report.gpu_hours,
                 "total": _usage_object(report, report.total),
-                "before": report.before and _usage_object(report, report.before),
+                "before": report.preceding_total and _usage_object(report, report.preceding_total),
                 "rows": [_usage_object(report, row) for row in report.rows],
                 "gaps": [
                     {"machine": name, "coverage_ratio": ratio} for name, ratio in machines_with_gaps(report.accounts)
@@ -320,7 +336,7 @@ def _print_json(report: UsageReport) -> None:
 def _usage_object(report: UsageReport, row: Usage) -> dict[str, Any]:
     return {
         **dict(zip(report.columns, row.group, strict=False)),
-        **{f"{name}_gibibyte_hours": getattr(row, name) for name in MEASURES},
+        **{f"{name}_gibibyte_hours": getattr(row, f"{name}_gibibyte_hours") for name in MEASURES},
         "mean_gibibytes": row.mean_gibibytes,
         "coverage_ratio": row.coverage,
         "cost": row.cost,
@@ -336,17 +352,21 @@ def _html(report: UsageReport) -> str:
         (
             " / ".join(map(_group_text, row.group)),
             (
-                html_report.Bar("before", row.used, f"{row.wasted or 0:,.1f} of {row.used:,.1f}"),
-                html_report.Bar("after", row.wasted or 0.0, ""),
+                html_report.Bar(
+                    "before",
+                    row.used_gibibyte_hours,
+                    f"{row.wasted_gibibyte_hours or 0:,.1f} of {row.used_gibibyte_hours:,.1f}",
+                ),
+                html_report.Bar("after", row.wasted_gibibyte_hours or 0.0, ""),
             ),
         )
         for row in report.rows
     ]
     by = " and ".join(report.columns)
     parts = [
-        html_report.paragraph(report.period),
+        html_report.paragraph(report.period_text),
         html_report.table(["", ">"], _summary(report)),
-        html_report.paragraph(report.coverage),
+        html_report.paragraph(report.coverage_text),
         html_report.heading(f"Used and wasted GiB-hours by {by}"),
         html_report.legend((("before", "used"), ("after", "wasted"))),
         html_report.bars(f"wasted part of the used GiB-hours by {by}", bars, overlaid=True),
@@ -355,12 +375,12 @@ def _html(report: UsageReport) -> str:
         ),
         *map(html_report.paragraph, report.notes[2:]),
     ]
-    step = next(report.accounts.period.parts()).seconds
+    part_seconds = next(report.accounts.period.parts()).seconds
     for name, points in report.accounts.curves.items():
         if points:
             parts.append(html_report.heading(f"{name.capitalize()} memory of all"))
-            parts.append(html_report.curve(points, None, (), span=report.accounts.period[:2], gap=1.5 * step))
-    if total.wasted:
+            parts.append(html_report.curve(points, None, (), span=report.accounts.period[:2], gap=1.5 * part_seconds))
+    if total.wasted_gibibyte_hours:
         parts.append(
             html_report.paragraph(
                 "To return wasted memory: stop idle programs or suspend them, flush caches (gpumond fleet flush), and "
@@ -379,11 +399,19 @@ def _summary(report: UsageReport) -> Iterator[tuple[str, str]]:
     """Yield names and values of the totals."""
     total = report.total
     yield "GPU-hours", f"{report.gpu_hours:,.1f}"
-    yield "Memory size", f"{report.size:,.1f} GiB-hours"
-    yield "Used", f"{total.used:,.1f} GiB-hours" + (f" ({total.used / report.size:.0%})" if report.size else "")
-    if total.wasted is not None:
-        share = f" ({total.wasted / total.used:.0%} of used)" if total.used else ""
-        yield "Wasted", f"{total.wasted:,.1f} GiB-hours{share}"
+    yield "Memory size", f"{report.size_gibibyte_hours:,.1f} GiB-hours"
+    yield (
+        "Used",
+        f"{total.used_gibibyte_hours:,.1f} GiB-hours"
+        + (f" ({total.used_gibibyte_hours / report.size_gibibyte_hours:.0%})" if report.size_gibibyte_hours else ""),
+    )
+    if total.wasted_gibibyte_hours is not None:
+        share = (
+            f" ({total.wasted_gibibyte_hours / total.used_gibibyte_hours:.0%} of used)"
+            if total.used_gibibyte_hours
+            else ""
+        )
+        yield "Wasted", f"{total.wasted_gibibyte_hours:,.1f} GiB-hours{share}"
     for name, cost in (("Cost of use", total.cost), ("Cost of waste", total.wasted_cost)):
         if cost is not None:
             yield name, f"{cost:,.2f}"

@@ -56,7 +56,7 @@ class Deployment:
 
 
 COMPARED_FIELDS = {"version": "VERSION", "config": "CONFIGURATION", "rules": "RULES"}
-"""Attributes of `Build` that are compared, each with its column."""
+"""Attributes of `Deployment` that are compared, each with its column."""
 
 
 def version_with_commit(version: str, revision: object) -> str:

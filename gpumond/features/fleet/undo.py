@@ -21,7 +21,7 @@ from gpumond.features.fleet import discovery
 from gpumond.features.fleet.audit import AUDIT_ROUTE, entries_of
 from gpumond.features.fleet.connection import Client, Machine, run_each
 from gpumond.features.fleet.discovery import UnreadMachine, read_each, unread_machines
-from gpumond.features.fleet.flush import ENGINE_SECONDS, FLUSHES_ROUTE, caller_name, new_operation_id
+from gpumond.features.fleet.flush import ENGINE_EXTRA_SECONDS, FLUSHES_ROUTE, caller_name, new_operation_id
 from gpumond.view.audit import audit_sentence
 from gpumond.view.frame import CheckedFrame, frame_of, receipts_of
 from gpumond.view.text import table, time_text
@@ -160,7 +160,7 @@ async def undo(client: Client, machine: Machine, step: UndoStep) -> str:
         refused = [each for each in answer["receipts"] if each["outcome"] != "resumed"]
         return str(refused[0]["reason"] or refused[0]["outcome"]) if refused else ""
     body = {"target": {"workload": step.subject}, "steps": [ENGINE_STEP], "wake": True}
-    receipts = receipts_of(await client.post(machine, FLUSHES_ROUTE, body, ENGINE_SECONDS))
+    receipts = receipts_of(await client.post(machine, FLUSHES_ROUTE, body, ENGINE_EXTRA_SECONDS))
     return "; ".join(str(each["reason"] or each["outcome"]) for each in receipts if each["outcome"] != "woken")
 
 

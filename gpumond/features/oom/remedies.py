@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_blocks
+from gpumond.diagnosis.advice import ADVICE, AdviceContext, context_of, whole_block_change
 from gpumond.diagnosis.failed_allocation import FailedAllocation
 from gpumond.diagnosis.sentences import program_text
 from gpumond.events import program_line_clause
@@ -59,7 +59,7 @@ class Evidence(FailedAllocation):
             return 0
         request, limit = self.request_bytes or 0, self.limit[0]
         over = self.reached_bytes + request - limit
-        if not self.is_later:
+        if not self.is_from_later_report:
             used = self.failed_pool.live_bytes if self.failed_pool is not None and self.is_arena else 0
             return used + request - limit if used + request > limit else over
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
@@ -110,7 +110,7 @@ class Evidence(FailedAllocation):
     @cached_property
     def grant(self) -> GrantedRequest | None:
         """The program's request for memory of the device that was granted, and not all held before the error."""
-        own = (each for each in self.before.grants if each.device_uuid == self.uuid and self._is_own(each))
+        own = (each for each in self.frame_before.grants if each.device_uuid == self.uuid and self._is_own(each))
         return next(own, None)
 
     def available_bytes(self, device: DeviceReading) -> int | None:
@@ -122,7 +122,9 @@ class Evidence(FailedAllocation):
         if free is None or used is None or is_leaking:
             return None
         returned = max(0, self.peaks.get(device.uuid, used) - used)
-        others = (each for each in self.before.grants if each.device_uuid == device.uuid and not self._is_own(each))
+        others = (
+            each for each in self.frame_before.grants if each.device_uuid == device.uuid and not self._is_own(each)
+        )
         return max(0, free - returned - sum(each.unused_bytes for each in others))
 
     def _is_own(self, grant: GrantedRequest) -> bool:
@@ -190,7 +192,7 @@ class Evidence(FailedAllocation):
         """
         size = self.device.size_bytes if self.device and self.device.size_bytes else 0
         has_held = (
-            self.is_later
+            self.is_from_later_report
             and self.reached_bytes - self.held_bytes >= self.unaccounted_bytes - SIZE_TOLERANCE_RATIO * size
         )
         return self.unaccounted_bytes if has_held else 0
@@ -198,7 +200,7 @@ class Evidence(FailedAllocation):
     @cached_property
     def lines(self) -> list[LedgerLine]:
         """The ledger of the device."""
-        return [line for line in self.before.ledger.lines if line.device_uuid == self.uuid]
+        return [line for line in self.frame_before.ledger.lines if line.device_uuid == self.uuid]
 
     @property
     def own_lines(self) -> Iterator[LedgerLine]:
@@ -335,8 +337,8 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
         enough_bytes = _rounded_limit_bytes(size + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * size)))
         why = f"; the request was {size_text(evidence.missing_bytes)} too large" if evidence.missing_bytes else ""
         text = f"raise {subject} from {size_text(size)} to {size_text(enough_bytes)} or more ({where}{why})"
-        basis: Basis = "estimate" if evidence.is_later else "measured"
-        source = "the program's peak" if evidence.is_later else "the bytes held at the error"
+        basis: Basis = "estimate" if evidence.is_from_later_report else "measured"
+        source = "the program's peak" if evidence.is_from_later_report else "the bytes held at the error"
         yield _remedy(evidence, "limit", text, enough_bytes - size, basis, f"the limit in force, and {source}")
 
 
@@ -402,7 +404,7 @@ def _fragmentation(evidence: Evidence) -> Iterator[Remedy]:
         )
         yield _remedy(evidence, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
         return
-    change = "" if evidence.context is None else whole_blocks(pool.allocator, evidence.context)
+    change = "" if evidence.context is None else whole_block_change(pool.allocator, evidence.context)
     if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * evidence.held_bytes) and change:
         largest = (
             "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
@@ -417,7 +419,7 @@ def _own_caches(evidence: Evidence) -> Iterator[Remedy]:
     keeps_cache = (
         failed == "cupy"
         and evidence.is_limited
-        and not evidence.is_later
+        and not evidence.is_from_later_report
         and CUPY_WITHOUT_RETRY.search(" ".join(evidence.report.frameworks))
     )
     cached = (
@@ -440,7 +442,7 @@ def _cached_note(evidence: Evidence) -> str:
     pool = evidence.failed_pool
     if (
         pool is None
-        or evidence.is_later
+        or evidence.is_from_later_report
         or pool.allocator not in RETRYING_ALLOCATORS
         or pool.cached_bytes < (evidence.missing_bytes or 1)
     ):
@@ -580,7 +582,7 @@ def _ungranted_neighbor(evidence: Evidence) -> Iterator[Remedy]:
         or not evidence.missing_bytes
     ):
         return
-    named = {(each.device_uuid, each.pid) for each in evidence.before.grants}
+    named = {(each.device_uuid, each.pid) for each in evidence.frame_before.grants}
     sizes = [
         (size, name)
         for name, pid, size in _other_owners(evidence)
@@ -861,7 +863,7 @@ def _limited_use_clause(evidence: Evidence) -> str:
     if not evidence.used_of_limit_bytes:
         return ""
     used = size_text(evidence.used_of_limit_bytes)
-    if evidence.is_later:
+    if evidence.is_from_later_report:
         return f"had up to {used} in use and "
     return f"had {used} in use and " if evidence.is_arena else f"held {used} and "
 
