@@ -97,7 +97,7 @@ FULL_FRAME_ADAPTER = TypeAdapter(FullFrame)
 
 @dataclass(frozen=True, slots=True)
 class LiveMessage:
-    """``compressed``: a sequence of complete deflate blocks that refer to no earlier ones, so it fits into any stream."""
+    """``compressed``: complete deflate blocks that refer to no earlier ones, so they fit into any stream."""
 
     number: int
     plain: bytes
