@@ -19,7 +19,7 @@ from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.snapshot import Sensors
 from gpumond.facts.units import MIB
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import FULL_FRAME, encode_message, frame_changes, live_frame
+from gpumond.serve.live import FULL_FRAME_ADAPTER, encode_message, frame_changes, live_frame
 from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -80,7 +80,7 @@ def measure(devices: int, processes: int, changing: float) -> dict[str, float]:
     machine = Machine(devices, processes, changing)
     before = machine.next()
     began = time.process_time()
-    whole = encode_message(0, "frame", FULL_FRAME.dump_json(before), b"[]")
+    whole = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(before), b"[]")
     whole_seconds = time.process_time() - began
     sizes, seconds = [], []
     for _ in range(FRAMES):

@@ -19,7 +19,14 @@ from gpumond.agent.loaded_allocators import ALLOCATORS, apply_limit
 from gpumond.agent.measure import snapshots
 from gpumond.agent.retainers import INTERVAL_SECONDS, RetentionSearch
 from gpumond.agent.settings import AgentSettings
-from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_TEXT, AgentRequest, AgentResponse, encode, printable_text
+from gpumond.facts.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_TEXT_LENGTH,
+    AgentRequest,
+    AgentResponse,
+    encode,
+    printable_text,
+)
 from gpumond.facts.program import MAX_OOM_POOLS, AllocationSite, Dump, LiveClasses, Retainer
 
 STEP_TIMEOUT_SECONDS = 10.0
@@ -217,7 +224,7 @@ class RequestHandler:
             return AgentResponse(request.id, printable_text(snapshots.os_error_text(error)))
         except OverflowError as error:
             return AgentResponse(request.id, printable_text(error))
-        texts = tuple(encoded[i : i + MAX_TEXT] for i in range(0, len(encoded), MAX_TEXT))
+        texts = tuple(encoded[i : i + MAX_TEXT_LENGTH] for i in range(0, len(encoded), MAX_TEXT_LENGTH))
         return AgentResponse(request.id, part=texts, part_bytes=len(part), file_bytes=file_bytes)
 
 

@@ -13,7 +13,7 @@ Hook = tuple[Callable[[], "int | None"], "int | Callable[[], int | None] | None"
 """A function of the program that frees memory, and an estimate of the bytes: a number, a function, or None."""
 
 FLUSH_POLICIES: tuple[FlushPolicy, ...] = ("allow", "step", "never")
-MAX_WORKLOAD = 128
+MAX_WORKLOAD_LENGTH = 128
 
 
 class AgentSettings:
@@ -75,4 +75,4 @@ def workload_name(text: str) -> str:
 
 
 def _clean_workload(text: str) -> str:
-    return "".join(char if char.isprintable() else "_" for char in text.strip()[:MAX_WORKLOAD]).strip()
+    return "".join(char if char.isprintable() else "_" for char in text.strip()[:MAX_WORKLOAD_LENGTH]).strip()

@@ -61,7 +61,7 @@ class Target:
         return next((f"{name} {value}" for name, value in names if value is not None), "all") + user
 
 
-MAX_REASON = 200
+MAX_REASON_LENGTH = 200
 """Characters of an operation's reason, and of its requester."""
 OPERATION_ID = r"^[A-Za-z0-9._-]{1,64}$"
 

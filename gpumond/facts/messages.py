@@ -32,8 +32,8 @@ from gpumond.facts.typed_json import ABSENT, Converter, Mismatch, Validator
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024
-MAX_TEXT = 256
-MAX_WORKLOAD = 128
+MAX_TEXT_LENGTH = 256
+MAX_WORKLOAD_LENGTH = 128
 MAX_INTEGER = 2**63
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ RequestKind = Literal["limit", "snapshot", "classes", "fetch", "retainers", "end
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The agent's first message. ``workload`` is at most ``MAX_WORKLOAD`` printable characters.
+    """The agent's first message. ``workload`` is at most ``MAX_WORKLOAD_LENGTH`` printable characters.
 
     ``answers`` are the kinds of AgentRequest that it understands and the program allows; a daemon sends it no other.
     ``admission``: the id with which `gpumond run --need` started the program, or empty.
@@ -215,7 +215,7 @@ Message = (
     | BorrowResponse
     | Goodbye
 )
-MESSAGES: Mapping[str, type[Message]] = {
+MESSAGE_TYPES: Mapping[str, type[Message]] = {
     "hello": Hello,
     "report": Report,
     "flush": FlushCommand,
@@ -227,7 +227,7 @@ MESSAGES: Mapping[str, type[Message]] = {
     "borrowed": BorrowResponse,
     "bye": Goodbye,
 }
-_NAMES = {cls: name for name, cls in MESSAGES.items()}
+_TYPE_NAMES = {cls: name for name, cls in MESSAGE_TYPES.items()}
 
 
 def encode(message: Message) -> bytes:
@@ -235,7 +235,7 @@ def encode(message: Message) -> bytes:
 
     It states all fields of the message, and of the objects in it those that differ from their default.
     """
-    body = {"v": VERSION, "type": _NAMES[type(message)], **_fields(message)}
+    body = {"v": VERSION, "type": _TYPE_NAMES[type(message)], **_fields(message)}
     return _MESSAGE_TO_JSON.encode(body).encode("ascii") + b"\n"
 
 
@@ -245,7 +245,7 @@ def decode(line: bytes) -> Message:
     if body.get("v") != VERSION:
         raise ProtocolError("version", f"message version {body.get('v')!r}, expected {VERSION}")
     kind = body.get("type")
-    cls = MESSAGES.get(kind) if isinstance(kind, str) else None
+    cls = MESSAGE_TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ProtocolError("type", f"unknown message type {kind!r:.64}")
     decoded: Message = _convert(cls, body, str(kind))
@@ -264,8 +264,8 @@ def from_json(cls: type[T], line: bytes) -> T:
 
 
 def printable_text(value: object) -> str:
-    """Make any text safe to send, log and display: printable, at most ``MAX_TEXT`` characters."""
-    text = str(value)[:MAX_TEXT]
+    """Make any text safe to send, log and display: printable, at most ``MAX_TEXT_LENGTH`` characters."""
+    text = str(value)[:MAX_TEXT_LENGTH]
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -345,8 +345,8 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > MAX_TEXT or not value.isprintable():
-        raise Mismatch(f"printable text of at most {MAX_TEXT} characters", value)
+    if type(value) is not str or len(value) > MAX_TEXT_LENGTH or not value.isprintable():
+        raise Mismatch(f"printable text of at most {MAX_TEXT_LENGTH} characters", value)
     return value
 
 

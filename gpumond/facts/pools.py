@@ -76,9 +76,9 @@ class PoolUsage:
     inside: str | None = None
     """Allocator of the same process from whose pool this one allocates; these bytes are counted there."""
     peak_live_bytes: int | None = None
-    """Most live bytes, as the allocator records them."""
+    """Maximum live bytes, as the allocator records them."""
     peak_held_bytes: int | None = None
-    """Most held bytes, as the allocator records them."""
+    """Maximum held bytes, as the allocator records them."""
     ooms: int | None = None
     """Out-of-memory errors that the allocator raised."""
     retries: int | None = None

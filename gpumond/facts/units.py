@@ -134,8 +134,8 @@ def caller_text(name: str, requested_for: str = "", user_name: Callable[[int], s
     """
     caller = CALLER_NAMES.get(name, name)
     if (local := _LOCAL_CALLER.fullmatch(name)) and (user := user_name(int(local[2]))):
-        means = [local[1], "browser" if "/" in name else None]
-        caller = f"{user} ({', '.join(filter(None, means))})" if any(means) else user
+        details = [local[1], "browser" if "/" in name else None]
+        caller = f"{user} ({', '.join(filter(None, details))})" if any(details) else user
     return f"gpumond for {requested_for}, requested by {caller}" if requested_for else caller
 
 
@@ -164,12 +164,12 @@ def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
     return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
 
 
-def growth_rate_text(per_minute: float) -> str:
+def growth_rate_text(bytes_per_minute: float) -> str:
     """Format growth that is known roughly, with two digits in the unit that `size_text` uses: ``about 840 MiB/min``.
 
     The text is the same in the next seconds.
     """
-    number, unit = size_text(per_minute).split()
+    number, unit = size_text(bytes_per_minute).split()
     rough = float(f"{float(number):.2g}")
     return f"about {rough:.{1 if abs(rough) < 10 and unit != 'B' else 0}f} {unit}/min"
 

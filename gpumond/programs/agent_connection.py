@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_WORKLOAD,
+    MAX_WORKLOAD_LENGTH,
     AgentResponse,
     FlushResult,
     Hello,
@@ -123,8 +123,10 @@ class AgentConnection:
 
 def check_hello(hello: Hello) -> None:
     """Check the names of workload, job and account, and the rank. Raises ProtocolError."""
-    if len(hello.workload) > MAX_WORKLOAD:
-        raise ProtocolError("value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD} characters")
+    if len(hello.workload) > MAX_WORKLOAD_LENGTH:
+        raise ProtocolError(
+            "value", f"hello.workload: {hello.workload!r:.80} has more than {MAX_WORKLOAD_LENGTH} characters"
+        )
     for name, text in (("job", hello.job), ("account", hello.account)):
         if text and not NAME_PATTERN.fullmatch(text):
             raise ProtocolError("value", f"hello.{name}: {text!r:.80} {NOT_A_NAME}")

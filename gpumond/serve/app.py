@@ -14,9 +14,9 @@ from gpumond import __version__
 from gpumond.core import Core
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
-from gpumond.serve.limits import MAX_PREVIEWS, UserLimits
+from gpumond.serve.limits import MAX_PREVIEWS, SharedResource
 from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, FrameStream
-from gpumond.serve.routes import BODY_TYPE, problem_responses
+from gpumond.serve.routes import BODY_TYPE_KEY, problem_responses
 
 DESCRIPTION = (
     "GPU memory accounting, alerts and flushes with a receipt. Bytes are integers, times are Unix seconds, "
@@ -57,8 +57,8 @@ def openapi_document(routers: Iterable[APIRouter]) -> dict[str, Any]:
     for router in routers:
         for route in router.routes:
             for response in route.responses.values() if isinstance(route, APIRoute) else ():
-                if BODY_TYPE in response:
-                    response["model"] = response.pop(BODY_TYPE)
+                if BODY_TYPE_KEY in response:
+                    response["model"] = response.pop(BODY_TYPE_KEY)
         documented.include_router(router)
     document = documented.openapi()
     for methods in document["paths"].values():
@@ -84,8 +84,8 @@ def app_state(core: Core, tokens: Tokens) -> State:
             "core": core,
             "tokens": tokens,
             "live": FrameStream(core),
-            "event_streams": UserLimits(MAX_STREAMS),
-            "previews": UserLimits(MAX_PREVIEWS, 1),
+            "event_streams": SharedResource(MAX_STREAMS),
+            "previews": SharedResource(MAX_PREVIEWS, 1),
             "slow_seconds": SLOW_SECONDS,
         }
     )

@@ -63,7 +63,7 @@ class Passwords:
         key = _combined_digest(user.encode(), password_hash, password)
         if key in self._accepted:
             return True
-        check_rate(self._tokens.failures, client, self._tokens.clock(), "too many wrong tokens or passwords")
+        check_rate(self._tokens.failure_rate, client, self._tokens.clock(), "too many wrong tokens or passwords")
         if self._waiting >= MAX_PENDING_PASSWORDS:
             raise HTTPException(503, "too many password checks are pending", {"Retry-After": "1"})
         self._waiting += 1
@@ -104,10 +104,10 @@ def _password_matches(password: bytes, password_hash: bytes) -> bool:
         return False
 
 
-SESSIONS = "/api/v1/sessions"
+SESSIONS_ROUTE = "/api/v1/sessions"
 """Route where a browser without a token signs in with a code."""
 
-JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+JWT_PATTERN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 """Form of the tokens of service accounts; no other token has it."""
 
 
@@ -203,10 +203,10 @@ class Tokens:
         self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
         self._file_tokens, self.clock, self.reviews = file_tokens, clock, reviews
         self.sign_ins = SignIns()
-        self.failures = TokenBucket(FAILED_SIGN_INS_PER_MINUTE, 60.0)
-        self.flushes = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
-        self.silences = TokenBucket(SILENCES_PER_MINUTE, 60.0)
-        self.receiver_tests = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
+        self.failure_rate = TokenBucket(FAILED_SIGN_INS_PER_MINUTE, 60.0)
+        self.flush_rate = TokenBucket(FLUSHES_PER_MINUTE, 60.0)
+        self.silence_rate = TokenBucket(SILENCES_PER_MINUTE, 60.0)
+        self.receiver_test_rate = TokenBucket(RECEIVER_TESTS_PER_MINUTE, 60.0)
 
     def caller(self, token: str) -> Caller | None:
         """Return the caller with a token; None for a wrong one. An empty token is wrong, whatever the file contains."""
@@ -258,7 +258,7 @@ async def authenticate(tokens: Tokens, scope: Mapping[str, Any]) -> Caller | Non
     if caller := tokens.caller(token):
         source = counted_user(scope)  # several people may have the token
         return caller if caller.name.startswith(f"{source}/") else replace(caller, name=f"{caller.name}@{source}")
-    if tokens.reviews is not None and JWT.fullmatch(token):
+    if tokens.reviews is not None and JWT_PATTERN.fullmatch(token):
         caller = await _caller_of_account(tokens, tokens.reviews, token, counted_user(scope))
     if caller is None:
         count_failure(tokens, counted_user(scope))
@@ -273,7 +273,7 @@ async def _caller_of_account(tokens: Tokens, reviews: KubernetesTokenReviews, to
     """
     account = reviews.cached_account(token)
     if account is None:
-        check_rate(tokens.failures, user, tokens.clock(), "too many wrong tokens or passwords")
+        check_rate(tokens.failure_rate, user, tokens.clock(), "too many wrong tokens or passwords")
         try:
             account = await reviews.review(token)
         except GpumondError as error:
@@ -313,7 +313,7 @@ def counted_user(scope: Mapping[str, Any]) -> str:
 
 def count_failure(tokens: Tokens, key: str) -> None:
     """Count a failed authentication. Raises 429 after too many failures."""
-    count_at_rate(tokens, tokens.failures, key, "too many wrong tokens or passwords")
+    count_at_rate(tokens, tokens.failure_rate, key, "too many wrong tokens or passwords")
 
 
 def count_at_rate(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> None:
@@ -325,8 +325,8 @@ def count_at_rate(tokens: Tokens, rate: TokenBucket, key: str, refusal: str) -> 
 
 def check_rate(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
     """Raise 429 if the next request of ``key`` is above the rate."""
-    if (wait := rate.wait_seconds(key, now)) > 0:
-        seconds = math.ceil(wait)
+    if (wait_seconds := rate.wait_seconds(key, now)) > 0:
+        seconds = math.ceil(wait_seconds)
         raise HTTPException(429, f"{refusal}; retry in {seconds} s", {"Retry-After": str(seconds)})
 
 
@@ -351,7 +351,7 @@ class KubernetesTokenReviews:
         self._pending = 0
 
     def cached_account(self, token: str) -> str | None:
-        """Return the account of a token that was verified less than ``KNOWN_SECONDS`` ago."""
+        """Return the account of a token that was verified less than ``ACCOUNT_CACHE_SECONDS`` ago."""
         account, until = self._accounts.get(token_digest(token), ("", 0.0))
         return account if account and self._clock() < until else None
 

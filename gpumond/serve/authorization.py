@@ -11,7 +11,7 @@ from starlette.requests import Request
 from gpumond.config.web_file import WebSettings
 from gpumond.host.peer import counted_name
 from gpumond.serve.authentication import (
-    SESSIONS,
+    SESSIONS_ROUTE,
     Caller,
     Passwords,
     Tokens,
@@ -21,10 +21,10 @@ from gpumond.serve.authentication import (
     header,
 )
 from gpumond.serve.identity import FRAME_ROUTE_NAMES, Identity
-from gpumond.serve.responses import LIVENESS, READINESS
+from gpumond.serve.responses import LIVENESS_PATHS, READINESS_PATHS
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-ALWAYS_OPEN_PATHS = (*LIVENESS, *READINESS)
+ALWAYS_OPEN_PATHS = (*LIVENESS_PATHS, *READINESS_PATHS)
 """Paths for probes, which send no credentials. They reveal whether devices can be read, and the cause of a failure."""
 
 RESERVED_PATHS = ("/metrics", *ALWAYS_OPEN_PATHS)
@@ -69,7 +69,7 @@ def _is_open(path: str, web: WebSettings) -> bool:
         return path in ALWAYS_OPEN_PATHS
     from gpumond.page.files import PAGE  # a daemon that only Prometheus reads does not need the memory of the page
 
-    return path in PAGE or path == SESSIONS
+    return path in PAGE or path == SESSIONS_ROUTE
 
 
 def check_tenant(scope: Mapping[str, Any], identity: Identity) -> None:

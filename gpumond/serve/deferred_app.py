@@ -51,11 +51,11 @@ class DeferredApp:
         path = scope["path"]
         if scope["method"] != "GET" or scope["query_string"]:
             return None
-        if path in responses.LIVENESS:
+        if path in responses.LIVENESS_PATHS:
             return responses.healthy()
-        if path in responses.READINESS:
+        if path in responses.READINESS_PATHS:
             return responses.ready(self._core.frame)
-        if path == responses.METRICS:
+        if path == responses.METRICS_PATH:
             accept, encoding = (header(scope["headers"], name) for name in (b"accept", b"accept-encoding"))
             return await responses.metrics(self._core, accept, encoding)
         return None

@@ -21,7 +21,7 @@ from gpumond.config.web_file import WebSettings
 from gpumond.facts.flush import OPERATION_ID
 from gpumond.serve.authentication import Tokens, authenticate, counted_user, header
 from gpumond.serve.authorization import ALWAYS_OPEN_PATHS, RESERVED_PATHS, SAFE_METHODS, ReadAccess, check_tenant
-from gpumond.serve.http import SendBuffers, in_pieces, without_body
+from gpumond.serve.http import UnsentResponses, in_pieces, without_body
 from gpumond.serve.identity import IdentityHeaders
 from gpumond.serve.limits import (
     CHANGES_AT_ONCE,
@@ -41,7 +41,7 @@ CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)")
 OPERATION_HEADER = b"gpumond-operation"
 """Header with the id of the operation on several machines that a request belongs to."""
 STRICT_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
-HEADERS = {
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
@@ -71,9 +71,9 @@ class Guard:
     def __init__(self, app: ASGIApp, tokens: Tokens, policy: Policy) -> None:
         self._app, self._tokens, self._policy = app, tokens, policy
         self._hosts = frozenset(map(_normalize_host, policy.hosts))
-        self._readers = ReadAccess(tokens, policy.open_reads)
-        self._slots, self._unsent = RequestSlots(), SendBuffers()
-        self._changes = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
+        self._read_access = ReadAccess(tokens, policy.open_reads)
+        self._slots, self._unsent = RequestSlots(), UnsentResponses()
+        self._change_rate = TokenBucket(CHANGES_AT_ONCE, CHANGES_AT_ONCE / CHANGES_PER_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -142,10 +142,10 @@ class Guard:
         if scope["method"] in SAFE_METHODS:
             return await self._slots.take((counted_user(scope), scope["path"] in RESERVED_PATHS))
         user, now = counted_user(scope), asyncio.get_running_loop().time()
-        wait = self._changes.wait_seconds(user, now)
-        self._changes.spend(user, now)
-        if wait:
-            await asyncio.sleep(wait)
+        wait_seconds = self._change_rate.wait_seconds(user, now)
+        self._change_rate.spend(user, now)
+        if wait_seconds:
+            await asyncio.sleep(wait_seconds)
         return _do_nothing
 
     async def _check_request(self, scope: Scope) -> None:
@@ -164,10 +164,10 @@ class Guard:
         length = header(scope["headers"], b"content-length")
         if length and int(length) > MAX_BODY_BYTES:
             raise body_too_large()
-        await self._readers.check(scope, web)
+        await self._read_access.check(scope, web)
 
     def _with_headers(self, send: Send) -> Send:
-        defaults = {**HEADERS, "content-security-policy": STRICT_POLICY}
+        defaults = {**SECURITY_HEADERS, "content-security-policy": STRICT_POLICY}
         configured = {name.lower(): value for name, value in self._policy.web().headers}
 
         async def send_with_headers(message: Message) -> None:

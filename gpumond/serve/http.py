@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpumond.config.web_file import certificate_subjects
 from gpumond.serve.authentication import counted_user
-from gpumond.serve.limits import UserLimits
+from gpumond.serve.limits import SharedResource
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
 
@@ -224,63 +224,63 @@ class UnsentResponse:
     drop: Callable[[], object]
 
 
-class SendBuffers:
-    """Limits queued bytes in total and per user. A body shared by several responses is counted once.
+class UnsentResponses:
+    """Limits the queued bytes, in total and of each user. A body shared by several responses is counted once.
 
     Above a limit, the user with the most bytes loses the readers of its oldest body. The newest body is always sent,
     because a response larger than the limit could otherwise never be read.
     """
 
-    def __init__(self, total: int = MAX_UNSENT_BYTES, each: int = MAX_UNSENT_BYTES_OF_USER) -> None:
-        self._total = total
-        self._amounts: UserLimits[int] = UserLimits(total, each)
+    def __init__(self, max_bytes: int = MAX_UNSENT_BYTES, max_bytes_of_user: int = MAX_UNSENT_BYTES_OF_USER) -> None:
+        self._max_bytes = max_bytes
+        self._bodies: SharedResource[int] = SharedResource(max_bytes, max_bytes_of_user)
         self._readers: dict[tuple[str, int], dict[UnsentResponse, None]] = {}
-        self._bodies: dict[int, int] = {}
-        self.bytes = self.responses = 0
+        self._users_of_body: dict[int, int] = {}
+        self.bytes = self.response_count = 0
 
     def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> UnsentResponse:
         """Count a response until ``end``; drop others if they exceed a limit."""
-        sending = UnsentResponse(user, body, drop)
+        response = UnsentResponse(user, body, drop)
         readers = self._readers.setdefault((user, id(body)), {})
         if not readers:
-            self._amounts.add(user, id(body), len(body))
-            self._bodies[id(body)] = self._bodies.get(id(body), 0) + 1
-            self.bytes += len(body) if self._bodies[id(body)] == 1 else 0
-        readers[sending] = None
-        self.responses += 1
+            self._bodies.add(user, id(body), len(body))
+            self._users_of_body[id(body)] = self._users_of_body.get(id(body), 0) + 1
+            self.bytes += len(body) if self._users_of_body[id(body)] == 1 else 0
+        readers[response] = None
+        self.response_count += 1
         self._make_room(user, id(body))
-        return sending
+        return response
 
-    def end(self, sending: UnsentResponse) -> None:
+    def end(self, response: UnsentResponse) -> None:
         """Stop counting a response that has been sent or dropped."""
-        key = sending.user, id(sending.body)
+        key = response.user, id(response.body)
         readers = self._readers.get(key, {})
-        if readers.pop(sending, sending) is None:
-            self.responses -= 1
+        if readers.pop(response, response) is None:
+            self.response_count -= 1
             if not readers:
-                self._remove_body(*key, len(sending.body))
+                self._remove_body(*key, len(response.body))
 
     def _make_room(self, user: str, newest: int) -> None:
-        while self._amounts.used_by(user) > self._amounts.per_user and self._drop_oldest(user, newest):
+        while self._bodies.used_by(user) > self._bodies.per_user and self._drop_oldest(user, newest):
             pass
-        while self.bytes > self._total and any(self._drop_oldest(other, newest) for other in self._amounts.users()):
+        while self.bytes > self._max_bytes and any(self._drop_oldest(other, newest) for other in self._bodies.users()):
             pass
 
     def _drop_oldest(self, user: str, newest: int) -> bool:
-        body = next((body for body in self._amounts.holders(user) if body != newest), None)
+        body = next((body for body in self._bodies.claims(user) if body != newest), None)
         if body is None:
             return False
-        for sending in tuple(self._readers[user, body]):
-            self.end(sending)
-            sending.drop()
+        for response in tuple(self._readers[user, body]):
+            self.end(response)
+            response.drop()
         return True
 
     def _remove_body(self, user: str, body: int, size: int) -> None:
         del self._readers[user, body]
-        self._amounts.remove(user, body)
-        self._bodies[body] -= 1
-        if not self._bodies[body]:
-            del self._bodies[body]
+        self._bodies.remove(user, body)
+        self._users_of_body[body] -= 1
+        if not self._users_of_body[body]:
+            del self._users_of_body[body]
             self.bytes -= size
 
 
@@ -291,7 +291,7 @@ FEW_RESPONSES = 16
 """Up to this number of answers in progress, large pieces are sent: each piece costs processor time."""
 
 
-def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
+def in_pieces(scope: Scope, send: Send, unsent: UnsentResponses) -> Send:
     """Split bodies into pieces; each is sent when the previous one has been accepted."""
     drop = (scope.get("state") or {}).get("drop", lambda: None)
 
@@ -301,15 +301,15 @@ def in_pieces(scope: Scope, send: Send, unsent: SendBuffers) -> Send:
             await send(message)
             return
         view, more = memoryview(body), message.get("more_body", False)
-        sending = unsent.begin(counted_user(scope), body, drop)
+        response = unsent.begin(counted_user(scope), body, drop)
         try:
             end = 0
             while end < len(body):
-                start, size = end, LARGE_PIECE_BYTES if unsent.responses <= FEW_RESPONSES else PIECE_BYTES
+                start, size = end, LARGE_PIECE_BYTES if unsent.response_count <= FEW_RESPONSES else PIECE_BYTES
                 end += size
                 await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
         finally:
-            unsent.end(sending)
+            unsent.end(response)
 
     return send_in_pieces
 

@@ -15,7 +15,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.serve.limits import parse_address
 
-USER, EMAIL, GROUPS = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
+USER_HEADER, EMAIL_HEADER, GROUPS_HEADER = b"x-forwarded-user", b"x-forwarded-email", b"x-forwarded-groups"
 MAX_HEADER_LENGTH, MAX_GROUPS = 256, 256
 OTHERS = "(others)"
 """Workload of the line that contains the memory of all programs which a user does not see."""
@@ -48,7 +48,7 @@ class Identity:
 
     @property
     def subjects(self) -> frozenset[str]:
-        """Its subjects in ``tokens_file``."""
+        """The identity's subjects in ``tokens_file``."""
         stated = [("user", self.user), ("email", self.email), *(("group", group) for group in self.groups)]
         return frozenset(f"{kind}:{text}" for kind, text in stated if text)
 
@@ -67,7 +67,7 @@ class Tenant:
 
 
 class IdentityHeaders:
-    """Reads the identity of a request from the declared proxy. ``uid``: that of its user on this machine."""
+    """Reads the identity of a request from the declared proxy. ``uid``: the uid of the proxy on this machine."""
 
     def __init__(self, proxy: IdentityProxy, uid: int | None) -> None:
         self._uid, self._namespaces = uid, proxy.namespaces
@@ -90,7 +90,7 @@ class IdentityHeaders:
         if not self._is_proxy(scope):
             return None
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        user, email, groups = (_single_header(headers, name) for name in (USER, EMAIL, GROUPS))
+        user, email, groups = (_single_header(headers, name) for name in (USER_HEADER, EMAIL_HEADER, GROUPS_HEADER))
         if not user and not email:
             raise HTTPException(401, "the proxy sent no user: X-Forwarded-User and X-Forwarded-Email are missing")
         names = tuple(dict.fromkeys(filter(None, (each.strip() for each in groups.split(",")))))
@@ -108,7 +108,7 @@ def _single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     """Return the value of a header, empty without one. Raises 400."""
     values = [value.decode("latin-1").strip() for key, value in headers if key == name]
     text = values[0] if values else ""
-    max_length = MAX_HEADER_LENGTH if name != GROUPS else MAX_HEADER_LENGTH * MAX_GROUPS
+    max_length = MAX_HEADER_LENGTH if name != GROUPS_HEADER else MAX_HEADER_LENGTH * MAX_GROUPS
     if len(values) > 1 or len(text) > max_length or not (text.isascii() and text.isprintable()):
         raise HTTPException(
             400, f"send at most one {name.decode()} header, of at most {max_length} printable ASCII characters"

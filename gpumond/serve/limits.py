@@ -20,7 +20,7 @@ FLUSHES_PER_MINUTE = 30
 SILENCES_PER_MINUTE = 30
 RECEIVER_TESTS_PER_MINUTE = 10
 MAX_KEYS = 4096
-CONCURRENT_REQUESTS = 4
+MAX_CONCURRENT_REQUESTS = 4
 CHANGES_AT_ONCE, CHANGES_PER_SECOND = 8, 50
 """Limits on a user's requests other than reads. Further requests wait."""
 MAX_WAITING_REQUESTS = 512
@@ -79,7 +79,7 @@ class _Slots(asyncio.Semaphore):
 
 
 class RequestSlots:
-    """At most ``CONCURRENT_REQUESTS`` per user, and a queue of at most ``MAX_WAITING_REQUESTS`` more.
+    """At most ``MAX_CONCURRENT_REQUESTS`` per user, and a queue of at most ``MAX_WAITING_REQUESTS`` more.
 
     A user with a thousand requests therefore delays other users no more than a user with a few.
     """
@@ -90,7 +90,7 @@ class RequestSlots:
 
     async def take(self, key: object) -> Callable[[], None]:
         """Wait for a slot, and return a function that releases it once. Raises 503 if the queue is full."""
-        slots = self._slots.get(key) or self._slots.setdefault(key, _Slots(CONCURRENT_REQUESTS))
+        slots = self._slots.get(key) or self._slots.setdefault(key, _Slots(MAX_CONCURRENT_REQUESTS))
         if slots.waiting >= MAX_WAITING_REQUESTS:
             detail = f"too many requests by this user: {MAX_WAITING_REQUESTS} are already waiting"
             raise HTTPException(503, detail, {"Retry-After": "1"})
@@ -109,7 +109,7 @@ class RequestSlots:
         return release
 
 
-Holder = TypeVar("Holder", bound=Hashable)
+Claim = TypeVar("Claim", bound=Hashable)
 
 LOOPBACK = "loopback"
 
@@ -131,47 +131,47 @@ def user_of(uid: int | None, address: str = "") -> str:
     return address if ip is None else LOOPBACK if ip.is_loopback else str(ip)
 
 
-class UserLimits(Generic[Holder]):
-    """A resource of which users hold amounts: at most ``total`` altogether, and at most ``per_user`` each."""
+class SharedResource(Generic[Claim]):
+    """A resource that users share. Claims take at most ``total`` of it, and those of one user at most ``per_user``."""
 
     def __init__(self, total: int, per_user: int | None = None) -> None:
         self.total, self.per_user = total, total if per_user is None else per_user
         self.used = 0
-        self._holders: defaultdict[str, dict[Holder, int]] = defaultdict(dict)
+        self._claims: defaultdict[str, dict[Claim, int]] = defaultdict(dict)
         self._used_by: defaultdict[str, int] = defaultdict(int)
 
     def admits(self, user: str, amount: int = 1) -> bool:
         """Return True if ``amount`` more fits into both the total and the user's share."""
         return self.used + amount <= self.total and self.used_by(user) + amount <= self.per_user
 
-    def add(self, user: str, holder: Holder, amount: int = 1) -> None:
-        """Count ``holder``, even above the limits. A holder is counted once."""
-        self.remove(user, holder)
-        self._holders[user][holder] = amount
+    def add(self, user: str, claim: Claim, amount: int = 1) -> None:
+        """Count a claim, even above the limits. Each claim is counted once."""
+        self.remove(user, claim)
+        self._claims[user][claim] = amount
         self._used_by[user] += amount
         self.used += amount
 
-    def remove(self, user: str, holder: Holder) -> bool:
-        """Remove a holder. Returns False if it was not counted."""
-        amount = self._holders.get(user, {}).pop(holder, None)
+    def remove(self, user: str, claim: Claim) -> bool:
+        """Remove a claim. Returns False if it was not counted."""
+        amount = self._claims.get(user, {}).pop(claim, None)
         if amount is None:
             return False
         self._used_by[user] -= amount
         self.used -= amount
-        if not self._holders[user]:
-            del self._holders[user], self._used_by[user]
+        if not self._claims[user]:
+            del self._claims[user], self._used_by[user]
         return True
 
-    def has(self, user: str, holder: Holder) -> bool:
-        return holder in self._holders.get(user, ())
+    def has(self, user: str, claim: Claim) -> bool:
+        return claim in self._claims.get(user, ())
 
     def used_by(self, user: str) -> int:
         return self._used_by.get(user, 0)
 
     def users(self) -> list[str]:
-        """Return the users with holders, largest amount first."""
-        return sorted(self._holders, key=self.used_by, reverse=True)
+        """Return the users with claims, largest amount first."""
+        return sorted(self._claims, key=self.used_by, reverse=True)
 
-    def holders(self, user: str) -> tuple[Holder, ...]:
-        """Return the user's holders, oldest first."""
-        return tuple(self._holders.get(user, ()))
+    def claims(self, user: str) -> tuple[Claim, ...]:
+        """Return the user's claims, oldest first."""
+        return tuple(self._claims.get(user, ()))

@@ -23,7 +23,7 @@ from gpumond.host.machine import RESERVED_CONNECTIONS
 from gpumond.host.peer import loopback_uid, peer_uid
 from gpumond.host.runtime_directory import BACKLOG_CONNECTIONS
 from gpumond.host.tasks import Tasks
-from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
+from gpumond.serve.limits import LOOPBACK, SharedResource, user_of
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ PEEK_INTERVAL_SECONDS = 0.1
 MAX_ACCEPTS = 8
 ACCEPT_PAUSE_SECONDS = 0.1
 GRACE_SECONDS = 0.5
-"""For answers that are being sent when the listener is closed. A stream of events would never end by itself."""
+"""Time for answers that are being sent when the listener is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
 TLS_HANDSHAKE = b"\x16"
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -90,8 +90,8 @@ class HttpListener:
     ) -> None:
         self._listeners, self._protocol, self._tls = listeners, protocol, tls
         self._count_rejection, self._uid_of_peer = count_rejection, uid_of_peer
-        self._connections: UserLimits[HttpPeer] = UserLimits(connections, per_user)
-        self._reserved: UserLimits[HttpPeer] = UserLimits(reserved)
+        self._connections: SharedResource[HttpPeer] = SharedResource(connections, per_user)
+        self._reserved: SharedResource[HttpPeer] = SharedResource(reserved)
         self._starting = Tasks()
         self._closed = False
 
@@ -130,18 +130,18 @@ class HttpListener:
     def _peers(self) -> list[HttpPeer]:
         return [
             v
-            for amounts in (self._connections, self._reserved)
-            for user in amounts.users()
-            for v in amounts.holders(user)
+            for resource in (self._connections, self._reserved)
+            for user in resource.users()
+            for v in resource.claims(user)
         ]
 
     async def wait_closed(self) -> None:
         await self._starting.finish()
 
     def remove(self, peer: HttpPeer) -> None:
-        self._amounts(peer).remove(peer.user, peer)
+        self._resource_of(peer).remove(peer.user, peer)
 
-    def _amounts(self, peer: HttpPeer) -> UserLimits[HttpPeer]:
+    def _resource_of(self, peer: HttpPeer) -> SharedResource[HttpPeer]:
         return self._reserved if peer.reserved else self._connections
 
     def _accept(self, listener: socket.socket) -> None:
@@ -177,9 +177,9 @@ class HttpListener:
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
 
-    def _close_one(self, amounts: UserLimits[HttpPeer], users: Sequence[str]) -> bool:
+    def _close_one(self, resource: SharedResource[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
-        longest = next((found for user in users if (found := first_to_close(amounts.holders(user)))), None)
+        longest = next((found for user in users if (found := first_to_close(resource.claims(user)))), None)
         if longest is None:
             return False
         self._count_rejection("crowd")
@@ -189,7 +189,7 @@ class HttpListener:
 
     def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
         connection.setblocking(False)
-        self._amounts(peer).add(peer.user, peer)
+        self._resource_of(peer).add(peer.user, peer)
         if peer.uid is None and self._tls() is not None:
             self._start(connection, peer)
             return
@@ -203,7 +203,7 @@ class HttpListener:
         self._check_again(connection, peer, timer)
 
     def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
-        if self._amounts(peer).has(peer.user, peer) and not self._is_settled(connection, peer, timer):
+        if self._resource_of(peer).has(peer.user, peer) and not self._is_settled(connection, peer, timer):
             self._loop.call_later(PEEK_INTERVAL_SECONDS, self._check_again, connection, peer, timer)
 
     def _is_settled(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:

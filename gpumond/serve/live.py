@@ -28,9 +28,9 @@ from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
 from gpumond.serve.identity import Tenant, tenant_frame
-from gpumond.serve.limits import UserLimits
+from gpumond.serve.limits import SharedResource
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
-from gpumond.serve.routes import BODY_TYPE, core_of, json_response, problem_responses, require_frame
+from gpumond.serve.routes import BODY_TYPE_KEY, core_of, json_response, problem_responses, require_frame
 
 SLOW_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
@@ -41,7 +41,7 @@ MAX_STREAMS = 256
 RETRY_MILLISECONDS = 3000
 RETRY = f"retry: {RETRY_MILLISECONDS}\n\n".encode()
 """First message of each stream."""
-EVENTS: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
+EVENTS_ADAPTER: TypeAdapter[list[Event]] = TypeAdapter(list[Event])
 
 
 class EventStream(StreamingResponse):
@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
         self, scope: Scope, state: State, content: AsyncIterator[bytes], headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
-        self._streams: UserLimits[EventStream] = state.event_streams
+        self._streams: SharedResource[EventStream] = state.event_streams
         self._user, self._slow_seconds = counted_user(scope), state.slow_seconds
         self._ended = False
 
@@ -68,7 +68,7 @@ class EventStream(StreamingResponse):
             await asyncio.wait_for(send(message), self._slow_seconds)
 
         if not self._streams.admits(self._user):
-            self._streams.holders(self._streams.users()[0])[0].end()
+            self._streams.claims(self._streams.users()[0])[0].end()
         self._streams.add(self._user, self)
         self._task = asyncio.ensure_future(super().stream_response(send_in_time))
         with suppress(asyncio.TimeoutError):  # the server closes the connection
@@ -83,16 +83,16 @@ class EventStream(StreamingResponse):
 
 
 HEARTBEAT_SECONDS = 2.0
-"""Longest time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
+"""Maximum time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
 KEPT_MESSAGES = 32
 """Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
-"""Newest events that a complete frame contains."""
+"""Number of events that a complete frame contains, the newest."""
 GZIP_LEVEL, FRAME_GZIP_LEVEL = 6, 3
 """Compression of changes, which are many, and of a complete frame, whose reader waits for it."""
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
-FULL_FRAME = TypeAdapter(FullFrame)
+FULL_FRAME_ADAPTER = TypeAdapter(FullFrame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class FrameStream:
                 self._start_from(self._core.frame)
             if self._frame_message is None and self._full_frame is not None:
                 newest = self._core.events.newest()[-EVENTS_SENT:]
-                events = EVENTS.dump_json([event for event in newest if event.id <= self._last_event])
+                events = EVENTS_ADAPTER.dump_json([event for event in newest if event.id <= self._last_event])
                 self._frame_message = encode_message(
-                    self.number, "frame", FULL_FRAME.dump_json(self._full_frame), events
+                    self.number, "frame", FULL_FRAME_ADAPTER.dump_json(self._full_frame), events
                 )
             return [replace(self._frame_message, number=self.number)] if self._frame_message else []
 
@@ -176,7 +176,7 @@ class FrameStream:
             events: list[Event] = [e for e in self._core.events.after(last_event) if e.id <= self._last_event]
             found = frame_changes(before, self._full_frame)
             body = to_json(found, inf_nan_mode="null")
-            message = encode_message(self.number + 1, "changes", body, EVENTS.dump_json(events))
+            message = encode_message(self.number + 1, "changes", body, EVENTS_ADAPTER.dump_json(events))
             self._publish(message)
 
     def _start_from(self, frame: Frame | None) -> None:
@@ -216,7 +216,7 @@ TABLE_KEYS = {
 """The fields that identify a row of each table, by the path of the table in a frame."""
 ROUNDED_FIELD = "idle_seconds"
 """The field whose changes are sent in whole seconds, rounded down: it would otherwise change in each frame."""
-PARTS = ("snapshot", "ledger")
+FRAME_PARTS = ("snapshot", "ledger")
 """Parts of a frame whose fields are compared one by one."""
 
 
@@ -256,12 +256,12 @@ def live_frame(whole: FullFrame) -> FullFrame:
 def frame_changes(before: FullFrame, after: FullFrame) -> FrameChanges:
     """Return what makes ``after`` of ``before``."""
     values: dict[str, Any] = {}
-    for part in ("", *PARTS):
+    for part in ("", *FRAME_PARTS):
         old, new = (attrgetter(part)(frame) if part else frame for frame in (before, after))
         for field in fields(new):
             path = f"{part}.{field.name}" if part else field.name
             value = getattr(new, field.name)
-            if path not in TABLE_KEYS and path not in PARTS and value != getattr(old, field.name):
+            if path not in TABLE_KEYS and path not in FRAME_PARTS and value != getattr(old, field.name):
                 values[path] = value
     tables: dict[str, TableChanges] = {}
     for path, key in TABLE_KEYS.items():
@@ -314,8 +314,8 @@ _LIVE_OK: dict[int | str, dict[str, Any]] = {
         "description": "Messages `frame` and `changes`",
         "content": {
             "text/event-stream": {
-                "example": f"event: frame\ndata: {FULL_FRAME.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
-                f'"events":{EVENTS.dump_json([examples.EVENT]).decode()}}}\n\n'
+                "example": f"event: frame\ndata: {FULL_FRAME_ADAPTER.dump_json(EXAMPLE_FRAME).decode()[:-1]},"
+                f'"events":{EVENTS_ADAPTER.dump_json([examples.EVENT]).decode()}}}\n\n'
             }
         },
     },
@@ -356,7 +356,7 @@ async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> Async
             shown = core.frame
             if name not in core.responses:
                 whole = live_frame(full_frame(tenant_frame(shown, tenant)))
-                message = encode_message(0, "frame", FULL_FRAME.dump_json(whole), b"[]")
+                message = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(whole), b"[]")
                 core.responses[name] = message.packed if compressed else message.plain
             yield core.responses[name]
         elif not await core.await_frame(HEARTBEAT_SECONDS):
@@ -366,16 +366,16 @@ async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> Async
 
 EVENT_HEARTBEAT_SECONDS = 15.0
 
-EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 
 _EVENTS_OK: dict[int | str, dict[str, Any]] = {
     200: {
-        BODY_TYPE: list[Event],
+        BODY_TYPE_KEY: list[Event],
         "content": {
-            "application/json": {"example": EVENTS.dump_python([examples.EVENT], mode="json")},
+            "application/json": {"example": EVENTS_ADAPTER.dump_python([examples.EVENT], mode="json")},
             "text/event-stream": {
                 "example": f"id: {examples.EVENT.id}\nevent: {examples.EVENT.kind}\n"
-                f"data: {EVENT.dump_json(examples.EVENT).decode()}\n\n"
+                f"data: {EVENT_ADAPTER.dump_json(examples.EVENT).decode()}\n\n"
             },
         },
     }
@@ -412,7 +412,7 @@ async def event_messages(
             yield b": some events are no longer kept\n\n"
         for event in event_log.after(last_id):
             last_id = event.id
-            data = EVENT.dump_json(event).decode()
+            data = EVENT_ADAPTER.dump_json(event).decode()
             yield f"id: {event.id}\nevent: {event.kind}\ndata: {data}\n\n".encode()
         if not await event_log.wait(heartbeat_seconds):
             yield b": alive\n\n"

@@ -15,7 +15,7 @@ from gpumond.metrics.exposition import ALL_GROUPS, Group
 from gpumond.serve import responses
 from gpumond.serve.authorization import require_admin
 from gpumond.serve.responses import problem
-from gpumond.serve.routes import BODY_TYPE, bearer, core_of, json_response, problem_responses
+from gpumond.serve.routes import BODY_TYPE_KEY, bearer, core_of, json_response, problem_responses
 
 router = APIRouter(tags=["operation"])
 
@@ -81,7 +81,7 @@ class ReleaseAnswer(BaseModel):
     dependencies=[Depends(bearer)],
     responses={
         200: {
-            BODY_TYPE: ReleaseAnswer,
+            BODY_TYPE_KEY: ReleaseAnswer,
             "content": {"application/json": {"example": {"released_until": 1_790_000_120.0}}},
         },
         **problem_responses(401, 403, 422, 503, 504, 507),

@@ -580,9 +580,9 @@ def _resolution_for(
 
 
 def _block_lengths(history: History, resolution: float | None) -> tuple[int | None, float | None]:
-    """Return the length of a block on the clock of the history, and in seconds; None for samples."""
-    chosen_resolution = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
-    seconds = max(chosen_resolution, default=None)
+    """Return a block's length in seconds of the history's clock, and in real seconds; None for samples."""
+    lengths = [tier.seconds for tier in TIERS if resolution is not None and tier.seconds <= resolution]
+    seconds = max(lengths, default=None)
     return seconds, None if seconds is None else seconds / history.speedup
 
 

@@ -15,9 +15,9 @@ from gpumond.facts.units import accepts
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Group
 
-LIVENESS = ("/-/healthy", "/healthz")
-READINESS = ("/-/ready", "/readyz")
-METRICS = "/metrics"
+LIVENESS_PATHS = ("/-/healthy", "/healthz")
+READINESS_PATHS = ("/-/ready", "/readyz")
+METRICS_PATH = "/metrics"
 INTERNAL_ERROR = "internal error of gpumond; see its log for details"
 
 

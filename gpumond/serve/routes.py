@@ -67,7 +67,7 @@ bearer = HTTPBearer(
     "the required scope, or that of a Kubernetes service account which `tokens_file` names.",
 )
 F = TypeVar("F", bound=Callable[..., Any])
-BODY_TYPE = "kind"
+BODY_TYPE_KEY = "kind"
 """Key of a response for the type of its body. FastAPI would make its schema from ``model`` at each start."""
 
 
@@ -107,7 +107,7 @@ def route_arguments(kind: Any, example: Any, *problems: int, status: int = 200) 
     return {
         "response_model": None,
         "status_code": status,
-        "responses": {status: {BODY_TYPE: kind, "content": content}, **problem_responses(*problems)},
+        "responses": {status: {BODY_TYPE_KEY: kind, "content": content}, **problem_responses(*problems)},
     }
 
 
@@ -142,8 +142,8 @@ class Problem(BaseModel):
     detail: str
 
 
-PROBLEM = Problem.model_json_schema()
-MAX_PATH = 200
+PROBLEM_SCHEMA = Problem.model_json_schema()
+MAX_PATH_LENGTH = 200
 """Characters of a requested path that the detail of a problem repeats."""
 
 
@@ -152,7 +152,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         status: {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/problem+json": {"schema": PROBLEM}},
+            "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
         }
         for status in statuses
     }
@@ -166,7 +166,7 @@ def allowed_methods(request: Request) -> set[str]:
         for path, methods in documented
         if compile_path(path)[0].match(request.scope["path"])
     ]
-    methods = {way.upper() for way in min(matching, key=itemgetter(0), default=(0, ()))[1]}
+    methods = {method.upper() for method in min(matching, key=itemgetter(0), default=(0, ()))[1]}
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 
@@ -194,7 +194,7 @@ def _expectation_text(request: Request, error: Mapping[str, Any]) -> str:
 def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        headers, detail, path = dict(error.headers or {}), str(error.detail), request.url.path[:MAX_PATH]
+        headers, detail, path = dict(error.headers or {}), str(error.detail), request.url.path[:MAX_PATH_LENGTH]
         if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own answer
             detail = f"{UNKNOWN_PATH} {path}; /docs lists what it serves"
         if error.status_code == 405 and (methods := allowed_methods(request)):

@@ -13,7 +13,7 @@ from gpumond.serve.authentication import (
     CODE_SECONDS,
     MAX_CODE_SECONDS,
     SESSION_SECONDS,
-    SESSIONS,
+    SESSIONS_ROUTE,
     Caller,
     Tokens,
     bearer_token,
@@ -61,7 +61,7 @@ NO_STORE = {"Cache-Control": "no-store"}
 
 
 @router.change(
-    f"POST {SESSIONS}/code",
+    f"POST {SESSIONS_ROUTE}/code",
     "Request a one-time code that signs a browser in",
     SignInCode,
     SignInCode("gpm_9hXk", CODE_SECONDS),
@@ -83,7 +83,7 @@ async def request_code(
 
 
 @router.post(
-    SESSIONS,
+    SESSIONS_ROUTE,
     summary="Exchange a one-time code for a session token",
     **route_arguments(Session, Session("gpm_fJ2c", SESSION_SECONDS), 401, 429),
 )
@@ -95,7 +95,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     """
     tokens: Tokens = request.app.state.tokens
     user, now = counted_user(request.scope), tokens.clock()
-    check_rate(tokens.failures, user, now, "too many wrong codes")
+    check_rate(tokens.failure_rate, user, now, "too many wrong codes")
     token = tokens.sign_ins.exchange(body.code, now)
     if token is None:
         count_failure(tokens, user)
@@ -103,7 +103,7 @@ async def sign_in(request: Request, body: CodeBody) -> Response:
     return json_response(Session, Session(token, SESSION_SECONDS), headers=NO_STORE)
 
 
-@router.deletion(SESSIONS, "End the session whose token is sent", (404,))
+@router.deletion(SESSIONS_ROUTE, "End the session whose token is sent", (404,))
 async def sign_out(request: Request, caller: Caller = Depends(caller_with("read"))) -> Response:
     """404: the token doesn't belong to a session."""
     tokens: Tokens = request.app.state.tokens

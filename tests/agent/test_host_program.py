@@ -19,7 +19,7 @@ import pytest
 from gpumond import agent
 from gpumond.agent import settings
 from gpumond.agent.settings import workload_name
-from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD, FlushCommand, Goodbye, Hello, Report, encode
+from gpumond.facts.messages import MAX_MESSAGE_BYTES, MAX_WORKLOAD_LENGTH, FlushCommand, Goodbye, Hello, Report, encode
 from gpumond.facts.pools import DEFAULT_STEPS
 from tests.helpers.agent_daemon import FAKES, FakeDaemon, environment, eventually, finished, host
 
@@ -291,4 +291,4 @@ def test_default_steps_equal_those_of_the_model() -> None:
 
 
 def test_longest_name_of_a_workload_is_that_of_the_protocol() -> None:
-    assert settings.MAX_WORKLOAD == MAX_WORKLOAD
+    assert settings.MAX_WORKLOAD_LENGTH == MAX_WORKLOAD_LENGTH

@@ -127,7 +127,7 @@ def test_text_is_cleaned_for_wire_log_and_terminal():
         messages.printable_text("a\x1b[31m\nb\u202e")
         == "a\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
     )
-    assert len(messages.printable_text("x" * 4096)) == messages.MAX_TEXT
+    assert len(messages.printable_text("x" * 4096)) == messages.MAX_TEXT_LENGTH
 
 
 def test_pool_usage_is_the_same_on_both_ends():

@@ -22,7 +22,7 @@ from typing import Any
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import (
     MAX_MESSAGE_BYTES,
-    MAX_TEXT,
+    MAX_TEXT_LENGTH,
     FlushCommand,
     FlushResult,
     Hello,
@@ -35,7 +35,7 @@ from gpumond.facts.pools import ExpectedRelease, PoolUsage, Reclaimable
 
 GIB = 1 << 30
 LARGE = 60 * GIB
-LONG_TEXT = "\U0001f600" * MAX_TEXT
+LONG_TEXT = "\U0001f600" * MAX_TEXT_LENGTH
 """Twelve bytes a character in JSON, and in each receipt."""
 RETRY_SECONDS = 0.2
 FULL = '{"v":1,"type":"report","pools":[%s]}\n'

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from gpumond.facts.frame import Alert, Frame, FullFrame, Verdict
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import FULL_FRAME, frame_changes, live_frame
+from gpumond.serve.live import FULL_FRAME_ADAPTER, frame_changes, live_frame
 from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_fault, make_pool, make_process, make_report, make_snapshot
@@ -53,7 +53,7 @@ def random_wholes(seed: int, count: int = 12) -> list[FullFrame]:
 
 
 def as_json(whole: FullFrame) -> Any:
-    return json.loads(FULL_FRAME.dump_json(whole))
+    return json.loads(FULL_FRAME_ADAPTER.dump_json(whole))
 
 
 def changes_as_json(before: FullFrame, after: FullFrame) -> Any:

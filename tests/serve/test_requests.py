@@ -16,7 +16,7 @@ from gpumond.page.files import FILES
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.examples import AUDIT_ENTRY, DEVICE
 from gpumond.serve.guard import Guard, Policy
-from gpumond.serve.limits import CHANGES_AT_ONCE, CHANGES_PER_SECOND, CONCURRENT_REQUESTS, MAX_BODY_BYTES
+from gpumond.serve.limits import CHANGES_AT_ONCE, CHANGES_PER_SECOND, MAX_BODY_BYTES, MAX_CONCURRENT_REQUESTS
 from gpumond.serve.resources import ENTRIES_AT_ONCE
 from gpumond.store.audit import AuditEntry
 from tests.helpers import virtual_time
@@ -205,7 +205,7 @@ def test_concurrent_reads_per_user_are_limited():
 
     async def run() -> list[int]:
         many = [asyncio.create_task(request("GET", f"/{number}", f"127.0.0.{number + 1}")) for number in range(20)]
-        while len(admitted) < CONCURRENT_REQUESTS:
+        while len(admitted) < MAX_CONCURRENT_REQUESTS:
             await asyncio.sleep(0.001)
         others = [
             asyncio.create_task(request("GET", "/other", "10.0.0.1")),
@@ -213,7 +213,7 @@ def test_concurrent_reads_per_user_are_limited():
         ]
         while not {"/other", "/metrics"} <= set(admitted):
             await asyncio.sleep(0.001)
-        assert len(admitted) == CONCURRENT_REQUESTS + 2
+        assert len(admitted) == MAX_CONCURRENT_REQUESTS + 2
         release.set()
         return list(await asyncio.gather(*many, *others))
 
@@ -239,7 +239,7 @@ def test_changes_of_one_user_are_rate_limited():
     assert admitted.index("/other") == CHANGES_AT_ONCE
 
 
-@pytest.mark.parametrize("requests", [1, CONCURRENT_REQUESTS + 1])
+@pytest.mark.parametrize("requests", [1, MAX_CONCURRENT_REQUESTS + 1])
 def test_requests_are_cancelled_without_an_error_when_the_daemon_ends(requests: int):
     """uvicorn cancels those that are left, also those that wait for a slot, and would log a traceback for each."""
     ends: list[str] = []

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from starlette.types import Message, Scope
 
-from gpumond.serve.http import FEW_RESPONSES, LARGE_PIECE_BYTES, PIECE_BYTES, SendBuffers, in_pieces
-from gpumond.serve.limits import LOOPBACK, UserLimits, user_of
+from gpumond.serve.http import FEW_RESPONSES, LARGE_PIECE_BYTES, PIECE_BYTES, UnsentResponses, in_pieces
+from gpumond.serve.limits import LOOPBACK, SharedResource, user_of
 
 KIB = 1024
 
@@ -33,17 +33,17 @@ def test_user_is_a_uid_or_an_address_and_all_loopback_addresses_are_one(uid: int
 
 
 def test_user_has_at_most_its_share_of_the_whole():
-    shares: UserLimits[str] = UserLimits(5, 3)
-    for holder in "abc":
+    shares: SharedResource[str] = SharedResource(5, 3)
+    for claim in "abc":
         assert shares.admits("greedy")
-        shares.add("greedy", holder)
+        shares.add("greedy", claim)
     assert not shares.admits("greedy")
     assert shares.admits("honest", 2)
     assert not shares.admits("honest", 3)
     shares.add("honest", "d", 2)
     assert not shares.admits("another")
     assert (shares.used, shares.used_by("greedy"), shares.users()) == (5, 3, ["greedy", "honest"])
-    assert shares.holders("greedy") == ("a", "b", "c")
+    assert shares.claims("greedy") == ("a", "b", "c")
     assert (shares.remove("greedy", "a"), shares.remove("greedy", "a")) == (True, False)
     assert (shares.used, shares.used_by("greedy"), shares.used_by("unknown")) == (4, 2, 0)
 
@@ -51,7 +51,7 @@ def test_user_has_at_most_its_share_of_the_whole():
 class Reader:
     """Reader that accepts nothing until it is dropped."""
 
-    def __init__(self, unsent: SendBuffers, user: str, body: bytes) -> None:
+    def __init__(self, unsent: UnsentResponses, user: str, body: bytes) -> None:
         self.dropped = False
         self.sending = unsent.begin(user, body, self.drop)
 
@@ -60,7 +60,7 @@ class Reader:
 
 
 def test_shared_body_counts_once_for_all_its_readers():
-    unsent = SendBuffers(10 * KIB, 10 * KIB)
+    unsent = UnsentResponses(10 * KIB, 10 * KIB)
     body = bytes(6 * KIB)
     readers = [Reader(unsent, f"uid:{number % 3}", body) for number in range(100)]
     assert unsent.bytes == 6 * KIB
@@ -71,7 +71,7 @@ def test_shared_body_counts_once_for_all_its_readers():
 
 
 def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
-    unsent = SendBuffers(10 * KIB, 10 * KIB)
+    unsent = UnsentResponses(10 * KIB, 10 * KIB)
     honest = Reader(unsent, "honest", bytes(3 * KIB))
     old = bytes(3 * KIB)
     greedy = [Reader(unsent, "greedy", old) for _ in range(5)]
@@ -86,14 +86,14 @@ def test_oldest_body_of_the_largest_user_is_dropped_above_the_limit():
 
 
 def test_unsent_bytes_of_one_user_are_limited_to_its_share():
-    unsent = SendBuffers(100 * KIB, 8 * KIB)
+    unsent = UnsentResponses(100 * KIB, 8 * KIB)
     readers = [Reader(unsent, "greedy", bytes(3 * KIB)) for _ in range(10)]
     assert [reader.dropped for reader in readers] == [True] * 8 + [False] * 2
     assert unsent.bytes == 6 * KIB
 
 
 def test_response_above_the_limit_drops_all_others():
-    unsent = SendBuffers(10 * KIB, 5 * KIB)
+    unsent = UnsentResponses(10 * KIB, 5 * KIB)
     before = Reader(unsent, "uid:1", bytes(KIB))
     large = Reader(unsent, "uid:2", bytes(20 * KIB))
     assert (before.dropped, large.dropped) == (True, False)
@@ -107,7 +107,7 @@ BODY = bytes(3 * LARGE_PIECE_BYTES + 1)
 def test_pieces_are_large_for_few_concurrent_responses_and_small_for_many():
     sent: list[int] = []
     taken = asyncio.Event()
-    unsent = SendBuffers()
+    unsent = UnsentResponses()
 
     async def answer(number: int, slow: bool) -> list[int]:
         sizes: list[int] = []

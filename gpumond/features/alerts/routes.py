@@ -32,7 +32,7 @@ async def send_test(request: Request, name: Name, by: str = Depends(require_rule
     You get 200 even if the receiver doesn't accept the message. 429: you have requested ten tests within a minute.
     """
     tokens = request.app.state.tokens
-    count_at_rate(tokens, tokens.receiver_tests, by, "too many test messages by this caller")
+    count_at_rate(tokens, tokens.receiver_test_rate, by, "too many test messages by this caller")
     return json_response(ReceiverTest, await core_of(request).get(AlertsPart).test_receiver(name, by))
 
 

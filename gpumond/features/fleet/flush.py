@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from gpumond.cli.arguments import DONE, FAILED, NOTHING_TO_DO, add_option, confirm, option_type, parse_duration
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError
-from gpumond.facts.flush import MAX_REASON, Operation
+from gpumond.facts.flush import MAX_REASON_LENGTH, Operation
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, STEPS, with_option_names
 from gpumond.facts.units import parse_size, plural, size_text
 from gpumond.features.fleet import discovery
@@ -450,8 +450,8 @@ def _limits(arguments: argparse.Namespace) -> FleetLimits:
 def _options(arguments: argparse.Namespace) -> FlushOptions:
     if arguments.max_parallel < 1 or arguments.max_failures < 1:
         raise ConfigError("--max-parallel and --max-failures must be above 0")
-    if len(arguments.reason) > MAX_REASON:
-        raise ConfigError(f"--reason must have at most {MAX_REASON} characters")
+    if len(arguments.reason) > MAX_REASON_LENGTH:
+        raise ConfigError(f"--reason must have at most {MAX_REASON_LENGTH} characters")
     if not 0 < arguments.flush_timeout <= 600:
         raise ConfigError("--flush-timeout must be above 0 and at most 10m")
     if arguments.json and not (arguments.yes or arguments.dry_run):
@@ -479,7 +479,7 @@ def caller_name() -> str:
         user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         user = f"uid {os.getuid()}"
-    return f"{user}@{MACHINE_NAME}"[:MAX_REASON]
+    return f"{user}@{MACHINE_NAME}"[:MAX_REASON_LENGTH]
 
 
 def _question(criteria: Criteria) -> str:

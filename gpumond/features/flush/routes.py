@@ -12,9 +12,9 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from gpumond.config.models import EncodableModel
 from gpumond.core import FlushService
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.facts.flush import MAX_REASON, OPERATION_ID, FlushRequest, FlushResponse, Operation, Target
+from gpumond.facts.flush import MAX_REASON_LENGTH, OPERATION_ID, FlushRequest, FlushResponse, Operation, Target
 from gpumond.facts.frame import Frame, find_device_uuid_in_frame
-from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.messages import MAX_WORKLOAD_LENGTH
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.flusher import FlushPart
@@ -47,7 +47,7 @@ class TargetBody(EncodableModel):
     pid: int | None = Field(default=None, gt=0)
     start_ticks: int | None = Field(default=None, ge=0)
     device: str | None = Field(default=None, min_length=1, max_length=128)
-    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
+    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD_LENGTH)
     user: str | None = Field(default=None, min_length=1, max_length=128)
     all: bool = False
 
@@ -68,8 +68,8 @@ class OperationBody(EncodableModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str = Field(pattern=OPERATION_ID, description="The same on all machines.")
-    reason: str = Field(default="", max_length=MAX_REASON)
-    by: str = Field(default="", max_length=MAX_REASON, description="Who requests it.")
+    reason: str = Field(default="", max_length=MAX_REASON_LENGTH)
+    by: str = Field(default="", max_length=MAX_REASON_LENGTH, description="Who requests it.")
 
 
 class FlushBody(EncodableModel):
@@ -166,7 +166,7 @@ def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
     refusal = "too many flushes by this caller; flush a workload or a device in one request"
-    count_at_rate(tokens, tokens.flushes, counted_name(caller.name), refusal)
+    count_at_rate(tokens, tokens.flush_rate, counted_name(caller.name), refusal)
 
 
 @receipts_router.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))

@@ -15,7 +15,7 @@ from gpumond.cli import client
 from gpumond.cli.arguments import print_error
 from gpumond.facts import units
 from gpumond.facts.errors import ConfigError, DaemonError
-from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.messages import MAX_WORKLOAD_LENGTH
 from gpumond.facts.units import list_text, size_text
 from gpumond.view.rows import claimed_bytes, requests_ahead
 from gpumond.view.text import cut, printable
@@ -80,7 +80,7 @@ def request_admission(
         "need_bytes": need_bytes,
         "wait": wait_seconds > 0,
         "pid": os.getpid(),
-        "workload": workload[:MAX_WORKLOAD],
+        "workload": workload[:MAX_WORKLOAD_LENGTH],
     }
     if device is not None:
         body["device"] = device

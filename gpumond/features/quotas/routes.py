@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from gpumond.config.models import EncodableModel
 from gpumond.facts.frame import Frame, find_device_uuid_in_frame
-from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.messages import MAX_WORKLOAD_LENGTH
 from gpumond.facts.quota import Admission, PlannedFlush
 from gpumond.facts.snapshot import STARTING, DeviceReading
 from gpumond.facts.units import size_text
@@ -54,7 +54,7 @@ class AdmissionBody(EncodableModel):
     device: str | None = Field(default=None, min_length=1, max_length=128)
     wait: bool = Field(default=False, description="Queue the request if it doesn't fit now.")
     pid: int | None = Field(default=None, gt=0, lt=2**31)
-    workload: str = Field(default="", max_length=MAX_WORKLOAD)
+    workload: str = Field(default="", max_length=MAX_WORKLOAD_LENGTH)
 
 
 @admissions_router.change(

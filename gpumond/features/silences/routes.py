@@ -114,7 +114,7 @@ def _silences(request: Request) -> Silences:
 
 def _count_change(request: Request, by: str) -> None:
     tokens = request.app.state.tokens
-    count_at_rate(tokens, tokens.silences, by, "too many silence changes by this caller")
+    count_at_rate(tokens, tokens.silence_rate, by, "too many silence changes by this caller")
 
 
 @router.read("/silences", "Silences and their state, most recent last", list[SilenceEntry], [EXAMPLE_ENTRY])

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gpumond.config.models import EncodableModel
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, NoSuchTarget, did_you_mean
 from gpumond.facts.flush import Target, no_agent_error
-from gpumond.facts.messages import MAX_WORKLOAD
+from gpumond.facts.messages import MAX_WORKLOAD_LENGTH
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, SuspensionReceipt
@@ -80,7 +80,7 @@ class ProgramTarget(EncodableModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     pid: int | None = Field(default=None, gt=0)
-    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD)
+    workload: str | None = Field(default=None, min_length=1, max_length=MAX_WORKLOAD_LENGTH)
     all: bool = False
 
     @model_validator(mode="after")
