@@ -44,7 +44,7 @@ T = TypeVar("T")
 FLUSH_READ_SECONDS = 2.0
 """Maximum time that a flush waits for a reading."""
 FLUSHES_AT_ONCE = 16
-"""Programs that one alert flushes at the same time."""
+"""Number of requests that ``flush_each`` carries out at the same time."""
 FIRST_FRAME_SECONDS = 2.0
 """Maximum time that a scrape waits for the first frame: a page without devices would be a gap in each series."""
 

@@ -134,10 +134,12 @@ def serve(
 
     from gpumond.host import logs
 
-    log_limit = logs.configure_logging(settings.log_format, settings.log_level)
+    log_filter = logs.configure_logging(settings.log_format, settings.log_level)
     from gpumond.daemon import server
 
-    asyncio.run(server.serve(settings, source, reload, diagnosis_speed, log_limit, on_bound, last_valid, may_lack_port))
+    asyncio.run(
+        server.serve(settings, source, reload, diagnosis_speed, log_filter, on_bound, last_valid, may_lack_port)
+    )
     return DONE
 
 

@@ -55,7 +55,7 @@ async def serve(
     source: str,
     load: LoadSettings | None = None,
     speedup: float = 1.0,
-    log_limit: RateLimitFilter | None = None,
+    log_filter: RateLimitFilter | None = None,
     on_listening: Callable[[str], None] = lambda address: None,
     last_valid: LastValidFile | None = None,
     wait_for_port: bool = False,
@@ -63,9 +63,9 @@ async def serve(
     """Serve until SIGINT or SIGTERM. Raises ConfigError if the port or a socket cannot be bound.
 
     ``wait_for_port``: while another program uses the port, agents, rules and api.sock are served, with a fault.
-    ``log_limit`` counts the log lines that it drops, for a metric. ``on_listening`` is called with the web UI's address
-    when the port accepts connections; they are answered a moment later. ``last_valid``: the content in effect instead
-    of an invalid configuration file. However this ends, sockets are removed and tasks have ended.
+    ``log_filter`` counts the log lines that it drops, for a metric. ``on_listening`` is called with the web UI's
+    address when the port accepts connections; they are answered a moment later. ``last_valid``: the content in effect
+    instead of an invalid configuration file. However this ends, sockets are removed and tasks have ended.
     """
     raise_descriptor_limit()
     web, reviews = _web_settings(settings), make_token_reviews(settings)
@@ -79,8 +79,8 @@ async def serve(
             listener, problem = None, str(error)
         dependencies = stack.enter_context(system_dependencies(settings, source))
         daemon = Daemon(settings, dependencies, load, speedup, last_valid)
-        if log_limit is not None:
-            log_limit.dropped = daemon.core.telemetry.count_dropped_log_line
+        if log_filter is not None:
+            log_filter.dropped = daemon.core.telemetry.count_dropped_log_line
         directory = settings.runtime_directory()
         api = stack.enter_context(bind_api_socket(directory, settings.agent_socket_mode()))
         stack.callback((directory / API_SOCKET).unlink, missing_ok=True)

@@ -17,7 +17,7 @@ from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
-from gpumond.tick.claims import devices_with_complete_lists, held_by_device, may_hold_memory, outermost_pools
+from gpumond.tick.claims import devices_with_complete_lists, held_bytes_by_device, may_hold_memory, outermost_pools
 from gpumond.tick.history import LIVE, STEP_END, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
@@ -341,7 +341,7 @@ class HistoryRecorder:
             self.due.append((tracked, closed_tiers))
         if driver_bytes is not None:
             return driver_bytes
-        return 0 if sums is None else held_by_device(sums.report.pools).get(key[0], 0)
+        return 0 if sums is None else held_bytes_by_device(sums.report.pools).get(key[0], 0)
 
     def _begin_series(
         self, key: ProcessSeriesKey, process: ProcessUsage | None, sums: _PoolSums | None

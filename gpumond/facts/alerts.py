@@ -120,8 +120,8 @@ class StoredAlert:
 
 
 @dataclass(frozen=True, slots=True)
-class DaemonActivity:
-    """Last activity of the previous daemon: Unix seconds, and seconds of its monotonic clock."""
+class ClockTimes:
+    """One moment: Unix seconds, and seconds of the monotonic clock of one daemon."""
 
     at: float
     monotonic: float
@@ -198,7 +198,7 @@ def to_stored(states_by_rule: Mapping[str, AlertStates], started_monotonic: floa
 
 
 def from_stored(
-    alerts: Iterable[StoredAlert], last_activity: DaemonActivity | None, now: float
+    alerts: Iterable[StoredAlert], last_activity: ClockTimes | None, now: float
 ) -> dict[str, dict[Labels, AlertState]]:
     """Return the alerts as of the previous daemon's last activity, with elapsed time starting at 0 again."""
     if last_activity is None or now - last_activity.at > OUTAGE_TOLERANCE_SECONDS:

@@ -164,7 +164,7 @@ class Frame:
         ]
 
     @cached_property
-    def shares(self) -> Mapping[tuple[str, Share], int]:
+    def share_bytes(self) -> Mapping[tuple[str, Share], int]:
         """Bytes by device and share."""
         sums: dict[tuple[str, Share], int] = {}
         for line in self.ledger.lines:

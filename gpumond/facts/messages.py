@@ -332,7 +332,7 @@ def _integer(value: Any) -> int:
     return value
 
 
-def _change(value: Any) -> int:
+def _byte_change(value: Any) -> int:
     if type(value) is not int or not -MAX_INTEGER < value < MAX_INTEGER:
         raise Mismatch("an integer between -2^63 and 2^63", value)
     return value
@@ -362,7 +362,7 @@ def _default(field: Field[Any], hint: object) -> object:
 
 
 VALIDATOR = Validator(
-    scalars={int: _integer, ByteChange: _change, float: _number, str: _text, bool: _flag},
+    scalars={int: _integer, ByteChange: _byte_change, float: _number, str: _text, bool: _flag},
     literal=_literal_converter,
     default=_default,
     record=lambda cls, found: cls(**found),

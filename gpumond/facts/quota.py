@@ -22,7 +22,7 @@ class QuotaAttributes(NamedTuple):
     container: str = ""
     namespace: str = ""
 
-    def attributes(self) -> tuple[tuple[str, ...], ...]:
+    def texts(self) -> tuple[tuple[str, ...], ...]:
         """Return the texts of each attribute, in the order of `Quota.patterns`."""
         return (self.workload,), self.users, (self.container,), (self.namespace,)
 
@@ -112,7 +112,7 @@ def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
 
 
 def _matches(quota: Quota, attributes: QuotaAttributes) -> bool:
-    pairs = zip(quota.patterns(), attributes.attributes(), strict=True)
+    pairs = zip(quota.patterns(), attributes.texts(), strict=True)
     return all(any(fnmatchcase(text, pattern) for text in texts) for pattern, texts in pairs if pattern is not None)
 
 

@@ -445,7 +445,7 @@ def _ledger(frame: Frame) -> Iterator[Row]:
 
 def _device_shares(frame: Frame) -> Iterator[Row]:
     gpu_labels = frame.snapshot.gpu_labels
-    for (uuid, share), size in frame.shares.items():
+    for (uuid, share), size in frame.share_bytes.items():
         yield (uuid, gpu_labels[uuid], share), size
 
 

@@ -230,7 +230,7 @@ def machine_shares(frame: Frame) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield the bytes of each share of the ledger."""
     roots = {device.uuid for device in frame.snapshot.devices if device.parent_uuid is None}
     sums: Counter[str] = Counter()
-    for (uuid, name), size in frame.shares.items():
+    for (uuid, name), size in frame.share_bytes.items():
         if uuid in roots:
             sums[name] += size
     for share, size in sums.items():

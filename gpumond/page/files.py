@@ -155,7 +155,7 @@ def words_module() -> str:
 
 def rule_values_module() -> str:
     """Return the rule values that are 0 or 1, and the scopes and values of ratios that can exceed 1, as a module."""
-    all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.values]
+    all_values = [(scope, value) for scope, spec in SCOPES.items() for value in spec.quantities]
     booleans = sorted({value.name for _, value in all_values if value.is_boolean})
     exceeding = [f"{scope} {value.name}" for scope, value in all_values if value.may_exceed_one]
     return f"export const BOOLEANS = {json.dumps(booleans)};\nexport const EXCEEDING = {json.dumps(exceeding)};\n"

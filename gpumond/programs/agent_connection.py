@@ -46,7 +46,8 @@ class AgentConnection:
         now: float,
     ) -> None:
         self.socket, self.identity, self.pidfd, self.user, self.budget = connection, identity, pidfd, user, budget
-        self.buffer = b""
+        self.partial_message = b""
+        """Beginning of a message whose end has not arrived."""
         self.hello: Hello | None = None
         self.report: Report | None = None
         self.undecoded_report = b""
@@ -85,12 +86,12 @@ class AgentConnection:
 
     def split_messages(self, chunk: bytes, now: float) -> list[bytes]:
         """Return the messages that are complete with these bytes. Raises ProtocolError."""
-        if not self.buffer:
+        if not self.partial_message:
             self.partial_since = now
-        lines = (self.buffer + chunk).split(b"\n")
+        lines = (self.partial_message + chunk).split(b"\n")
         if max(map(len, lines)) > MAX_MESSAGE_BYTES:
             raise ProtocolError("oversize", f"a message of more than {MAX_MESSAGE_BYTES} bytes")
-        self.buffer = lines.pop()
+        self.partial_message = lines.pop()
         if lines:
             self.partial_since = now
         return lines

@@ -492,7 +492,7 @@ class AgentServer:
         for peer in list(self._peers.values()):
             if peer.hello is None and now - peer.received_at > limits.hello_seconds:
                 self._drop(peer, "hello_timeout")
-            elif peer.buffer and now - peer.partial_since > limits.message_seconds:
+            elif peer.partial_message and now - peer.partial_since > limits.message_seconds:
                 self._drop(peer, "frame_timeout")
             elif (
                 now - max(peer.received_at, peer.resumed_at) > limits.idle_seconds

@@ -27,13 +27,13 @@ daemon that sends more than 16 messages a second.
 """
 
 
-class ChunkMissing(Exception):
+class PartMissing(Exception):
     """A part of a file did not arrive, or is not what the agent announced."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A snapshot's file of ``size_bytes``. ``parts`` yields its bytes, and raises ChunkMissing."""
+    """A snapshot's file of ``size_bytes``. ``parts`` yields its bytes, and raises PartMissing."""
 
     size_bytes: int
     parts: AsyncGenerator[bytes, None]
@@ -89,22 +89,22 @@ class AuditedRequests:
         return SnapshotFile(first.file_bytes, self._fetch_parts(report, snapshot_id, first, first.file_bytes))
 
     async def _fetch_parts(
-        self, report: AgentReport, snapshot_id: int, first: AgentResponse, size: int
+        self, report: AgentReport, snapshot_id: int, first: AgentResponse, file_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         sent_bytes, parts_sent, answer = 0, 0, first
         while True:
-            part = _decode_part(answer)[: size - sent_bytes]
-            if not part and sent_bytes < size:
-                raise ChunkMissing(f"{size - sent_bytes} bytes of {size} are missing")
+            part = _decode_part(answer)[: file_bytes - sent_bytes]
+            if not part and sent_bytes < file_bytes:
+                raise PartMissing(f"{file_bytes - sent_bytes} bytes of {file_bytes} are missing")
             yield part
             sent_bytes, parts_sent = sent_bytes + len(part), parts_sent + 1
-            if sent_bytes >= size:
+            if sent_bytes >= file_bytes:
                 return
             if parts_sent >= MAX_PARTS_AT_ONCE:
                 await asyncio.sleep(PART_INTERVAL_SECONDS)
             following = await self._fetch_part(report, snapshot_id, sent_bytes)
             if following is None:
-                raise ChunkMissing("the program didn't respond in time")
+                raise PartMissing("the program didn't respond in time")
             answer = following
 
     async def _fetch_part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
@@ -171,12 +171,12 @@ def _audited_answer(answer: AgentResponse | None) -> dict[str, Any]:
 
 
 def _decode_part(answer: AgentResponse) -> bytes:
-    """Return the bytes of a part. Raises ChunkMissing."""
+    """Return the bytes of a part. Raises PartMissing."""
     try:
         unpacking = zlib.decompressobj()
         part = unpacking.decompress(base64.b64decode("".join(answer.part), validate=True), MAX_PART_BYTES)
     except (ValueError, zlib.error):
-        raise ChunkMissing("a part of the snapshot is damaged") from None
+        raise PartMissing("a part of the snapshot is damaged") from None
     if len(part) != answer.part_bytes or unpacking.unconsumed_tail:
-        raise ChunkMissing("a part of the snapshot is damaged")
+        raise PartMissing("a part of the snapshot is damaged")
     return part

@@ -27,7 +27,7 @@ def daemon_rows(context: RuleContext) -> Sequence[Snapshot]:
 
 DAEMON_SCOPE = ScopeSpec(
     rows=daemon_rows,
-    values=(
+    quantities=(
         DRIVER_UP,
         DRIVER_RESPONSIVE,
         Quantity("agents", "number of programs with an agent", lambda row: float(len(row.reports))),

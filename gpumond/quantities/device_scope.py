@@ -301,7 +301,7 @@ SIZE, USED, FREE, RESERVED = (quantity.of_part(_device_reading) for quantity in 
 
 DEVICE_SCOPE = ScopeSpec(
     rows=device_rows,
-    values=(
+    quantities=(
         replace(
             DEVICE_UP.of_part(_device_reading), read=lambda row: float(row.device.up) if row.driver_responds else None
         ),

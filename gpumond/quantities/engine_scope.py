@@ -64,7 +64,7 @@ def _values(*names: str) -> tuple[Quantity[_EngineRow], ...]:
 
 ENGINE_SCOPE = ScopeSpec(
     rows=engine_rows,
-    values=(
+    quantities=(
         *_values("up"),
         Quantity(ENGINE_USED.name, ENGINE_USED.text, lambda row: row.used_bytes),
         *_values("idle_seconds", "running_requests", "waiting_requests", "kv_cache_used_ratio"),

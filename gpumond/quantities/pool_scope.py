@@ -128,7 +128,7 @@ QUANTITIES_BY_NAME: dict[str, Quantity[_PoolRow]] = {
 
 POOL_SCOPE = ScopeSpec(
     rows=pool_rows,
-    values=(
+    quantities=(
         *_values("live_bytes", "held_bytes", "reclaimable_bytes", "stranded_bytes", "unmapped_bytes"),
         Quantity(
             "stranded_ratio",

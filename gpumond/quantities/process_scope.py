@@ -234,7 +234,7 @@ def _with_increases(
 
 PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
     rows=process_rows,
-    values=(
+    quantities=(
         PROCESS_USED.of_part(_process_usage),
         Quantity(
             "used_ratio",
@@ -386,7 +386,7 @@ def _workload_sum(name: str) -> Quantity[_WorkloadRow]:
 
 WORKLOAD_SCOPE = ScopeSpec(
     rows=workload_rows,
-    values=(
+    quantities=(
         *(_workload_sum(quantity.name) for quantity in _WORKLOAD_QUANTITIES),
         Quantity(
             "programs",

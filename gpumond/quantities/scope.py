@@ -165,10 +165,10 @@ class UnreadableSubjects(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeSpec(Generic[Row]):
-    """One scope: its rows, and the words of rules on them. ``labels`` describe the labels that ``match`` can use."""
+    """One scope: its rows, and the quantities and words of rules on them. ``labels``: what ``match`` can use."""
 
     rows: Callable[[RuleContext], Sequence[Row]]
-    values: tuple[Quantity[Row], ...]
+    quantities: tuple[Quantity[Row], ...]
     labels: Mapping[str, str]
     labels_of: Callable[[Row], Labels]
     placeholders: Placeholders[Row]
@@ -178,8 +178,8 @@ class ScopeSpec(Generic[Row]):
     def subjects(self, context: RuleContext) -> Subjects[Row]:
         return Subjects(
             rows=self.rows(context),
-            values={value.name: value.read for value in self.values},
-            units={value.name: value.unit for value in self.values},
+            values={quantity.name: quantity.read for quantity in self.quantities},
+            units={quantity.name: quantity.unit for quantity in self.quantities},
             labels=self.labels_of,
             texts={name: text for name, (_, text) in self.placeholders.items()},
             programs=self.programs,

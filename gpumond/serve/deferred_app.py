@@ -40,8 +40,8 @@ class DeferredApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
-        elif self._app is None and (answer := await self._early_response(scope)) is not None:
-            await answer(scope, receive, send)
+        elif self._app is None and (response := await self._early_response(scope)) is not None:
+            await response(scope, receive, send)
         else:
             app = await self._application()
             await app(scope, receive, send)

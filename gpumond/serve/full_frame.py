@@ -13,7 +13,7 @@ from gpumond.facts.frame import ConditionWithRemedy, FaultWithRemedy, Frame, Ful
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Snapshot
 from gpumond.host.machine import MACHINE_NAME, started_at
-from gpumond.tick.claims import unmapped_by_device
+from gpumond.tick.claims import unmapped_bytes_by_device
 from gpumond.tick.ledger import overhead_parts
 from gpumond.tick.reading_conditions import conditions
 
@@ -99,7 +99,7 @@ def _holding(
         overhead_bytes=shares.get("overhead"),
         opaque_bytes=shares.get("opaque"),
         overhead_parts=overhead_parts(snapshot.overheads_by_process.get((device_uuid, key)), shares.get("overhead")),
-        unmapped_bytes=unmapped_by_device(report.pools).get(device_uuid) if report else None,
+        unmapped_bytes=unmapped_bytes_by_device(report.pools).get(device_uuid) if report else None,
         limit_bytes=snapshot.limits.get((device_uuid, key)),
         quota=snapshot.quotas_by_process.get(key),
         reserve_shortage_bytes=snapshot.reserve_shortages.get((device_uuid, key)),

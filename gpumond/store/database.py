@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from gpumond.facts.alerts import DaemonActivity
+from gpumond.facts.alerts import ClockTimes
 from gpumond.host.files import lock_file
 from gpumond.store import audit
 
@@ -101,7 +101,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.last_activity: DaemonActivity | None = None
+        self.last_activity: ClockTimes | None = None
         self._last_logged_seq = 0
         self._damage: sqlite3.DatabaseError | None = None
         self._db: sqlite3.Connection | None = None
@@ -242,7 +242,7 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _prepare_tables(db: sqlite3.Connection) -> DaemonActivity | None:
+def _prepare_tables(db: sqlite3.Connection) -> ClockTimes | None:
     """Make the tables that the file lacks, and check all of them; return the last heartbeat in it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if not 0 <= version <= MAX_SCHEMA_VERSION:
@@ -262,7 +262,7 @@ def _prepare_tables(db: sqlite3.Connection) -> DaemonActivity | None:
     row = db.execute("SELECT at, monotonic FROM heartbeat").fetchone()
     if row is None or not all(isinstance(value, float) and isfinite(value) for value in row):
         return None
-    return DaemonActivity(*row)
+    return ClockTimes(*row)
 
 
 def _tables(db: sqlite3.Connection) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpumond.diagnosis.previous_runs import EarlierUse, EarlierUses
-from gpumond.facts.alerts import DaemonActivity, Notification, StoredAlert
+from gpumond.facts.alerts import ClockTimes, Notification, StoredAlert
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -59,7 +59,7 @@ class StoreLimits:
     max_past_alerts: int = 10_000
 
 
-def is_same_clock(before: DaemonActivity, now: DaemonActivity) -> bool:
+def is_same_clock(before: ClockTimes, now: ClockTimes) -> bool:
     """Return True if the clock was not set in between."""
     return abs((now.at - before.at) - (now.monotonic - before.monotonic)) <= CLOCK_TOLERANCE_SECONDS
 
@@ -128,8 +128,8 @@ def _file_bytes(db: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def _current_activity() -> DaemonActivity:
-    return DaemonActivity(time.time(), time.monotonic())
+def _clock_times() -> ClockTimes:
+    return ClockTimes(time.time(), time.monotonic())
 
 
 class Store:
@@ -144,7 +144,7 @@ class Store:
         limits: StoreLimits = StoreLimits(),
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        clock: Callable[[], DaemonActivity] = _current_activity,
+        clock: Callable[[], ClockTimes] = _clock_times,
     ) -> None:
         self.path, self.limits = path, limits
         self._clock = clock
@@ -242,7 +242,7 @@ class Store:
 
         return self._result(self._submit(keep))
 
-    async def stored_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
+    async def stored_alerts(self) -> tuple[list[StoredAlert], ClockTimes | None]:
         """Return the stored alerts, and the last activity of the daemon that stored them."""
         return await self._values("alerts", StoredAlert), self._database.last_activity
 

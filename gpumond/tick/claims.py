@@ -76,7 +76,7 @@ def claim_tolerance_bytes(device: DeviceReading) -> int:
     return int(CLAIM_TOLERANCE_RATIO * (device.size_bytes or 0))
 
 
-def held_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
+def held_bytes_by_device(pools: tuple[PoolUsage, ...]) -> dict[str, int]:
     """Return the held bytes that the driver counts for the process: managed memory is not among them."""
     sums: dict[str, int] = {}
     for pool in outermost_pools(pools):
@@ -97,7 +97,7 @@ def resident_managed_bytes(managed_bytes: Mapping[ProcessKey, int], unattributed
     return {process: size * unattributed_bytes // total for process, size in managed_bytes.items()}
 
 
-def unmapped_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
+def unmapped_bytes_by_device(pools: Iterable[PoolUsage]) -> dict[str, int]:
     """Return the unmapped bytes on each device where they are known."""
     sums: dict[str, int] = {}
     for pool in outermost_pools(pools):
@@ -253,7 +253,7 @@ def check_claims(
         previous_report = previous_reports.get(process)
         pools = limit_pools(report.pools, driver.sizes, max_pools.get(person_uid(report.uid), MAX_POOLS))
         fault = None
-        for uuid, claimed in held_by_device(pools).items():
+        for uuid, claimed in held_bytes_by_device(pools).items():
             if claimed <= (driver.counts.get(uuid, {}).get(process) or 0):
                 continue
             excess = _excess_over_driver(report, uuid, claimed, driver, ticks.get((process, uuid), 0))

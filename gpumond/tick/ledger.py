@@ -29,7 +29,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapsho
 from gpumond.tick.claims import (
     claim_tolerance_bytes,
     devices_with_complete_lists,
-    held_by_device,
+    held_bytes_by_device,
     max_possible_bytes,
     may_hold_memory,
     outermost_pools,
@@ -147,7 +147,7 @@ def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
 def _uncounted_on_device(
     device: DeviceReading,
     pools: Mapping[ProcessKey, _PoolSums],
-    complete: bool,
+    is_complete: bool,
     suspended: Collection[ProcessKey],
     unattributed: int,
 ) -> dict[ProcessKey, _PoolSums]:
@@ -155,7 +155,7 @@ def _uncounted_on_device(
     held = {
         process: own.held
         for process, own in pools.items()
-        if own.held and (process in suspended or may_hold_memory(device.used_by_process, process, complete))
+        if own.held and (process in suspended or may_hold_memory(device.used_by_process, process, is_complete))
     }
     return {
         process: pools[process].at_most(size) for process, size in resident_managed_bytes(held, unattributed).items()
@@ -186,13 +186,13 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> defaultdict[str, dict
 
 
 def _limit_to_driver_counts(
-    device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], complete: bool
+    device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], is_complete: bool
 ) -> dict[ProcessKey, _PoolSums]:
     """Return the claims on one device, each limited to the driver's count for its process."""
     counts, tolerance = device.used_by_process, claim_tolerance_bytes(device)
     limited: dict[ProcessKey, _PoolSums] = {}
     for process, own in pools.items():
-        if may_hold_memory(counts, process, complete):
+        if may_hold_memory(counts, process, is_complete):
             max_bytes = max_possible_bytes(device, counts, process)
             if max_bytes is not None and own.held > max_bytes + tolerance:
                 own = own.at_most(max_bytes)
@@ -310,7 +310,7 @@ def overheads_of_processes(
 
 def _next_overhead(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
     """Return the state after one reading, the same object while nothing changes; None if its parts cannot be known."""
-    held = held_by_device(report.pools).get(known.device_uuid, 0)
+    held = held_bytes_by_device(report.pools).get(known.device_uuid, 0)
     new = tuple(name for name in report.components if name in COMPONENT_TEXTS and name not in known.components)
     if new:
         known = replace(known, components=known.components + new, unsettled=known.unsettled + new, changed=elapsed)

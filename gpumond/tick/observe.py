@@ -260,24 +260,25 @@ def with_idle_times(device: DeviceReading, before: DeviceReading | None, seconds
     A driver samples: work that is shorter than its sampling period may be missed, and the time starts with the first
     reading. Where the utilization is unknown, the idle time is unknown; but an idle device's processes are idle.
     """
-    use = _utilization(device)
-    known = before.processes_by_key if before and device.processes else {}
+    utilization = _utilization(device)
+    processes_before = before.processes_by_key if before and device.processes else {}
     processes = device.processes and tuple(
-        _with_idle_time(process, use, known.get(process.key), seconds) for process in device.processes
+        _with_idle_time(process, utilization, processes_before.get(process.key), seconds)
+        for process in device.processes
     )
-    idle = _next_idle_seconds(use, before.idle_seconds if before else None, seconds)
+    idle = _next_idle_seconds(utilization, before.idle_seconds if before else None, seconds)
     if idle is None and processes == device.processes:
         return device
     return replace(device, processes=processes, idle_seconds=idle)
 
 
 def _with_idle_time(
-    process: ProcessUsage, use: float | None, before: ProcessUsage | None, seconds: float
+    process: ProcessUsage, device_utilization: float | None, before: ProcessUsage | None, seconds: float
 ) -> ProcessUsage:
-    own = process.utilization_ratio
-    if own is None and use == 0.0:
-        own = use
-    idle = _next_idle_seconds(own, before.idle_seconds if before else None, seconds)
+    utilization = process.utilization_ratio
+    if utilization is None and device_utilization == 0.0:
+        utilization = device_utilization
+    idle = _next_idle_seconds(utilization, before.idle_seconds if before else None, seconds)
     return process if idle == process.idle_seconds else replace(process, idle_seconds=idle)
 
 
@@ -290,7 +291,7 @@ def _utilization(device: DeviceReading) -> float | None:
     return max(sensors.gpu_utilization_ratio, *coders)
 
 
-def _next_idle_seconds(use: float | None, before: float | None, seconds: float) -> float | None:
-    if use is None:
+def _next_idle_seconds(utilization: float | None, before: float | None, seconds: float) -> float | None:
+    if utilization is None:
         return None
-    return 0.0 if use > 0 or before is None else before + seconds
+    return 0.0 if utilization > 0 or before is None else before + seconds

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from gpumond.facts.errors import CONDITION_REMEDIES
 from gpumond.facts.snapshot import MAX_MISSED_READINGS, AgentReport, DeviceReading, ExcessClaim, Snapshot, Suspension
 from gpumond.facts.units import size_text
-from gpumond.tick.claims import unmapped_by_device
+from gpumond.tick.claims import unmapped_bytes_by_device
 
 DEVICE_CONDITIONS = tuple(
     kind for kind in CONDITION_REMEDIES if kind not in ("private_pid_namespace", "agent_pid_unknown")
 )
-SHOWN_AGENTS = 3
-"""Agents without a pid that the condition names; it counts the others."""
+MAX_SHOWN_AGENTS = 3
+"""Maximum number of agents without a pid that the condition names; it counts the others."""
 
 
 class Condition(NamedTuple):
@@ -33,11 +33,15 @@ def conditions(snapshot: Snapshot) -> Iterator[Condition]:
         yield Condition(None, "agent_pid_unknown", _agents_text(without_pid))
     for device in snapshot.devices:
         for kind in device_conditions(device):
-            part = device.partition_bytes if kind == "memory_partition" else None
-            yield Condition(device.uuid, kind, "" if part is None else f"the daemon itself could use {size_text(part)}")
-    own = {each.key for each in snapshot.suspended_programs}
+            partition_bytes = device.partition_bytes if kind == "memory_partition" else None
+            yield Condition(
+                device.uuid,
+                kind,
+                "" if partition_bytes is None else f"the daemon itself could use {size_text(partition_bytes)}",
+            )
+    suspended_by_gpumond = {each.key for each in snapshot.suspended_programs}
     for each in snapshot.suspensions:
-        if each.confirmed and each.process not in own:
+        if each.confirmed and each.process not in suspended_by_gpumond:
             yield Condition(each.device_uuid, "suspended", _suspension_text(snapshot, each))
     for report in snapshot.reports:
         for uuid, size in _managed_bytes_by_device(report).items():
@@ -69,7 +73,9 @@ def _process_text(pid: int, workload: str) -> str:
 
 
 def _agents_text(reports: Sequence[AgentReport]) -> str:
-    names = [f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:SHOWN_AGENTS]]
+    names = [
+        f"{each.workload or 'unnamed'} (uid {each.uid}, connection {each.pid})" for each in reports[:MAX_SHOWN_AGENTS]
+    ]
     others = len(reports) - len(names)
     return ", ".join([*names, f"{others} more"] if others else names)
 
@@ -86,7 +92,7 @@ def _managed_bytes_by_device(report: AgentReport) -> Mapping[str, int]:
 def _suspension_text(snapshot: Snapshot, suspension: Suspension) -> str:
     report = snapshot.reports_by_process.get(suspension.process)
     name = (report.workload if report else "") or suspension.usage.comm or "unnamed"
-    unmapped = unmapped_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
+    unmapped = unmapped_bytes_by_device(report.pools).get(suspension.device_uuid, 0) if report else 0
     counted = size_text(suspension.usage.used_bytes or 0)
     process = f"pid {suspension.process.pid} ({name})"
     return f"{process}: {size_text(unmapped)} in its allocators; the driver counted {counted} before"

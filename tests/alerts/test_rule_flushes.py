@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.facts.alerts import Action, DaemonActivity, Labels, Notification, Rule, StoredAlert
+from gpumond.facts.alerts import Action, ClockTimes, Labels, Notification, Rule, StoredAlert
 from gpumond.facts.flush import FlushRequest, FlushResponse, Target
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.action_decisions import ACTION_ANNOTATION
@@ -46,7 +46,7 @@ class MemoryStore:
     async def past_alerts(self) -> list[Alert]:
         return []
 
-    async def stored_alerts(self) -> tuple[list[StoredAlert], DaemonActivity | None]:
+    async def stored_alerts(self) -> tuple[list[StoredAlert], ClockTimes | None]:
         return [], None
 
     def store_alerts(

@@ -18,7 +18,7 @@ from gpumond.programs.audited_requests import (
     MAX_FILE_BYTES,
     MAX_PARTS_AT_ONCE,
     AuditedRequests,
-    ChunkMissing,
+    PartMissing,
     SnapshotFile,
 )
 from tests.helpers.values import make_report
@@ -89,7 +89,7 @@ def test_parts_make_the_file():
     ],
 )
 def test_incomplete_file_is_an_error(agents: Agents):
-    with pytest.raises(ChunkMissing):
+    with pytest.raises(PartMissing):
         fetched(agents)
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from gpumond.config.settings import Settings
 from gpumond.core import Clock, Dependencies, Tick
 from gpumond.daemon.daemon import Daemon
-from gpumond.facts.alerts import DaemonActivity
+from gpumond.facts.alerts import ClockTimes
 from gpumond.facts.errors import NoSuchEntry, StoreUnavailable
 from gpumond.facts.frame import Alert
 from gpumond.facts.messages import AgentRequest, AgentResponse, FlushCommand, FlushResult
@@ -154,7 +154,7 @@ class SimulatedDaemon:
         agents: AgentServer | None = None,
     ) -> None:
         self.world, self.receiver = world, receiver or CountingReceiver(world)
-        clock = {} if began is None else {"clock": lambda: DaemonActivity(time.time(), began + world.elapsed)}
+        clock = {} if began is None else {"clock": lambda: ClockTimes(time.time(), began + world.elapsed)}
         self.store = Store(
             directory / "gpumond.db", StoreLimits(max_bytes=store_bytes), heartbeat_seconds=HEARTBEAT_SECONDS, **clock
         )

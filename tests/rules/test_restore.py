@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpumond.facts.alerts import DaemonActivity, Rule, from_stored, to_stored
+from gpumond.facts.alerts import ClockTimes, Rule, from_stored, to_stored
 from gpumond.facts.frame import Verdict
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.features.rules.evaluation import GRACE_SECONDS, VERDICT_GRACE_SECONDS, awaited_alerts
@@ -31,7 +31,7 @@ def run(memory: TickState, *seconds: float, device: DeviceReading | None = None)
 
 def restart(memory: TickState, lived: float, outage: float = 2.0, ended: bool = False) -> TickState:
     alerts = list(to_stored(memory.activities, BEGAN))
-    activities = from_stored(alerts, DaemonActivity(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
+    activities = from_stored(alerts, ClockTimes(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
     return TickState(activities, awaited=awaited_alerts(activities, lambda process: ended))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import DaemonActivity
+from gpumond.facts.alerts import ClockTimes
 from gpumond.store.store import Store, StoreLimits, is_same_clock
 from tests.helpers.opened_store import RECEIPT, over, with_store
 
@@ -85,4 +85,4 @@ def test_resolved_alerts_and_receipts_are_limited_in_number(path: Path):
     ("now", "same"), [((1600.0, 700.0), True), ((1600.0 + 3600, 700.0), False), ((1600.0 - 3e8, 700.0), False)]
 )
 def test_changed_clock_removes_no_rows(now: tuple[float, float], same: bool):
-    assert is_same_clock(DaemonActivity(1000.0, 100.0), DaemonActivity(*now)) is same
+    assert is_same_clock(ClockTimes(1000.0, 100.0), ClockTimes(*now)) is same

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumond.facts.alerts import DaemonActivity, StoredAlert, from_stored
+from gpumond.facts.alerts import ClockTimes, StoredAlert, from_stored
 from gpumond.facts.errors import EntryChanged
 from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
@@ -70,14 +70,14 @@ def test_receipts_round_trip(path: Path):
 
 
 def test_alerts_are_resumed_with_their_age(path: Path):
-    now = DaemonActivity(1e6, 5000.0)
+    now = ClockTimes(1e6, 5000.0)
     fired = Alert(
         rule="full", phase="firing", labels=(("alertname", "full"),), annotations=(), value=1e6, active_at=1e6 + 60
     )
 
     async def fire(store: Store) -> None:
         nonlocal now
-        now = DaemonActivity(1e6 + 60, 5060.0)
+        now = ClockTimes(1e6 + 60, 5060.0)
         await store.store_alerts([StoredAlert((), fired, 5000.0)], [])
 
     with_store(path, fire, clock=lambda: now)

@@ -28,10 +28,10 @@ from gpumond.quantities import SCOPES
 from gpumond.quantities.quantity import Quantity, Unit
 
 UNITS: Mapping[RuleScope, Mapping[str, Unit]] = {
-    scope: {value.name: value.unit for value in spec.values} for scope, spec in SCOPES.items()
+    scope: {value.name: value.unit for value in spec.quantities} for scope, spec in SCOPES.items()
 }
 QUANTITIES: Mapping[RuleScope, Mapping[str, Quantity[Any]]] = {
-    scope: {value.name: value for value in spec.values} for scope, spec in SCOPES.items()
+    scope: {value.name: value for value in spec.quantities} for scope, spec in SCOPES.items()
 }
 LABELS: Mapping[RuleScope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
