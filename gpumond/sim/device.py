@@ -381,7 +381,7 @@ class SimDriver:
             device.unlock(pid)
         return ""
 
-    def moved_bytes(self, pid: int) -> int | None:
+    def resident_bytes(self, pid: int) -> int | None:
         return sum(device.held_bytes(pid) for device in self.devices if device.is_marked("suspended", pid))
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpumond.facts.errors import StoreUnavailable
 from gpumond.facts.snapshot import AgentReport
 from gpumond.features.flush.alertmanager_hook import (
-    MAX_REMEMBERED,
+    MAX_FIRINGS_PER_CALLER,
     REFUSED_ACTION,
     AlertmanagerHook,
     HookAlert,
@@ -177,7 +177,7 @@ def test_restarted_daemon_remembers_the_starts_that_had_an_effect():
 
 def test_number_of_remembered_starts_is_limited():
     setup = Setup(train(10), cooldown_seconds=0.0)
-    for number in range(MAX_REMEMBERED + 1):
+    for number in range(MAX_FIRINGS_PER_CALLER + 1):
         setup.hook._remember("token:am", ("a1", float(number)))
     assert setup.outcome(alert("a1", starts_at=1.0, uuid="GPU-a")) == "repeated"
     assert setup.outcome(alert("a1", starts_at=0.0, uuid="GPU-a")) == "flushed"

@@ -174,7 +174,7 @@ def test_resolved_alert_is_resent_for_a_limited_time():
         await until(lambda: RESOLVED in manager.received)
         await until(lambda: not queues(outbox)[0]._resolved_until)
 
-    with_outbox(work, manager, keep_resolved_seconds=0.05)
+    with_outbox(work, manager, resolved_resend_seconds=0.05)
     assert manager.received.count(RESOLVED) > 1
 
 

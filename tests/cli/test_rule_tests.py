@@ -51,7 +51,7 @@ def test_values_are_in_promtools_notation(text: str, samples: tuple[object, ...]
 
 def test_series_has_scope_value_and_labels():
     series = parse_series('pool_live_bytes{pid="10", workload="a \\"b\\""}', "1")
-    assert (series.scope, series.value) == ("pool", "live_bytes")
+    assert (series.scope, series.quantity) == ("pool", "live_bytes")
     assert series.labels == (("pid", "10"), ("workload", 'a "b"'))
 
 

@@ -10,7 +10,7 @@ from gpumond.facts.messages import AgentResponse
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.quota import EffectiveQuota
 from gpumond.facts.snapshot import AgentReport, ProcessQuota, Snapshot
-from gpumond.features.quotas.quotas import MAX_CONCURRENT_PROGRAMS, MAX_LIMITS_PER_HOUR, RETRY_SECONDS, QuotaLimits
+from gpumond.features.quotas.quotas import MAX_CONCURRENT_PROGRAMS, MAX_LIMITS_PER_HOUR, RETRY_SECONDS, ProgramLimiter
 from gpumond.serve.examples import REPORT, SNAPSHOT
 from tests.helpers.agent_server import in_event_loop
 
@@ -41,7 +41,7 @@ async def test_programs_that_do_not_answer_delay_no_other_user():
             await asyncio.Event().wait()
         return None
 
-    limits = QuotaLimits(set_limit)
+    limits = ProgramLimiter(set_limit)
     silent = [program(pid, 1) for pid in range(1, MAX_CONCURRENT_PROGRAMS + 5)]
     limits.execute(snapshot(*silent, program(100, 2)))
     await settled()
@@ -58,7 +58,7 @@ async def test_limits_of_one_users_programs_are_sent_at_a_limited_rate():
         sent.append(report.uid)
         return AgentResponse("id", "", (AppliedLimit("torch", None, 40, True),))
 
-    limits = QuotaLimits(set_limit)
+    limits = ProgramLimiter(set_limit)
     for number in range(2 * MAX_LIMITS_PER_HOUR):
         limits.execute(snapshot(program(number + 1, 1)))
         await settled()
@@ -76,7 +76,7 @@ async def test_limit_that_cannot_be_recorded_is_due_again():
         tried.append(report.pid)
         raise StoreUnavailable("the disk is full")
 
-    limits = QuotaLimits(set_limit)
+    limits = ProgramLimiter(set_limit)
     for at in (0.0, 1.0, RETRY_SECONDS):
         limits.execute(snapshot(program(1, 1), at=at))
         await settled()

@@ -18,8 +18,8 @@ from gpumond.features.quotas.admissions import (
     GRANT_SECONDS,
     LEASE_SECONDS,
     MAX_BLOCKING_SECONDS,
-    MAX_IN_TOTAL,
-    MAX_PER_USER,
+    MAX_REQUESTS,
+    MAX_REQUESTS_PER_USER,
     PROCESS_GRANT_SECONDS,
     Admission,
     Admissions,
@@ -168,12 +168,12 @@ def test_withdrawn_grant_is_released(world: World):
 
 
 def test_requests_are_limited_for_each_user_and_in_total(world: World):
-    for _ in range(MAX_PER_USER):
+    for _ in range(MAX_REQUESTS_PER_USER):
         world.ask(20)
     with pytest.raises(TooManyAdmissions, match="16 per user"):
         world.ask(20)
-    for number in range(MAX_IN_TOTAL - MAX_PER_USER):
-        world.ask(20, owner=f"uid:{number // MAX_PER_USER}")
+    for number in range(MAX_REQUESTS - MAX_REQUESTS_PER_USER):
+        world.ask(20, owner=f"uid:{number // MAX_REQUESTS_PER_USER}")
     with pytest.raises(TooManyAdmissions, match="256 in total"):
         world.ask(20, owner="uid:5000")
 

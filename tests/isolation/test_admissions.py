@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.features.quotas.admissions import MAX_PER_USER
+from gpumond.features.quotas.admissions import MAX_REQUESTS_PER_USER
 from tests.helpers.running import until
 from tests.helpers.users import ATTACKER, VICTIM
 from tests.isolation.machine import GIB, Machine
@@ -34,8 +34,8 @@ def ask(machine: Machine, asked: list[tuple[int, str]], uid: int, gib: int, wait
 
 
 def test_grants_that_nobody_fills_leave_another_user_a_share(machine: Machine, withdrawn: list[tuple[int, str]]):
-    for _ in range(MAX_PER_USER):
-        assert ask(machine, withdrawn, ATTACKER, FREE // MAX_PER_USER)["state"] == "granted"
+    for _ in range(MAX_REQUESTS_PER_USER):
+        assert ask(machine, withdrawn, ATTACKER, FREE // MAX_REQUESTS_PER_USER)["state"] == "granted"
     assert ask(machine, withdrawn, VICTIM, 60)["state"] == "granted"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumond.facts.messages import Hello, encode
-from gpumond.features.quotas.admissions import MAX_PER_USER
+from gpumond.features.quotas.admissions import MAX_REQUESTS_PER_USER
 from tests.helpers.users import ATTACKER
 from tests.isolation.machine import GIB, Machine, delays
 
@@ -53,6 +53,6 @@ def test_uids_of_one_person_have_one_owner_in_the_audit(machine: Machine):
 
 def test_uids_of_one_person_have_the_requests_for_memory_of_one(machine: Machine):
     body = {"need_bytes": 140 * GIB, "wait": True}
-    asked = [machine.ask(FIRST + i % 2, "POST", "/api/v1/admissions", body) for i in range(MAX_PER_USER + 1)]
+    asked = [machine.ask(FIRST + i % 2, "POST", "/api/v1/admissions", body) for i in range(MAX_REQUESTS_PER_USER + 1)]
     statuses = Counter(request.answer()[0] for request in asked)
-    assert statuses == {200: MAX_PER_USER, 429: 1}
+    assert statuses == {200: MAX_REQUESTS_PER_USER, 429: 1}

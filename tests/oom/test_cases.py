@@ -89,8 +89,8 @@ def test_the_rank_that_failed_first_is_first():
         for pid, rank, at in ((10, 0, 30.0), (11, 1, 28.5), (12, 2, 200.0))
     ]
     known = Cases([*ranks, replace(CASE, id="other", rank=0, job="slurm/2", at=29.0)])
-    assert [(each.rank, each.seconds_later) for each in known.ranks(ranks[0])] == [(1, 0.0), (0, 1.5)]
-    assert known.ranks(CASE) == ()
+    assert [(each.rank, each.seconds_later) for each in known.rank_errors(ranks[0])] == [(1, 0.0), (0, 1.5)]
+    assert known.rank_errors(CASE) == ()
 
 
 def opaque_frame(free: int) -> Frame:
@@ -710,7 +710,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     for case in (limited(1), limited(2, 2 * GIB), replace(CASE, id="2-12-1", pid=12), limited(3)):
         assert known.add(known.merged_with_earlier(case)) == []
     assert [(each.id, each.errors) for each in known.all()] == [("0-11-1", 1), ("2-12-1", 1), ("1-10-1", 3)]
-    assert known.newest_numbers() == {limited(3).process: 3}
+    assert known.newest_error_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
     assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; the request was 3.0 GiB too large)" in newest.summary

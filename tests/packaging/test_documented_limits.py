@@ -15,10 +15,10 @@ from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
 from gpumond.features.baselines.recordings import MAX_BASELINES
-from gpumond.features.flush.alertmanager_hook import MAX_REMEMBERED
+from gpumond.features.flush.alertmanager_hook import MAX_FIRINGS_PER_CALLER
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, MAX_RECEIPTS
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL_LENGTH, MAX_LABELS
-from gpumond.features.quotas.admissions import MAX_IN_TOTAL, MAX_PER_USER
+from gpumond.features.quotas.admissions import MAX_REQUESTS, MAX_REQUESTS_PER_USER
 from gpumond.features.quotas.borrow import MAX_REQUESTS_PER_HOUR
 from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS
 from gpumond.features.quotas.quotas import MAX_LIMITS_PER_HOUR, MAX_QUOTAS
@@ -102,7 +102,7 @@ STATED = {
     "[borrow](../how-to/borrow.md) requests that lead to a flush, per user": f"{MAX_REQUESTS_PER_HOUR} an hour",
     "alerts in one Alertmanager notification": f"{MAX_ALERTS}, each with {MAX_LABELS} labels of {MAX_LABEL_LENGTH:,} "
     "characters",
-    "Alertmanager alerts recorded as handled, per caller": f"{MAX_REMEMBERED:,}",
+    "Alertmanager alerts recorded as handled, per caller": f"{MAX_FIRINGS_PER_CALLER:,}",
     "wrong tokens or passwords per user": f"{FAILED_SIGN_INS_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{MAX_SIGN_INS_PER_CALLER} of each per caller, {MAX_SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
@@ -118,7 +118,7 @@ STATED = {
     "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",
     "a request's body": f"{MAX_BODY_BYTES // KIB} KiB",
     "event streams": f"{MAX_STREAMS}",
-    "requests for memory (`gpumond run --need`)": f"{MAX_PER_USER} per user, {MAX_IN_TOTAL} in total",
+    "requests for memory (`gpumond run --need`)": f"{MAX_REQUESTS_PER_USER} per user, {MAX_REQUESTS} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
     "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",

@@ -226,7 +226,7 @@ def test_flushes_of_the_last_hour_survive_a_restart():
 
 
 def test_tracks_of_ended_alerts_are_dropped_after_an_hour():
-    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack(attempts=(0.0,), note="flushed")}
+    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack(attempt_times=(0.0,), note="flushed")}
     assert forget_ended(tracks, [ALERT], 1e6) == tracks
     assert forget_ended(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
     assert forget_ended(tracks, [], 1e6) == {}

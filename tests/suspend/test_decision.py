@@ -24,7 +24,7 @@ from gpumond.features.suspend.checkpoint_process import (
     CheckpointResponse,
     carry_out,
 )
-from gpumond.features.suspend.decision import SuspendFacts, SuspendRequest, already_suspended, refusals, settle
+from gpumond.features.suspend.decision import HostState, SuspendRequest, already_suspended, checkpoint_outcome, refusals
 from gpumond.features.suspend.routes import ProgramTarget, nothing_to_resume
 from gpumond.host.machine import read_start_ticks
 from tests.helpers.values import make_pool, make_report
@@ -37,13 +37,13 @@ DEVICE = DeviceReading(
 SOURCE = SourceState(name="nvml", up=True, responsive=True, driver_version="580.159.04")
 SNAPSHOT = Snapshot(seq=1, taken_at=0.0, elapsed_seconds=10.0, source=SOURCE, devices=(DEVICE,))
 REPORT = make_report(10, (make_pool(live=60 * GIB, cached=0),), suspendable=True)
-ROOM = SuspendFacts(host_bytes=100 * GIB)
+ROOM = HostState(free_host_bytes=100 * GIB)
 
 
 def refused(
     device: DeviceReading = DEVICE,
     report: AgentReport = REPORT,
-    found: SuspendFacts | None = ROOM,
+    found: HostState | None = ROOM,
     allowed: bool = True,
     driver: str | None = "580.159.04",
     pending: int = 0,
@@ -67,7 +67,7 @@ def usage(**fields: Any) -> DeviceReading:
 
 def test_idle_program_that_allows_it_is_suspended():
     assert refused() == ""
-    assert refused(uid=REPORT.uid, idle_seconds=3600.0) == ""
+    assert refused(uid=REPORT.uid, min_idle_seconds=3600.0) == ""
     assert refused(replace(DEVICE, vendor="sim"), driver=None) == ""
     assert refused(report=replace(REPORT, components=("ipc",)), driver="610.10") == ""
 
@@ -78,7 +78,10 @@ def test_idle_program_that_allows_it_is_suspended():
         ("the configuration doesn't allow", {"allowed": False}),
         ("the program doesn't allow suspension", {"report": replace(REPORT, suspendable=False)}),
         (f"the program belongs to uid {REPORT.uid}", {"uid": REPORT.uid + 1}),
-        (f"the program belongs to uid {REPORT.uid}, and the daemon", {"found": replace(ROOM, uid=REPORT.uid + 1)}),
+        (
+            f"the program belongs to uid {REPORT.uid}, and the daemon",
+            {"found": replace(ROOM, daemon_uid=REPORT.uid + 1)},
+        ),
         ("the pid is unknown", {"report": replace(REPORT, pid=2**31)}),
         ("the program is already suspended", {"suspensions": (Suspension("GPU-a", USAGE, 0, 0.0, confirmed=True),)}),
         ("the driver lists no memory", {"device": replace(DEVICE, processes=())}),
@@ -93,14 +96,17 @@ def test_idle_program_that_allows_it_is_suspended():
         ("the program shares GPU memory", {"report": replace(REPORT, components=("ipc",))}),
         ("the program uses managed memory", {"report": replace(REPORT, pools=(pool(managed=True),))}),
         ("the program has NCCL communicators", {"report": replace(REPORT, components=("nccl",))}),
-        ("the program has been idle for 2 h, less than the required 3 h", {"idle_seconds": 10800.0}),
-        ("the program's idle time is unknown", {"device": usage(idle_seconds=None), "idle_seconds": 1.0}),
+        ("the program has been idle for 2 h, less than the required 3 h", {"min_idle_seconds": 10800.0}),
+        ("the program's idle time is unknown", {"device": usage(idle_seconds=None), "min_idle_seconds": 1.0}),
         ("the program's children use the GPU too (pid 11, 12)", {"found": replace(ROOM, children=(11, 12))}),
-        ("the free host memory is unknown", {"found": replace(ROOM, host_bytes=None)}),
-        ("the program needs 67.1 GiB of host memory, but only 67.0 GiB", {"found": replace(ROOM, host_bytes=67 * GIB)}),
+        ("the free host memory is unknown", {"found": replace(ROOM, free_host_bytes=None)}),
+        (
+            "the program needs 67.1 GiB of host memory, but only 67.0 GiB",
+            {"found": replace(ROOM, free_host_bytes=67 * GIB)},
+        ),
         (
             "the program needs 97.1 GiB of host memory",
-            {"found": replace(ROOM, host_bytes=70 * GIB), "pending": 30 * GIB},
+            {"found": replace(ROOM, free_host_bytes=70 * GIB), "pending": 30 * GIB},
         ),
     ],
 )
@@ -138,18 +144,22 @@ PROGRAM = SuspendedProgram(
     ],
 )
 def test_state_of_the_driver_decides(state: Any, driver: str, after: str | None, outcome: str | None):
-    settled = settle(replace(PROGRAM, state=state), CheckpointResponse(state=driver))
+    settled = checkpoint_outcome(replace(PROGRAM, state=state), CheckpointResponse(state=driver))
     assert (settled.program and settled.program.state, settled.outcome) == (after, outcome)
-    late = settle(replace(PROGRAM, state=state), None)
+    late = checkpoint_outcome(replace(PROGRAM, state=state), None)
     assert late.program == replace(PROGRAM, state=state, reason=late.reason)
     assert late.outcome == "timeout"
 
 
 def test_program_whose_state_is_unknown_states_the_reason_and_has_one_receipt():
-    crashed = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(error="the checkpoint process has crashed"))
+    crashed = checkpoint_outcome(
+        replace(PROGRAM, state="resuming"), CheckpointResponse(error="the checkpoint process has crashed")
+    )
     assert crashed.program == replace(PROGRAM, state="resuming", reason="the checkpoint process has crashed")
     assert (crashed.outcome, crashed.ask_again) == ("failed", True)
-    again = settle(crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), state_query=True)
+    again = checkpoint_outcome(
+        crashed.program, CheckpointResponse(error="the checkpoint process has crashed"), state_query=True
+    )
     assert (again.program, again.outcome, again.ask_again) == (crashed.program, None, True)
 
 
@@ -169,7 +179,9 @@ def test_program_that_is_not_running_is_not_suspended_again(state: Any, reason: 
 
 
 def test_program_whose_restore_has_not_begun_waits_with_its_grants():
-    settled = settle(replace(PROGRAM, state="resuming"), CheckpointResponse(state="checkpointed"), state_query=True)
+    settled = checkpoint_outcome(
+        replace(PROGRAM, state="resuming"), CheckpointResponse(state="checkpointed"), state_query=True
+    )
     assert settled.program == replace(PROGRAM, state="waiting")
 
 
@@ -261,7 +273,7 @@ class Driver:
     def unlock(self, pid: int) -> str:
         return self._call("unlock", RUNNING)
 
-    def moved_bytes(self, pid: int) -> int | None:
+    def resident_bytes(self, pid: int) -> int | None:
         return None
 
     def _call(self, name: str, after: int) -> str:

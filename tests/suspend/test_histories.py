@@ -25,7 +25,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Reading, Snapshot, SourceState
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
-from gpumond.features.suspend.decision import SuspendFacts, SuspendRequest
+from gpumond.features.suspend.decision import HostState, SuspendRequest
 from gpumond.features.suspend.suspender import Suspender
 from gpumond.tick.observe import observe
 from tests.helpers.memory_store import MemoryStore
@@ -239,7 +239,7 @@ class World:
             has_pending_sigcont=lambda key: False,
             is_flushing=lambda report: False,
             store=self.store,
-            note=self.note,
+            audit=self.note,
             publish=lambda receipt: None,
             wake=lambda: None,
             clock=clock,
@@ -267,8 +267,8 @@ class World:
     async def flush(self, request: FlushRequest, requested_by: str) -> FlushResponse:
         return FlushResponse("id", (), 0)
 
-    async def host_state(self, process: ProcessKey, listed: Collection[ProcessKey]) -> SuspendFacts:
-        return SuspendFacts(host_bytes=1000 * GIB)
+    async def host_state(self, process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
+        return HostState(free_host_bytes=1000 * GIB)
 
     async def note(self, actor: str, action: str, detail: Mapping[str, Any]) -> None: ...
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpumond.facts.quota import EffectiveQuota, StoredAdmission
 from gpumond.facts.snapshot import ProcessQuota, Snapshot
-from gpumond.features.quotas.admissions import allocated_bytes, capacities
+from gpumond.features.quotas.admissions import capacities, held_bytes_by_grant
 from gpumond.serve.examples import DEVICE, GIB, POOL, PROCESS, REPORT, SNAPSHOT, UUID
 
 OTHER = replace(PROCESS, pid=10, start_ticks=5, uid=1001, used_bytes=4 * GIB)
@@ -40,19 +40,19 @@ def reserve(gib: int, **fields: object) -> Snapshot:
 
 def test_memory_of_a_grant_is_that_of_its_process_and_of_agents_that_name_it():
     process = replace(NEITHER, pid=PROCESS.pid, start_ticks=PROCESS.start_ticks)
-    assert allocated_bytes(snapshot(), [replace(process, id="b")]) == {"b": 78 * GIB}
-    assert allocated_bytes(snapshot(), [NEITHER]) == {"a": 4 * GIB}
-    assert allocated_bytes(snapshot(), [replace(process, program_uid=1001)]) == {"a": 82 * GIB}
-    assert allocated_bytes(snapshot(), [replace(NEITHER, id="c")]) == {}
+    assert held_bytes_by_grant(snapshot(), [replace(process, id="b")]) == {"b": 78 * GIB}
+    assert held_bytes_by_grant(snapshot(), [NEITHER]) == {"a": 4 * GIB}
+    assert held_bytes_by_grant(snapshot(), [replace(process, program_uid=1001)]) == {"a": 82 * GIB}
+    assert held_bytes_by_grant(snapshot(), [replace(NEITHER, id="c")]) == {}
 
 
 def test_agent_of_another_user_cannot_name_a_grant():
-    assert allocated_bytes(snapshot(), [replace(NEITHER, program_uid=1000)]) == {}
+    assert held_bytes_by_grant(snapshot(), [replace(NEITHER, program_uid=1000)]) == {}
 
 
 def test_held_bytes_count_if_the_driver_does_not_list_the_process():
     device = replace(DEVICE, processes=None)
-    assert allocated_bytes(snapshot(devices=(device,)), [NEITHER]) == {"a": 3 * GIB}
+    assert held_bytes_by_grant(snapshot(devices=(device,)), [NEITHER]) == {"a": 3 * GIB}
 
 
 def test_device_without_a_current_reading_has_unknown_room():

@@ -11,7 +11,13 @@ import pytest
 
 from gpumond.facts.quota import Quota, QuotaTable
 from gpumond.facts.snapshot import CgroupLimit, CgroupLimitChange, Snapshot
-from gpumond.features.quotas.cgroups import MAX_OWN_LIMITS, RETRY_SECONDS, AppliedCgroupLimit, CgroupQuotas, due_changes
+from gpumond.features.quotas.cgroups import (
+    MAX_OWN_LIMITS,
+    RETRY_SECONDS,
+    AppliedCgroupLimit,
+    CgroupLimiter,
+    due_changes,
+)
 from gpumond.features.quotas.command import cgroup_table
 from gpumond.features.quotas.quotas import assign_quotas
 from gpumond.features.quotas.settings import QuotaConfig
@@ -105,11 +111,11 @@ def test_limit_is_audited_before_it_is_set_and_known_after_a_restart():
         made.extend(new)
 
     async def run() -> None:
-        first = CgroupQuotas(store, store.audit, make)
+        first = CgroupLimiter(store, store.audit, make)
         first.execute(snapshot(team()))
         await asyncio.sleep(0.1)
         store.full = True
-        second = CgroupQuotas(store, store.audit, make)
+        second = CgroupLimiter(store, store.audit, make)
         await second.load()
         second.execute(snapshot(team(30), present=40))
         await asyncio.sleep(0.1)

@@ -10,7 +10,7 @@ from gpumond.facts.pools import PoolUsage, Reclaimable
 from gpumond.facts.snapshot import STARTING, SourceState
 from gpumond.features.rules.evaluation import (
     MAX_PREVIEW_ALERTS,
-    RESOLUTION_SECONDS,
+    MOMENT_INTERVAL_SECONDS,
     PreviewMoments,
     pack_moment,
     preview,
@@ -24,7 +24,7 @@ RULE = Rule(name="hog", scope="device", value="used_ratio", above=0.5, for_secon
 
 def make_frame(number: int, reports: int = 0, used: int = 0) -> Frame:
     pools = (make_pool(live=number), make_pool("GPU-b", live=number, cached=7))
-    at = RESOLUTION_SECONDS * number
+    at = MOMENT_INTERVAL_SECONDS * number
     device = make_device(used_bytes=used, size_bytes=100, processes=(make_process(used_bytes=used),))
     snapshot = make_snapshot(
         device,
@@ -95,10 +95,10 @@ def test_newest_alerts_are_kept_and_the_others_counted():
     for number in range(8):
         processes = tuple(make_process(pid, used_bytes=number % 2) for pid in range(1, 401))
         device = make_device(used_bytes=400, size_bytes=1000, processes=processes)
-        at = RESOLUTION_SECONDS * number
+        at = MOMENT_INTERVAL_SECONDS * number
         moments.append(pack_moment(make_snapshot(device, taken_at=1000.0 + at, elapsed_seconds=at), ()))
     result = preview(rule, moments)
     assert (len(result.fired), result.omitted) == (MAX_PREVIEW_ALERTS, 4 * 400 - MAX_PREVIEW_ALERTS)
     starts = [alert.active_at for alert in result.fired]
     assert starts == sorted(starts)
-    assert starts[-1] == 1000.0 + 7 * RESOLUTION_SECONDS
+    assert starts[-1] == 1000.0 + 7 * MOMENT_INTERVAL_SECONDS

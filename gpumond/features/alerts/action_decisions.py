@@ -58,8 +58,8 @@ class ActionOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReleasedBytes:
-    """Bytes that a flush released from a pool and left in it, to evaluate its effect later."""
+class PoolRelease:
+    """What a flush released from a pool and left in it, to evaluate its effect later."""
 
     process: ProcessKey
     device_uuid: str
@@ -71,23 +71,23 @@ class ReleasedBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTrack:
-    """Flushes of an action for one alert and one user. ``attempts``: elapsed seconds of those of the last hour.
+    """Flushes of an action for one alert and one user. ``attempt_times``: elapsed seconds of the last hour's attempts.
 
     ``process`` is that of the alert, if it has one.
     """
 
-    attempts: tuple[float, ...] = ()
+    attempt_times: tuple[float, ...] = ()
     failures: int = 0
     is_under_way: bool = False
-    released: tuple[ReleasedBytes, ...] = ()
+    releases: tuple[PoolRelease, ...] = ()
     note: str = ""
     process: ProcessKey | None = None
 
     def due_at(self, action: Action) -> float:
-        if not self.attempts:
+        if not self.attempt_times:
             return float("-inf")
         wait = action.cooldown_seconds * 2.0 ** min(self.failures, 30)
-        return self.attempts[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
+        return self.attempt_times[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
 
 
 Tracks = Mapping[TrackKey, ActionTrack]
@@ -152,7 +152,7 @@ def decide_actions(
                     )
                 )
                 attempts = (*_recent_attempts(track, elapsed), elapsed)
-                track = replace(track, is_under_way=True, attempts=attempts, released=(), process=alert.process)
+                track = replace(track, is_under_way=True, attempt_times=attempts, releases=(), process=alert.process)
             if track != ActionTrack():
                 next_tracks[key] = track
     return orders, next_tracks
@@ -170,7 +170,7 @@ def tracks_after_flush(
         track,
         is_under_way=False,
         failures=track.failures + 1 if has_failed else track.failures,
-        released=tuple(_released_bytes(receipts, dict(order.refilled_flushes))),
+        releases=tuple(_pool_releases(receipts, dict(order.refilled_flushes))),
     )
     note = "; ".join((_note(order, receipts, problem), *end_requests))
     if has_failed:
@@ -181,13 +181,13 @@ def tracks_after_flush(
 def restored_tracks(attempts: Iterable[tuple[TrackKey, float]], now: float) -> Tracks:
     """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
 
-    ``attempts`` are Unix seconds, oldest first.
+    ``attempts``: by key and Unix time, oldest first.
     """
     tracks: dict[TrackKey, ActionTrack] = {}
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = ActionTrack(attempts=(*tracks.get(key, ActionTrack()).attempts, -ago))
+            tracks[key] = ActionTrack(attempt_times=(*tracks.get(key, ActionTrack()).attempt_times, -ago))
     return tracks
 
 
@@ -216,7 +216,7 @@ def forget_ended(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tra
         for key, track in tracks.items()
         if key[:2] in active
         or track.is_under_way
-        or (track.attempts and elapsed - track.attempts[-1] < MAX_WAIT_SECONDS)
+        or (track.attempt_times and elapsed - track.attempt_times[-1] < MAX_WAIT_SECONDS)
     }
 
 
@@ -224,30 +224,30 @@ def _for_process(track: ActionTrack, alert: Alert) -> ActionTrack:
     """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
     if track.is_under_way or same_process(track.process, alert.process):
         return track
-    return ActionTrack(attempts=track.attempts)
+    return ActionTrack(attempt_times=track.attempt_times)
 
 
 def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
     """Return the track with the effect of its last flush, once that is old enough."""
-    if not track.released or track.is_under_way or elapsed < track.due_at(action):
+    if not track.releases or track.is_under_way or elapsed < track.due_at(action):
         return track
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
-    released = sum(each.released_bytes for each in track.released)
-    if sum(_reallocated_bytes(each, pools) for each in track.released) < REFILL_RATIO * released:
-        return replace(track, failures=0, released=())
-    track = replace(track, failures=track.failures + 1, released=())
+    released = sum(each.released_bytes for each in track.releases)
+    if sum(_reallocated_bytes(each, pools) for each in track.releases) < REFILL_RATIO * released:
+        return replace(track, failures=0, releases=())
+    track = replace(track, failures=track.failures + 1, releases=())
     note = f"the programs reallocated the memory that the last flush released ({size_text(released)})"
     return replace(track, note=f"{note}; next attempt {_wait_text(track, action)} after that flush")
 
 
-def _reallocated_bytes(released: ReleasedBytes, pools: Mapping[PoolKey, PoolUsage]) -> int:
+def _reallocated_bytes(release: PoolRelease, pools: Mapping[PoolKey, PoolUsage]) -> int:
     """Return the bytes that the program allocated again; all if its agent observed it, even if they are free now."""
-    pool = pools.get((released.process, released.device_uuid, released.allocator))
+    pool = pools.get((release.process, release.device_uuid, release.allocator))
     if pool is None:
         return 0
-    if pool.refilled_flushes > released.refilled_flushes:
-        return released.released_bytes
-    return max(0, min(released.released_bytes, pool.held_bytes - released.held_bytes))
+    if pool.refilled_flushes > release.refilled_flushes:
+        return release.released_bytes
+    return max(0, min(release.released_bytes, pool.held_bytes - release.held_bytes))
 
 
 def _refilled_flushes(reports: Iterable[AgentReport]) -> tuple[tuple[PoolKey, int], ...]:
@@ -309,7 +309,7 @@ def _flushable_engines(
 
 
 def _recent_attempts(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
-    return tuple(at for at in track.attempts if elapsed - at < HOUR_SECONDS)
+    return tuple(at for at in track.attempt_times if elapsed - at < HOUR_SECONDS)
 
 
 def _attempts_in_last_hour(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
@@ -317,11 +317,11 @@ def _attempts_in_last_hour(tracks: Tracks, rule: str, uid: int, elapsed: float) 
     return sum(len(_recent_attempts(track, elapsed)) for track in own)
 
 
-def _released_bytes(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKey, int]) -> Iterator[ReleasedBytes]:
+def _pool_releases(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKey, int]) -> Iterator[PoolRelease]:
     for receipt in receipts:
         if receipt.released_bytes > 0 and receipt.after and receipt.device_uuid and receipt.allocator:
             process = ProcessKey(receipt.pid, receipt.start_ticks)
-            yield ReleasedBytes(
+            yield PoolRelease(
                 process=process,
                 device_uuid=receipt.device_uuid,
                 allocator=receipt.allocator,
@@ -332,7 +332,9 @@ def _released_bytes(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolK
 
 
 def _wait_text(track: ActionTrack, action: Action) -> str:
-    return duration_text(track.due_at(action) - track.attempts[-1] if track.attempts else action.cooldown_seconds)
+    return duration_text(
+        track.due_at(action) - track.attempt_times[-1] if track.attempt_times else action.cooldown_seconds
+    )
 
 
 def _note(order: ActionOrder, receipts: Sequence[Receipt], problem: str) -> str:

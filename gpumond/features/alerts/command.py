@@ -16,7 +16,7 @@ from gpumond.view.notices import steps_of
 from gpumond.view.rows import sort_by_urgency
 from gpumond.view.text import output_width, printable, table, time_text, wrap_text
 
-PAIRS = ("labels", "annotations")
+PAIR_FIELDS = ("labels", "annotations")
 """Fields that are objects in the output, so jq can name a label."""
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         ends = {silence["id"]: silence["ends_at"] for silence in silences}
     nothing = "no past alerts" if arguments.past else "no active alerts"
     header = ("PHASE", "SEVERITY", "RULE", "SINCE", *(["RESOLVED"] if arguments.past else []), "SUMMARY")
-    entries = [{**alert, **{name: dict(alert[name]) for name in PAIRS}} for alert in alerts]
+    entries = [{**alert, **{name: dict(alert[name]) for name in PAIR_FIELDS}} for alert in alerts]
     steps = wrap_text("\n".join(_next_steps(entries, arguments.url)), output_width())
     text = f"{table(header, _rows(alerts, ends))}\n{steps}".rstrip() if alerts else nothing
     print_result(arguments, entries, lambda: text)

@@ -91,7 +91,7 @@ class Dispatch:
 class AlertDispatcher:
     """Notifies, flushes for rules, and keeps alerts over a restart.
 
-    ``flush`` is the one path by which anything is flushed; ``began`` is the monotonic time of elapsed 0.
+    ``flush`` is the one path by which anything is flushed; ``started_monotonic`` is the monotonic time of elapsed 0.
     ``request_end`` asks a program to end, and returns the reason if it did not. ``suspend`` suspends one, or plans it.
     ``past`` are resolved alerts, newest last, annotated with what rules did.
     """
@@ -101,12 +101,12 @@ class AlertDispatcher:
         store: Store,
         outbox: Outbox,
         flush: Callable[[FlushRequest, str], Awaitable[FlushResponse]],
-        started: float,
+        started_monotonic: float,
         request_end: Callable[[AgentReport, str], Awaitable[str]] | None = None,
         suspend: Callable[[AgentReport, str, bool], Awaitable[SuspensionReceipt]] | None = None,
     ) -> None:
         self._request_end, self._suspend = request_end, suspend
-        self._store, self._outbox, self._flush, self._started = store, outbox, flush, started
+        self._store, self._outbox, self._flush, self._started_monotonic = store, outbox, flush, started_monotonic
         self.past: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
         self._unstored: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
@@ -183,7 +183,7 @@ class AlertDispatcher:
             past = tuple(self._unstored)
             self._unstored.clear()
             self._stored_state = state
-            storing = self._store.store_alerts(to_stored(dispatch.activities, self._started), notices, past)
+            storing = self._store.store_alerts(to_stored(dispatch.activities, self._started_monotonic), notices, past)
             self._writes.start(self._store_alerts(storing, past))
 
     async def close(self) -> None:
@@ -341,16 +341,16 @@ class ReceiverOptions:
 class AlertsPart(Part):
     def __init__(self, core: Core) -> None:
         self._core, self._store = core, core.store
-        self._receivers = core.find(ReceiverOptions) or ReceiverOptions()
+        self._receiver_options = core.find(ReceiverOptions) or ReceiverOptions()
         self._rules = core.get(RuleService)
         silences = core.find(SilenceService)
         self.outbox = Outbox(
-            self._receivers.receivers_of(core.settings),
+            self._receiver_options.receivers_of(core.settings),
             core.store,
             core.telemetry,
             wants=self._receives,
             is_silenced=lambda alert: silences is not None and bool(silences.silences_of(alert)),
-            backoff_seconds=self._receivers.backoff_seconds,
+            backoff_seconds=self._receiver_options.backoff_seconds,
         )
         self.dispatcher = AlertDispatcher(
             core.store,
@@ -381,7 +381,7 @@ class AlertsPart(Part):
         self.dispatcher.execute(self._dispatch)
 
     async def configure(self, settings: Settings) -> None:
-        await self.outbox.configure(self._receivers.receivers_of(settings))
+        await self.outbox.configure(self._receiver_options.receivers_of(settings))
 
     async def close(self) -> None:
         await self.dispatcher.close()
@@ -393,7 +393,7 @@ class AlertsPart(Part):
 
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         """Send a test message to a receiver, without its queue. Raises NoSuchEntry, StoreUnavailable."""
-        receivers = {receiver.name: receiver for receiver in self._receivers.receivers_of(self._core.settings)}
+        receivers = {receiver.name: receiver for receiver in self._receiver_options.receivers_of(self._core.settings)}
         if name not in receivers:
             raise NoSuchEntry(f"no receiver has the name {name}; known receivers: {', '.join(receivers) or 'none'}")
         await self._store.audit(requested_by, "receiver.test", {"receiver": name})

@@ -38,7 +38,7 @@ MAX_FIRING_PAUSE_SECONDS = 55.0
 """Longest pause while a firing alert waits to be sent: with the 5 s of an attempt, a receiver that answers again is
 notified within a minute.
 """
-KEEP_RESOLVED_SECONDS = 15 * 60.0
+RESOLVED_RESEND_SECONDS = 15 * 60.0
 DRAIN_SECONDS = 0.5
 
 
@@ -56,12 +56,12 @@ class Outbox:
         wants: Callable[[str, str], bool] = lambda receiver, rule: True,
         is_silenced: Callable[[Alert], bool] = lambda alert: False,
         backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
-        keep_resolved_seconds: float = KEEP_RESOLVED_SECONDS,
+        resolved_resend_seconds: float = RESOLVED_RESEND_SECONDS,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
         self._receivers, self.store, self.telemetry = tuple(receivers), store, telemetry
         self._wants, self.is_silenced, self.backoff_seconds = wants, is_silenced, backoff_seconds
-        self.keep_resolved_seconds, self.queue_limit = keep_resolved_seconds, queue_limit
+        self.resolved_resend_seconds, self.queue_limit = resolved_resend_seconds, queue_limit
         self._queues: dict[str, ReceiverQueue] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
@@ -282,7 +282,7 @@ class ReceiverQueue:
                 if accepted:
                     self._known_alerts[labels] = notice.alert
             elif self._known_alerts.pop(labels, None) and accepted and self._receiver.resend_seconds is not None:
-                self._resolved_until[labels] = (notice.alert, time.monotonic() + self._outbox.keep_resolved_seconds)
+                self._resolved_until[labels] = (notice.alert, time.monotonic() + self._outbox.resolved_resend_seconds)
         if len(self._queue) < self._limit // 2:
             self._is_full = False
         if batch:

@@ -29,7 +29,7 @@ from gpumond.store.table import AuditActions, Table
 Side = Literal["before", "after"]
 
 MAX_BASELINES = 100
-MAX_BYTES = 8 * 1024**2
+MAX_TABLE_BYTES = 8 * 1024**2
 
 
 def baseline_table(store: Store, side: Side) -> Table[Baseline]:
@@ -69,7 +69,7 @@ class BaselineService:
     async def record(self, name: str, for_seconds: float, workload: str | None, requested_by: str) -> None:
         """Record a baseline; one of that name is replaced at the end. Raises StoreUnavailable, EntryConflict."""
         rows, size_bytes = await self._tables["before"].rows_and_bytes()
-        if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_BYTES:
+        if rows >= 2 * MAX_BASELINES or size_bytes >= MAX_TABLE_BYTES:
             raise EntryConflict("there are too many baselines; delete one that is no longer needed")
         detail = {"name": name, "for_seconds": for_seconds, "workload": workload}
         await self._store.audit(requested_by, "baseline.record", detail)
@@ -150,7 +150,7 @@ MEASURES_OF_SHARE = {
     "overhead": ("overhead",),
     "opaque": (),
 }
-"""Measures to which a share of the ledger adds, besides ``used``."""
+"""Measures to which a share of the ledger adds, besides ``used``. No other share is recorded."""
 
 MAX_WORKLOADS = 64
 
@@ -173,19 +173,19 @@ class BaselineRecorder:
 
     def __init__(self, name: str, for_seconds: float, workload: str | None = None) -> None:
         self.name, self.for_seconds, self.workload = name, for_seconds, workload
-        self._began: tuple[float, float] | None = None
+        self._started: tuple[float, float] | None = None
         self._now = 0.0
         self._workloads: dict[str, _WorkloadRecording] = {}
 
     @property
     def complete(self) -> bool:
-        return self._began is not None and self._now - self._began[1] >= self.for_seconds
+        return self._started is not None and self._now - self._started[1] >= self.for_seconds
 
     def add(self, frame: Frame) -> None:
         """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
         elapsed = frame.snapshot.elapsed_seconds
-        passed_seconds = elapsed - self._now if self._began else 0.0
-        self._began = self._began or (frame.snapshot.taken_at, elapsed)
+        passed_seconds = elapsed - self._now if self._started else 0.0
+        self._started = self._started or (frame.snapshot.taken_at, elapsed)
         self._now = elapsed
         missing_devices = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
         for name, lines in self._lines(frame).items():
@@ -215,7 +215,7 @@ class BaselineRecorder:
 
     def baseline(self) -> Baseline:
         """Return the baseline recorded so far."""
-        started_at, since = self._began or (0.0, 0.0)
+        started_at, since = self._started or (0.0, 0.0)
         workloads = tuple(_workload_measures(name, self._workloads[name]) for name in sorted(self._workloads))
         return Baseline(
             self.name, self.workload, started_at, self.for_seconds, self._now - since, self.complete, workloads

@@ -142,7 +142,7 @@ class Blocks:
     """Values in order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, pairs are merged."""
 
     def __init__(self) -> None:
-        self._span = 1
+        self._values_per_block = 1
         self._peak = 0.0
         self._current: list[float] = []
         self._levels: list[float] = []
@@ -150,19 +150,19 @@ class Blocks:
     def add(self, value: float) -> None:
         self._peak = max(self._peak, value)
         self._current.append(value)
-        if len(self._current) < self._span:
+        if len(self._current) < self._values_per_block:
             return
         self._levels.append(median(self._current))
         self._current = []
         if len(self._levels) == MAX_BLOCKS:
             pairs = zip(self._levels[::2], self._levels[1::2], strict=True)
             self._levels = [(one + other) / 2 for one, other in pairs]
-            self._span *= 2
+            self._values_per_block *= 2
 
     def distribution(self) -> Distribution | None:
         """Return None before the first value. A last block that is less than half full counts for the peak alone."""
         levels = self._levels
-        if self._current and (2 * len(self._current) >= self._span or not levels):
+        if self._current and (2 * len(self._current) >= self._values_per_block or not levels):
             levels = [*levels, median(self._current)]
         if not levels:
             return None

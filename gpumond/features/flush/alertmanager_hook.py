@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 FLUSH_ACTION, REFUSED_ACTION = "hook.flush", "hook.refused"
 """Actions in the audit log: an alert is about to flush; its flush could not start."""
 
-MAX_REMEMBERED = 1024
-"""Starts of alerts that are remembered for each caller."""
+MAX_FIRINGS_PER_CALLER = 1024
+"""Maximum number of firings of alerts that are remembered for each caller."""
 
 CLOCK_TOLERANCE_SECONDS = 5.0
 """Tolerated difference between the clocks of this machine and of the sender of an alert."""
@@ -199,7 +199,7 @@ class AlertmanagerHook:
     def _remember(self, user: str, firing_key: FiringKey) -> None:
         handled = self._handled[user]
         handled[firing_key] = None
-        while len(handled) > MAX_REMEMBERED:
+        while len(handled) > MAX_FIRINGS_PER_CALLER:
             del handled[next(iter(handled))]
 
     async def _forget(self, alert: HookAlert, caller: str) -> None:

@@ -53,8 +53,8 @@ from gpumond.store.table import to_text
 class DriverCounts(NamedTuple):
     """Driver's count for one process and the device's size in bytes, by device. Unknown is absent."""
 
-    used: Mapping[str, int]
-    sizes: Mapping[str, int]
+    used_bytes: Mapping[str, int]
+    size_bytes: Mapping[str, int]
 
 
 def drop_unreported(
@@ -112,13 +112,13 @@ def verified_receipt(
     """
     device = change.before.device_uuid
     reported_bytes = change.before.held_bytes - change.after.held_bytes
-    driver_before, driver_after = before.used.get(device), after.used.get(device)
+    driver_before, driver_after = before.used_bytes.get(device), after.used_bytes.get(device)
     if change.before.managed:  # not part of the driver's count for the process
         driver_before = driver_after = None
     driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
     raced = change.raced or (has_changed and driver_released not in (None, reported_bytes))
     outcome, reason = result.outcome, result.reason
-    released_bytes, implausibility = _plausible_bytes(reported_bytes, driver_before, before.sizes.get(device))
+    released_bytes, implausibility = _plausible_bytes(reported_bytes, driver_before, before.size_bytes.get(device))
     if implausibility:
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, implausibility)))
@@ -158,8 +158,8 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
     if receipt.outcome != "nothing" or not receipt.steps:
         return [receipt]
     receipts = []
-    for device, used_before in sorted(before.used.items()):
-        used_after = after.used.get(device)
+    for device, used_before in sorted(before.used_bytes.items()):
+        used_after = after.used_bytes.get(device)
         released = None if used_after is None else used_before - used_after
         outcome: FlushOutcome = "freed" if released and released > 0 else "nothing"
         device_receipt = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
@@ -206,7 +206,7 @@ def _pool_bytes(pool: PoolUsage, driver_used_bytes: int | None) -> PoolBytes:
     return PoolBytes(pool.held_bytes, pool.live_bytes, pool.reclaimable.likely, driver_used_bytes)
 
 
-PLANS_PER_REQUESTER = 8
+MAX_PLANS_PER_REQUESTER = 8
 MAX_REQUESTERS = 64
 
 PoolKey = tuple[ProcessKey, str | None, str | None]
@@ -228,7 +228,7 @@ class Plans:
     def add(self, requested_by: str, plan: str, receipts: Iterable[Receipt]) -> None:
         plans = self._by_requester.pop(requested_by, {})
         plans[plan] = {pool_key_of(receipt): receipt.expected for receipt in receipts if receipt.expected}
-        self._by_requester[requested_by] = dict([*plans.items()][-PLANS_PER_REQUESTER:])
+        self._by_requester[requested_by] = dict([*plans.items()][-MAX_PLANS_PER_REQUESTER:])
         if len(self._by_requester) > MAX_REQUESTERS:
             del self._by_requester[next(iter(self._by_requester))]
 
@@ -241,7 +241,10 @@ MAX_NEIGHBOR_WAIT_SECONDS = 5.0
 
 
 class FlushLocks:
-    """``max_neighbor_wait_seconds``: the longest total wait of a flush for those of other users on its devices."""
+    """Locks of flushes that must not run at the same time.
+
+    ``max_neighbor_wait_seconds``: the longest total wait of a flush for those of other users on its devices.
+    """
 
     def __init__(self, max_neighbor_wait_seconds: float = MAX_NEIGHBOR_WAIT_SECONDS) -> None:
         self._max_neighbor_wait_seconds = max_neighbor_wait_seconds
@@ -294,7 +297,9 @@ def _groups(report: AgentReport) -> list[str]:
 
 
 SETTLE_SECONDS = 5.0
+"""Longest wait until the driver's counts show a release."""
 STABLE_SECONDS = 1.0
+"""Time after which counts that have not changed are final."""
 COOLDOWN_SECONDS = 30.0
 MANUAL_COOLDOWN_SECONDS = 5.0
 """Longest cooldown for a flush that a user requests; a rule waits for the whole ``cooldown_seconds``."""
@@ -531,9 +536,9 @@ class Flusher:
         began = changed_at = self._clock()
         counts, pause = await self._driver_counts(identity), 0.02
         while is_release_unknown or any(
-            before.used[device] - counts.used[device] < released_bytes
+            before.used_bytes[device] - counts.used_bytes[device] < released_bytes
             for device, released_bytes in released.items()
-            if device in before.used and device in counts.used
+            if device in before.used_bytes and device in counts.used_bytes
         ):
             now = self._clock()
             if now - began > self._settle_seconds or now - changed_at > STABLE_SECONDS:
@@ -561,8 +566,8 @@ def _cooldown_message(report: AgentReport, elapsed_seconds: float, wait_seconds:
 
 log = logging.getLogger(__name__)
 
-AUDITED_PIDS = 100
-"""The most pids that the audit entry of a flush names."""
+MAX_AUDITED_PIDS = 100
+"""Maximum number of pids that the audit entry of a flush names."""
 
 
 class FlushPart(Part, FlushService):
@@ -666,6 +671,6 @@ def _receipts_detail(outcome: FlushResponse) -> dict[str, Any]:
         "released_bytes": outcome.released_bytes,
         "receipts": len(outcome.receipts),
         "outcomes": dict(Counter(receipt.outcome for receipt in outcome.receipts)),
-        "pids": sorted({receipt.pid for receipt in outcome.receipts})[:AUDITED_PIDS],
+        "pids": sorted({receipt.pid for receipt in outcome.receipts})[:MAX_AUDITED_PIDS],
         "sha256": sha256(text.encode()).hexdigest(),
     }

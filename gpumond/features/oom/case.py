@@ -182,7 +182,7 @@ def with_repeats(before: OomCase, case: OomCase, errors: int) -> OomCase:
     )
 
 
-def rank_order(case: OomCase, cases: tuple[OomCase, ...]) -> tuple[RankError, ...]:
+def rank_errors(case: OomCase, cases: tuple[OomCase, ...]) -> tuple[RankError, ...]:
     """Return the errors of all ranks of the job within a minute, first one first; empty for a program of one rank."""
     if case.rank is None:
         return ()

@@ -14,7 +14,7 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage
 from gpumond.facts.units import size_text
-from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_order, with_repeats
+from gpumond.features.oom.case import Curve, OomCase, RankError, Remedy, Timeline, rank_errors, with_repeats
 from gpumond.features.oom.remedies import Evidence, remedies, summary_sentence
 from gpumond.host.tasks import Tasks
 from gpumond.store.table import Table
@@ -27,12 +27,12 @@ MAX_CASES, MAX_CASES_PER_PROCESS = 200, 10
 FRAME_RETENTION_SECONDS = 2.0
 """Age up to which frames are kept to find the last one before an error: an agent reports it up to a second later."""
 PEAK_SECONDS = 60.0
-"""Time in which another device must have had room."""
+"""Time before an error in which another device must have had room."""
 CASE_ANNOTATION = "case"
 RULES_WITH_CASE = frozenset({"out-of-memory"})
 """Rules whose alerts name the case."""
 LATEST = "last"
-"""The name of the newest case."""
+"""The name of the newest case in place of its id."""
 
 
 class Cases:
@@ -51,15 +51,15 @@ class Cases:
         """Return the case with this id, or the newest for ``last``; None if there is none."""
         return next(reversed(self._cases.values()), None) if id == LATEST else self._cases.get(id)
 
-    def ranks(self, case: OomCase) -> tuple[RankError, ...]:
-        return rank_order(case, self.all())
+    def rank_errors(self, case: OomCase) -> tuple[RankError, ...]:
+        return rank_errors(case, self.all())
 
     def of_alert(self, process: ProcessKey, uuid: str | None) -> OomCase | None:
         """Return the newest case of a process on the alert's device, if possible one with remedies."""
         own = [each for each in self._cases.values() if each.process == process and each.device_uuid in (uuid, None)]
         return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
 
-    def newest_numbers(self) -> Mapping[ProcessKey, int]:
+    def newest_error_numbers(self) -> Mapping[ProcessKey, int]:
         """Return the number of each process's newest error that has a case."""
         numbers: dict[ProcessKey, int] = {}
         for each in self._cases.values():
@@ -81,7 +81,7 @@ class Cases:
         before = next(same, None)
         if before is None or case.oom is None:
             return case
-        return with_repeats(before, case, case.oom.number - self.newest_numbers()[case.process])
+        return with_repeats(before, case, case.oom.number - self.newest_error_numbers()[case.process])
 
     def add(self, case: OomCase) -> list[str]:
         """Add a case as the newest, and return the ids of those that are removed for it."""
@@ -147,7 +147,7 @@ class OomPart(Part):
         await self._tasks.finish()
 
     def _reported_cases(self, tick: Tick) -> Iterator[OomCase]:
-        since, numbers = self._core.started_at, self.cases.newest_numbers()
+        since, numbers = self._core.started_at, self.cases.newest_error_numbers()
         for report in (*tick.exited_reports, *tick.frame.snapshot.reports):
             for oom in report.program.ooms:
                 if oom.at >= since and oom.number > numbers.get(report.key, 0):
@@ -198,13 +198,13 @@ def _age_seconds(earlier: Frame, frame: Frame) -> float:
 
 
 FLOOR_POINTS = 30
-"""Least number of points of a program's history whose halves are compared; a younger program has fewer."""
+"""Number of points into which a program's history is divided, whose halves are compared; a young program has fewer."""
 TIMELINE_SECONDS, TIMELINE_POINTS = 600.0, 120
 """Length of a timeline, and its number of points."""
 MAX_CURVES = 12
-"""Programs with a curve of their own."""
+"""Maximum number of programs with a curve of their own."""
 REST_NAME = "everything else (including suspended and ended programs)"
-"""The name of what is on the device besides those programs."""
+"""The name of what is on the device besides the programs with a curve."""
 NOTABLE_RATIO = 0.01
 """Part of the device's highest use from which the rest is shown: less is a difference of a moment."""
 MAX_PROGRAMS = 64
@@ -216,7 +216,7 @@ NEAR_PEAK_RATIO = 0.98
 
 
 def recent_peaks(frame: Frame, history: History) -> Mapping[str, int]:
-    """Return the most bytes in use on each device in the minute before a frame."""
+    """Return the maximum bytes in use on each device in the minute before a frame."""
     since = frame.snapshot.taken_at - PEAK_SECONDS
     series = {each.uuid: history.series((each.uuid, None), "used", since) for each in frame.snapshot.devices}
     return {uuid: int(max(point.high for point in points)) for uuid, points in series.items() if points}
@@ -227,7 +227,7 @@ def case_id(at: float, pid: int, number: int) -> str:
 
 
 def live_floors(history: History, key: SeriesKey) -> tuple[float, float] | None:
-    """Return the fewest live bytes in the first half of a program's history and in the second; None if unknown."""
+    """Return the minimum live bytes in the first half of a program's history and in the second; None if unknown."""
     lows = [point.low for point in history.series(key, "live", resolution=history.age_seconds(key) / FLOOR_POINTS)]
     half = len(lows) // 2
     return (min(lows[:half]), min(lows[half:])) if half else None

@@ -39,13 +39,13 @@ class NeighborUsage:
 class Evidence(FailedAllocation):
     """A failed allocation, and what else is known.
 
-    ``verdicts`` are those of the frame of the report. ``peaks``: the most bytes in use on each device in the last
-    minute; a device is absent if they are unknown. ``live_floors``: the program's fewest live bytes on the device in
+    ``verdicts`` are those of the frame of the report. ``peak_bytes_by_device``: the maximum of the bytes in use in the
+    last minute; a device is absent if it is unknown. ``live_floors``: the program's minimum live bytes on the device in
     the first half of its history and in the second; None if unknown.
     """
 
     verdicts: Sequence[Verdict] = ()
-    peaks: Mapping[str, int] = field(default_factory=dict)
+    peak_bytes_by_device: Mapping[str, int] = field(default_factory=dict)
     live_floors: tuple[float, float] | None = None
 
     @cached_property
@@ -93,13 +93,13 @@ class Evidence(FailedAllocation):
         if self.is_limited:
             return None if self.request_bytes is None else self.limit_excess_bytes
         if self.cgroup is not None:
-            return self.in_cgroup_bytes - (self.cgroup.limit_bytes or 0)
+            return self.cgroup_need_bytes - (self.cgroup.limit_bytes or 0)
         if self.request_bytes is None or self.free_bytes is None:
             return None
         return max(0, -(-self.request_bytes // SEGMENT_BYTES) * SEGMENT_BYTES - self.free_bytes)
 
     @property
-    def in_cgroup_bytes(self) -> int:
+    def cgroup_need_bytes(self) -> int:
         """Bytes that the cgroup would have used with the request."""
         return (
             (self.cgroup.used_bytes or 0) + self.grown_bytes + (self.request_bytes or 0)
@@ -114,14 +114,14 @@ class Evidence(FailedAllocation):
         return next(own, None)
 
     def available_bytes(self, device: DeviceReading) -> int | None:
-        """Return the least free bytes of another device in the last minute, without those that another program is
+        """Return the minimum free bytes of another device in the last minute, without those that another program is
         granted; None if unknown, or if a program there is leaking.
         """
         free, used = device.current_free_bytes, device.used_bytes
         is_leaking = any(each.kind == "leak" and each.device_uuid == device.uuid for each in self.verdicts)
         if free is None or used is None or is_leaking:
             return None
-        returned = max(0, self.peaks.get(device.uuid, used) - used)
+        returned = max(0, self.peak_bytes_by_device.get(device.uuid, used) - used)
         others = (
             each for each in self.frame_before.grants if each.device_uuid == device.uuid and not self._is_own(each)
         )
@@ -165,7 +165,7 @@ class Evidence(FailedAllocation):
         return self.device.usable_bytes - self.free_bytes
 
     @cached_property
-    def difference_bytes(self) -> int:
+    def ledger_difference_bytes(self) -> int:
         """Bytes in use at the error, less those that the ledger before it and the program's record contain; 0 if
         unknown, or so few that the text of the error has rounded them.
         """
@@ -178,16 +178,16 @@ class Evidence(FailedAllocation):
     @property
     def unaccounted_bytes(self) -> int:
         """Bytes in use at the error that neither the ledger before it nor the program's record contains."""
-        return max(0, self.difference_bytes)
+        return max(0, self.ledger_difference_bytes)
 
     @property
     def overcount_bytes(self) -> int:
         """Bytes that the ledger before the error contains, and that were free at the error."""
-        return max(0, -self.difference_bytes)
+        return max(0, -self.ledger_difference_bytes)
 
     @cached_property
     def freed_since_bytes(self) -> int:
-        """Those of the unaccounted bytes that the program probably held, and freed before its record: it once held as
+        """The unaccounted bytes that the program probably held, and freed before its record: it once held as
         many, and the record is of a later report.
         """
         size = self.device.size_bytes if self.device and self.device.size_bytes else 0
@@ -248,7 +248,7 @@ class Evidence(FailedAllocation):
                     yield engine, used
 
     def own_engines(self) -> Iterator[EngineReading]:
-        """Yield those that the program is a process of."""
+        """Yield the serving engines that the program is a process of."""
         for engine, _ in self.engines():
             if self.report.key in [process.key for process in engine.processes]:
                 yield engine
@@ -271,7 +271,7 @@ LARGE_RATIO = 0.5
 FRAGMENTED_RATIO = 0.01
 """Part of the held bytes from which free blocks are the cause: less serves one request, and the next one fails."""
 MIN_LEAK_STEPS, MIN_PEAK_STEPS = 10, 3
-"""Steps from which their growth, or their peak, is known."""
+"""Minimum numbers of steps from which the growth of a step, or its peak, is known."""
 CHECKPOINTED_RATIO = 0.75
 """Part of the activations that checkpointing saves: of 16 equal layers, the inputs of 4 segments remain."""
 BATCH_DIVISORS = (2, 4, 8)
@@ -291,14 +291,15 @@ SIZE_TOLERANCE_RATIO = 0.02
 ROUNDING_RATIO = 0.001
 """Part of a device up to which the free bytes in the text of an error are rounded."""
 MIN_RAISE_RATIO, LIMIT_ROUNDING_BYTES = 0.05, GIB / 10
-"""Least part of a limit by which raising it is worth it, and the multiple to which it is rounded up, as texts show it.
+"""Minimum part of a limit by which it is raised, and the multiple to which the new limit is rounded up, as texts show
+it.
 """
 ARENA_ALLOCATORS = ("jax", "rmm", "tensorflow")
 """Allocators that keep all memory and serve requests from it."""
 RETRYING_ALLOCATORS = ("torch", "cupy", "sim")
 """Allocators that release their cache and try again before they fail."""
 CUPY_WITHOUT_RETRY = re.compile(r"\bcupy (?:[1-9]|1[0-3])\.")
-"""Versions of CuPy that fail at their own limit without that."""
+"""Versions of CuPy that fail at their own limit without a second attempt."""
 OPTIMIZER_PATH = "/torch/optim/"
 PREALLOCATION_ADVICE = ("tensorflow-memory-growth", "jax-preallocation", "rmm-pool-size")
 
@@ -350,8 +351,8 @@ def _rounded_limit_bytes(limit_bytes: int) -> int:
 def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
     if evidence.cgroup is not None and not evidence.is_limited:
         size = evidence.cgroup.limit_bytes or 0
-        enough_bytes = _rounded_limit_bytes(evidence.in_cgroup_bytes)
-        held = size_text(evidence.in_cgroup_bytes - (evidence.request_bytes or 0))
+        enough_bytes = _rounded_limit_bytes(evidence.cgroup_need_bytes)
+        held = size_text(evidence.cgroup_need_bytes - (evidence.request_bytes or 0))
         text = (
             f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
             f"{size_text(enough_bytes)} or more"
@@ -809,7 +810,7 @@ DEVICE_REMEDIES = (
     _ungranted_neighbor,
     _other_device,
 )
-"""Those that make room on the device, which the program's own limit doesn't let it use."""
+"""Remedies that make room on the device: a program that reached its own limit can't use it."""
 
 
 THIS_PROGRAM, PROBABLY_THIS_PROGRAM, UNKNOWN_PROCESS = (

@@ -119,4 +119,4 @@ def _find_case(request: Request, id: str) -> RankedCase:
     found = known.find(id)
     if found is None:
         raise HTTPException(404, f"no case has the ID {id}; to list the cases: gpumond oom")
-    return RankedCase(case=found, ranks=known.ranks(found))
+    return RankedCase(case=found, ranks=known.rank_errors(found))

@@ -119,7 +119,7 @@ class Decision:
 def decide(
     queue: AdmissionQueue,
     capacities: Iterable[DeviceCapacity],
-    allocated: Mapping[str, int],
+    held_bytes: Mapping[str, int],
     ended: Collection[str],
     now: float,
     overdue: Collection[str] = (),
@@ -127,21 +127,21 @@ def decide(
 ) -> Decision:
     """Return the requests that are granted now, and the plans of those that wait at the head of a user's queue.
 
-    ``allocated``: bytes that the program of each grant holds on its device. ``ended``: grants whose program has ended.
+    ``held_bytes``: by grant, what its program holds on its device. ``ended``: grants whose program has ended.
     ``overdue``: requests that have blocked others for long enough. ``user_by_owner``: the user of an owner whose queue
     has another name.
     """
     grants = [
         grant
         for grant in queue.grants
-        if grant.id not in ended and now < (grant.deadline or 0.0) and allocated.get(grant.id, 0) < grant.need_bytes
+        if grant.id not in ended and now < (grant.deadline or 0.0) and held_bytes.get(grant.id, 0) < grant.need_bytes
     ]
     user_of = {each.id: user_by_owner.get(each.owner, each.owner) for each in queue.all}
     granted: list[StoredAdmission] = []
     plans: dict[str, AdmissionPlan] = {}
     blocking: list[str] = []
     for capacity in capacities:
-        available = available_bytes(capacity, grants, allocated, user_of)
+        available = available_bytes(capacity, grants, held_bytes, user_of)
         if available is not None and available < 0 and capacity.reserved_bytes:
             flushable_users = capacity.flushable_users
             flushable = [each for each in capacity.neighbors if flushable_users is None or each.uid in flushable_users]
@@ -154,7 +154,7 @@ def decide(
             user = user_of[request.id]
             if user in waiting_users:
                 continue
-            available = available_bytes(capacity, grants, allocated, user_of, user, users)
+            available = available_bytes(capacity, grants, held_bytes, user_of, user, users)
             if available is not None and request.need_bytes <= available:
                 granted.append(request)
                 grants.append(replace(request, deadline=now + request.grant_seconds))
@@ -162,7 +162,7 @@ def decide(
             request_plan = plans[request.id] = admission_plan(capacity, request, available)
             waiting_users.add(user)
             own_grants = [grant for grant in grants if user_of[grant.id] == user]
-            own_available = available_bytes(capacity, own_grants, allocated, user_of)
+            own_available = available_bytes(capacity, own_grants, held_bytes, user_of)
             if available is None or own_available is None or request_plan.missing_bytes <= own_available - available:
                 candidates.append(request.id)
                 if request.id not in overdue:
@@ -192,7 +192,7 @@ def in_queue_order(
 def available_bytes(
     capacity: DeviceCapacity,
     grants: Iterable[StoredAdmission],
-    allocated: Mapping[str, int],
+    held_bytes: Mapping[str, int],
     user_of: Mapping[str, str],
     user: str | None = None,
     users: Collection[str] = (),
@@ -207,7 +207,7 @@ def available_bytes(
     whole_bytes = 0
     for grant in grants:
         if grant.device_uuid == capacity.uuid:
-            claim = max(0, grant.need_bytes - allocated.get(grant.id, 0))
+            claim = max(0, grant.need_bytes - held_bytes.get(grant.id, 0))
             whole_bytes += claim if grant.whole else 0
             claims[user_of[grant.id]].append(0 if grant.whole else claim)
     claimed = sum(map(sum, claims.values()))
@@ -228,32 +228,32 @@ def admission_plan(capacity: DeviceCapacity, request: StoredAdmission, available
 
 
 def reclaim_plan(
-    neighbors: Iterable[Neighbor], short_bytes: int, available: int, first_uid: int | None = None
+    neighbors: Iterable[Neighbor], missing_bytes: int, available: int, first_uid: int | None = None
 ) -> AdmissionPlan:
-    """Return the cheapest flushes that return ``short_bytes`` and, if all flushes return less, the fewest suspensions.
+    """Return the cheapest flushes that return ``missing_bytes`` and, if all return less, the fewest suspensions.
 
     A cache is cheap if its program is idle, and expensive if the program allocated flushed memory again. Among equals
     the largest is first, so few programs are flushed. The programs of the user ``first_uid`` come before all others.
     """
     neighbors, flushes = tuple(neighbors), list[Neighbor]()
     for each in sorted(neighbors, key=lambda each: (first_uid is not None and each.uid != first_uid, *_cost(each))):
-        if short_bytes <= 0:
+        if missing_bytes <= 0:
             break
         if each.reclaimable_bytes > 0:
             flushes.append(each)
-            short_bytes -= each.reclaimable_bytes
+            missing_bytes -= each.reclaimable_bytes
     suspensions: list[Neighbor] = []
-    while short_bytes > 0 and (
+    while missing_bytes > 0 and (
         suspendable := [each for each in neighbors if _suspension_gain(each) > 0 and each not in suspensions]
     ):
-        sufficient = [each for each in suspendable if _suspension_gain(each) >= short_bytes]
+        sufficient = [each for each in suspendable if _suspension_gain(each) >= missing_bytes]
         suspensions.append(
             min(sufficient, key=_suspension_gain) if sufficient else max(suspendable, key=_suspension_gain)
         )
-        short_bytes -= _suspension_gain(suspensions[-1])
+        missing_bytes -= _suspension_gain(suspensions[-1])
     flushes = [each for each in flushes if each not in suspensions]
     return AdmissionPlan(
-        available, _without_superfluous(flushes, -short_bytes), max(0, short_bytes), tuple(suspensions)
+        available, _without_superfluous(flushes, -missing_bytes), max(0, missing_bytes), tuple(suspensions)
     )
 
 
@@ -287,7 +287,7 @@ def _without_superfluous(flushes: Sequence[Neighbor], spare_bytes: int) -> tuple
     return tuple(reversed(needed))
 
 
-def allocated_bytes(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
+def held_bytes_by_grant(snapshot: Snapshot, grants: Iterable[StoredAdmission]) -> dict[str, int]:
     """Return the bytes that the processes of each grant hold on its device. Absent: none of them is known there.
 
     A suspended program holds nothing until it is resumed completely: its whole grant must last until then.
@@ -403,15 +403,15 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS = 10.0
 """Time after which a request that is not renewed loses its place."""
 GRANT_SECONDS = 120.0
-"""Time to allocate the memory, for a program whose process is unknown."""
+"""Time of a grant whose process is unknown: the program allocates its memory in it."""
 PROCESS_GRANT_SECONDS = 600.0
-"""The same for a known process. The end of the process ends its grant."""
+"""Time of a grant whose process is known. The end of the process ends its grant, too."""
 MIN_GRANT_SECONDS = 10.0
 """A grant that its program does not use halves the time of the user's next ones, down to this."""
 MAX_BLOCKING_SECONDS = 120.0
 """Time for which a request blocks those of other users, while flushes or the end of grants make room for it."""
-MAX_PER_USER, MAX_IN_TOTAL = 16, 256
-"""Limits of requests, granted ones included."""
+MAX_REQUESTS_PER_USER, MAX_REQUESTS = 16, 256
+"""Maximum numbers of requests of a user, and of all users, granted ones included."""
 FLUSH_PAUSE_SECONDS = 5.0
 """Time between two flushes for one device. It doubles while they do not suffice."""
 MAX_FLUSH_PAUSE_SECONDS = 600.0
@@ -437,7 +437,7 @@ def _is_valid(request: StoredAdmission) -> bool:
 
 class Admissions:
     """Requests of one daemon. ``reclaim`` returns the current setting; ``find_process`` a process by its pid, with its
-    uid. ``suspend`` suspends an idle program for the requester and the program that it names.
+    uid. ``suspend`` suspends an idle program; it takes the requester and the program that needs the memory.
 
     ``clock`` returns seconds of the machine's monotonic clock, which continue when the daemon restarts. After a change,
     call `save` before the requester is answered.
@@ -522,8 +522,12 @@ class Admissions:
         self._expire()
         user = counted_name(owner)
         own_count = sum(counted_name(each.owner) == user for each in self._queue.all)
-        if own_count >= MAX_PER_USER or len(self._queue.all) >= MAX_IN_TOTAL:
-            limit = f"{MAX_PER_USER} per user" if own_count >= MAX_PER_USER else f"{MAX_IN_TOTAL} in total"
+        if own_count >= MAX_REQUESTS_PER_USER or len(self._queue.all) >= MAX_REQUESTS:
+            limit = (
+                f"{MAX_REQUESTS_PER_USER} per user"
+                if own_count >= MAX_REQUESTS_PER_USER
+                else f"{MAX_REQUESTS} in total"
+            )
             raise TooManyAdmissions(f"too many requests for memory ({limit}); wait until a program has started")
         known_process = self._find_process(pid) if pid is not None else None
         process, program_uid = known_process if known_process and uid in (None, known_process[1]) else (None, uid)
@@ -576,19 +580,19 @@ class Admissions:
 
     def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]:
         """Return the grants whose program doesn't hold all of its memory yet."""
-        held = allocated_bytes(snapshot, self._queue.grants)
+        held_bytes = held_bytes_by_grant(snapshot, self._queue.grants)
         return tuple(
             GrantedRequest(
                 id=grant.id,
                 device_uuid=grant.device_uuid,
                 need_bytes=grant.need_bytes,
-                unused_bytes=grant.need_bytes - held.get(grant.id, 0),
+                unused_bytes=grant.need_bytes - held_bytes.get(grant.id, 0),
                 user=_user_of(grant, snapshot),
                 workload=grant.workload,
                 pid=grant.pid,
             )
             for grant in self._queue.grants
-            if held.get(grant.id, 0) < grant.need_bytes
+            if held_bytes.get(grant.id, 0) < grant.need_bytes
         )
 
     def _queued(self, snapshot: Snapshot, request: StoredAdmission, grants: Sequence[GrantedRequest]) -> QueuedRequest:
@@ -650,13 +654,13 @@ class Admissions:
         device_uuids = {request.device_uuid for request in queue.waiting} | snapshot.unused_reserves.keys()
         devices = [device for device in snapshot.devices if device.uuid in device_uuids]
         device_capacities = capacities(snapshot, queue.grants, self._reclaim(), devices)
-        held = allocated_bytes(snapshot, queue.grants)
-        self._count_unused(held, now)
+        held_bytes = held_bytes_by_grant(snapshot, queue.grants)
+        self._count_unused(held_bytes, now)
         overdue = {
             request_id for request_id, since in self._blocking_since.items() if now - since >= MAX_BLOCKING_SECONDS
         }
         user_by_owner = {each.owner: counted_name(each.owner) for each in queue.all}
-        self._decision = decide(queue, device_capacities, held, ended, now, overdue, user_by_owner)
+        self._decision = decide(queue, device_capacities, held_bytes, ended, now, overdue, user_by_owner)
         self._queue = self._decision.queue
         waiting = {each.id for each in self._queue.waiting}
         since = {request_id: self._blocking_since.get(request_id, now) for request_id in self._decision.blocking}
@@ -671,14 +675,14 @@ class Admissions:
         count, _ = self._unused_grants.get(user, (0, 0))
         return max(MIN_GRANT_SECONDS, seconds / 2.0 ** min(count, 10))
 
-    def _count_unused(self, held: Mapping[str, int], now: float) -> None:
+    def _count_unused(self, held_bytes: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
         for grant in self._queue.grants:
             user = counted_name(grant.owner)
             count, largest = self._unused_grants.get(user, (0, 0))
-            if held.get(grant.id, 0) >= grant.need_bytes >= largest:
+            if held_bytes.get(grant.id, 0) >= grant.need_bytes >= largest:
                 self._unused_grants.pop(user, None)
-            elif now >= (grant.deadline or 0.0) and 2 * held.get(grant.id, 0) < grant.need_bytes:
+            elif now >= (grant.deadline or 0.0) and 2 * held_bytes.get(grant.id, 0) < grant.need_bytes:
                 self._unused_grants[user] = count + 1, max(largest, grant.need_bytes)
 
     def _has_ended(self, request: StoredAdmission) -> bool:
@@ -731,8 +735,8 @@ class Admissions:
         grants = self._queue.grants
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         users = {user_of[each.id] for each in self._queue.waiting if each.device_uuid == device.uuid}
-        held = allocated_bytes(snapshot, grants)
-        available = available_bytes(capacity, grants, held, user_of, user_of[request.id], users)
+        held_bytes = held_bytes_by_grant(snapshot, grants)
+        available = available_bytes(capacity, grants, held_bytes, user_of, user_of[request.id], users)
         claimed = sum(each.need_bytes for each in ahead)
         plan = admission_plan(capacity, request, None if available is None else available - claimed)
         return replace(plan, claimed_bytes=claimed)
@@ -746,7 +750,7 @@ class Admissions:
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         others = [grant for grant in grants if grant.id not in own_grant_ids]
         user_of = {grant.id: counted_name(grant.owner) for grant in others}
-        available = available_bytes(capacity, others, allocated_bytes(snapshot, others), user_of)
+        available = available_bytes(capacity, others, held_bytes_by_grant(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
         return capacity, None if available is None else available + min(reserve, capacity.reserved_bytes)
 

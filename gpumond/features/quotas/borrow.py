@@ -74,19 +74,19 @@ def borrow_plan(
         and (each.uid == borrower.uid or reclaim == "all")
         and not is_cooling_down(each, flushed, now)
     ]
-    short_bytes = need_bytes - available_bytes
-    own_plan = reclaim_plan((each for each in allowed if each.uid == borrower.uid), short_bytes, available_bytes)
+    missing_bytes = need_bytes - available_bytes
+    own_plan = reclaim_plan((each for each in allowed if each.uid == borrower.uid), missing_bytes, available_bytes)
     return (
         own_plan
         if not own_plan.missing_bytes
-        else reclaim_plan(allowed, short_bytes, available_bytes, first_uid=borrower.uid)
+        else reclaim_plan(allowed, missing_bytes, available_bytes, first_uid=borrower.uid)
     )
 
 
 def idle_engines(
-    snapshot: Snapshot, device_uuid: str, borrower: PeerIdentity, reclaim: ReclaimPolicy, short_bytes: int
+    snapshot: Snapshot, device_uuid: str, borrower: PeerIdentity, reclaim: ReclaimPolicy, missing_bytes: int
 ) -> list[str]:
-    """Return the declared serving engines whose release returns ``short_bytes``, the largest first; else none."""
+    """Return the declared serving engines whose release returns ``missing_bytes``, the largest first; else none."""
     sizes: list[tuple[int, str]] = []
     for engine in snapshot.engines:
         is_idle = engine.idle_seconds is not None and engine.idle_seconds >= MIN_ENGINE_IDLE_SECONDS
@@ -98,10 +98,10 @@ def idle_engines(
             ]
     names: list[str] = []
     for size, name in sorted(sizes, reverse=True):
-        if short_bytes > 0:
+        if missing_bytes > 0:
             names.append(name)
-            short_bytes -= size
-    return names if short_bytes <= 0 else []
+            missing_bytes -= size
+    return names if missing_bytes <= 0 else []
 
 
 CapacityOf = Callable[[Snapshot, DeviceReading, ProcessKey], "tuple[DeviceCapacity, int | None]"]
@@ -156,9 +156,9 @@ class Borrows:
         tasks = self._start(plan, engines, f"uid:{borrower.uid}", now)
         done, pending = await asyncio.wait(tasks, timeout=max(0.0, deadline - loop.time()))
         released = sum(task.result().released_bytes for task in done if task.exception() is None)
-        short_bytes = request.size_bytes - (available_bytes or 0)
-        reason = "a flush is still in progress" if pending else "" if released >= short_bytes else "less was released"
-        return BorrowResponse(request.id, released >= short_bytes, max(0, released), reason)
+        missing_bytes = request.size_bytes - (available_bytes or 0)
+        reason = "a flush is still in progress" if pending else "" if released >= missing_bytes else "less was released"
+        return BorrowResponse(request.id, released >= missing_bytes, max(0, released), reason)
 
     async def close(self) -> None:
         await self._tasks.cancel()

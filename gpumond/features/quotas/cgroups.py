@@ -1,4 +1,4 @@
-"""Limits that quotas set for containers, which the driver keeps. No I/O, except in `CgroupQuotas`.
+"""Limits that quotas set for containers, which the driver keeps. No I/O, except in `CgroupLimiter`.
 
 A limit or soft limit that somebody else has set is never changed: it is not known what depends on it.
 """
@@ -19,7 +19,7 @@ RETRY_SECONDS = 10.0
 """Time until a limit that the driver does not report is set again. It doubles with each attempt."""
 MAX_RETRY_SECONDS = 600.0
 MAX_OWN_LIMITS = 1000
-"""Limits that are known as the daemon's own; those of the oldest containers are forgotten."""
+"""Maximum number of limits that are known as the daemon's own; those of the oldest containers are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,10 @@ def _required_limit(snapshot: Snapshot, device: DeviceReading, reported: CgroupL
     return min(limits, default=(None, ""))
 
 
-class CgroupQuotas:
-    """``change`` makes changes in the driver, ``audit`` records them before. It raises StoreUnavailable."""
+class CgroupLimiter:
+    """Sets the quotas' limits on cgroups. ``change`` makes changes in the driver, ``audit`` records them before, and
+    raises StoreUnavailable.
+    """
 
     def __init__(
         self,

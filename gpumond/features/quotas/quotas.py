@@ -20,7 +20,7 @@ from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessQuota, Pro
 from gpumond.facts.units import HOUR_SECONDS, backoff_seconds
 from gpumond.features.quotas.admissions import Admissions
 from gpumond.features.quotas.borrow import Borrows
-from gpumond.features.quotas.cgroups import CgroupQuotas
+from gpumond.features.quotas.cgroups import CgroupLimiter
 from gpumond.features.quotas.settings import QuotaConfig
 from gpumond.host.machine import find_process
 from gpumond.host.peer import person_uid
@@ -222,14 +222,16 @@ MAX_LIMITS_PER_HOUR = 128
 """Limits sent to the programs of one user, so a program that changes its limit does not fill the audit."""
 
 
-class QuotaLimits:
-    """``set_limit`` sets the limit of one program, and raises StoreUnavailable if it cannot be recorded."""
+class ProgramLimiter:
+    """Sets the quotas' limits in programs. ``set_limit`` sets that of one program, and raises StoreUnavailable if
+    that cannot be recorded.
+    """
 
     def __init__(self, set_limit: Callable[[AgentReport, int | None, str], Awaitable[AgentResponse | None]]) -> None:
         self._set_limit = set_limit
         self._sent: dict[ProcessKey, SentLimit] = {}
         self._answers: list[tuple[DueLimit, Sequence[AppliedLimit]]] = []
-        """Answers since the last decision. They are noted before the next one, since others are awaited during it."""
+        """Answers since the last decision. They are noted before the next decision, during which others may arrive."""
         self._semaphores: defaultdict[int, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(MAX_CONCURRENT_PROGRAMS)
         )
@@ -273,8 +275,8 @@ class QuotasPart(Part):
     def __init__(self, core: Core) -> None:
         self.loaded = False
         self.registry = QuotaRegistry(core.settings.quotas, core.store)
-        self._limits = QuotaLimits(core.requests.set_limit)
-        self._cgroups = CgroupQuotas(core.store, core.store.audit, core.devices.change_limits)
+        self._limits = ProgramLimiter(core.requests.set_limit)
+        self._cgroups = CgroupLimiter(core.store, core.store.audit, core.devices.change_limits)
         core.provide(QuotaRegistry, self.registry)
 
     async def load(self) -> Sequence[str]:

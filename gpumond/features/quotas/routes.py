@@ -71,8 +71,8 @@ async def request_memory(request: Request, body: AdmissionBody, caller: Caller =
     already have 16 requests.
     """
     core = core_of(request)
-    admissions, frame = core.get(Admissions), _frame(core.frame)
-    device = _device(frame, body.device, caller.uid)
+    admissions, frame = core.get(Admissions), _ready_frame(core.frame)
+    device = _find_device(frame, body.device, caller.uid)
     reserved = device.reserved_bytes or 0
     if device.usable_bytes is not None and body.need_bytes > device.usable_bytes:
         note = f" (the driver reserves {size_text(reserved)})" if reserved else ""
@@ -112,13 +112,13 @@ async def withdraw(request: Request, id: RequestId, caller: Caller = Depends(req
     return Response(status_code=204)
 
 
-def _frame(frame: Frame | None) -> Frame:
+def _ready_frame(frame: Frame | None) -> Frame:
     if frame is None or (not frame.snapshot.devices and frame.snapshot.source.reason == STARTING):
         raise not_ready()
     return frame
 
 
-def _device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
+def _find_device(frame: Frame, name: str | None, uid: int | None) -> DeviceReading:
     """Return the device with that name, or the only one. Raises NoSuchDevice, AmbiguousDevice, HTTPException."""
     if name is None:
         if len(frame.snapshot.devices) != 1:
@@ -151,7 +151,7 @@ def _registry(request: Request) -> QuotaRegistry:
     return core_of(request).get(QuotaRegistry)
 
 
-def _entry(entry: QuotaEntry) -> Response:
+def _entry_response(entry: QuotaEntry) -> Response:
     headers = {"ETag": f'"{entry.etag}"', "Location": f"/api/v1/quotas/{entry.name}"}
     return json_response(QuotaEntry, entry, headers=headers)
 
@@ -163,7 +163,7 @@ async def quotas(request: Request) -> Response:
 
 @router.read("/quotas/{name}", "One quota, with its ETag", QuotaEntry, QUOTA_EXAMPLE, (404,))
 async def quota(request: Request, name: str) -> Response:
-    return _entry(_registry(request).get(name))
+    return _entry_response(_registry(request).get(name))
 
 
 @router.change("PUT /quotas/{name}", "Create or replace a quota", QuotaEntry, QUOTA_EXAMPLE, (409, 412, 422, 503, 507))
@@ -176,7 +176,7 @@ async def replace(
     """
     if body.name != name:
         raise HTTPException(422, f"body.name: {body.name!r} differs from the name in the path, {name!r}")
-    return _entry(await _registry(request).put(body.quota(), caller_name, etag_of(if_match)))
+    return _entry_response(await _registry(request).put(body.quota(), caller_name, etag_of(if_match)))
 
 
 @router.deletion("/quotas/{name}", "Delete a quota", (404, 409, 412, 503, 507))

@@ -13,13 +13,13 @@ from gpumond.facts.quota import Quota
 from gpumond.facts.units import has_control_characters, size_text
 
 MAX_BYTES = 2**62
-MAX_PATTERN = 256
+MAX_PATTERN_CHARACTERS = 256
 
 
-def _size(value: object) -> object:
+def _parse_size(value: object) -> object:
     """Convert a text such as 40GiB to bytes; the model checks any other value. Raises ValueError."""
     if isinstance(value, str):
-        if not re.fullmatch(SIZE, value):
+        if not re.fullmatch(SIZE_PATTERN, value):
             hint = ", not a fraction of the device" if "%" in value else ""
             raise ValueError(f"expected a size such as 40GiB{hint}")
         return units.parse_size(value)
@@ -28,12 +28,15 @@ def _size(value: object) -> object:
     return value
 
 
-SIZE = r"[0-9]{1,18}(\.[0-9]{1,9})?( ?(B|[KMGT]iB|[kMGT]B))?"
+SIZE_PATTERN = r"[0-9]{1,18}(\.[0-9]{1,9})?( ?(B|[KMGT]iB|[kMGT]B))?"
 SIZE_SCHEMA = {
-    "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_BYTES}, {"type": "string", "pattern": f"^{SIZE}$"}]
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": MAX_BYTES},
+        {"type": "string", "pattern": f"^{SIZE_PATTERN}$"},
+    ]
 }
-Size = Annotated[int, BeforeValidator(_size), Field(ge=1, le=MAX_BYTES), WithJsonSchema(SIZE_SCHEMA)]
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+Size = Annotated[int, BeforeValidator(_parse_size), Field(ge=1, le=MAX_BYTES), WithJsonSchema(SIZE_SCHEMA)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARACTERS)]
 
 
 def _is_restrictive(pattern: str | None) -> bool:

@@ -222,7 +222,7 @@ def _test(arguments: argparse.Namespace) -> int:
 
 STALE = "stale"
 Sample = float | str | None
-"""A value, None if it is unknown, or GONE if the subject no longer exists."""
+"""A value, None if it is unknown, or STALE if the subject no longer exists."""
 
 MAX_SAMPLES = 100_000
 
@@ -274,7 +274,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class InputValues:
     scope: RuleScope
-    value: str
+    quantity: str
     labels: Labels
     samples: tuple[Sample, ...]
 
@@ -345,7 +345,7 @@ def _subjects(scope: RuleScope, series: Iterable[InputValues], index: int) -> Su
     for entry in series:
         sample = entry.samples[index] if index < len(entry.samples) else STALE
         if entry.scope == scope and not isinstance(sample, str):
-            rows.setdefault(entry.labels, {})[entry.value] = sample
+            rows.setdefault(entry.labels, {})[entry.quantity] = sample
     return Subjects(
         rows=tuple(rows.items()),
         values={name: partial(_value, name) for name in QUANTITIES[scope]},

@@ -331,9 +331,11 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 PREVIEW_SECONDS = 3600.0
-RESOLUTION_SECONDS = 30.0
+MOMENT_INTERVAL_SECONDS = 30.0
 MAX_PREVIEW_ALERTS = 1000
-"""Alerts of a preview: a rule that many subjects breach every other moment would have hundreds of thousands."""
+"""Maximum number of alerts of a preview: a rule that many subjects breach every other moment would have hundreds of
+thousands.
+"""
 MAX_PREVIEW_BYTES = 16 << 20
 """Maximum size of all packed moments: 120 moments of 1000 processes each take a third of it."""
 
@@ -369,13 +371,13 @@ class PreviewMoments:
     """Packed moments of the last hour, fewer if they are large."""
 
     def __init__(self, max_bytes: int = MAX_PREVIEW_BYTES) -> None:
-        self._moments: deque[bytes] = deque(maxlen=int(PREVIEW_SECONDS / RESOLUTION_SECONDS))
-        self._max_bytes, self._added_at = max_bytes, -RESOLUTION_SECONDS
+        self._moments: deque[bytes] = deque(maxlen=int(PREVIEW_SECONDS / MOMENT_INTERVAL_SECONDS))
+        self._max_bytes, self._added_at = max_bytes, -MOMENT_INTERVAL_SECONDS
 
     def add(self, frame: Frame) -> None:
         """Keep a frame if it is due. Frames from before the first reading are left out, because they have no values."""
         now = frame.snapshot.elapsed_seconds
-        if now - self._added_at < RESOLUTION_SECONDS or frame.snapshot.source.reason == STARTING:
+        if now - self._added_at < MOMENT_INTERVAL_SECONDS or frame.snapshot.source.reason == STARTING:
             return
         self._added_at = now
         self._moments.append(pack_moment(frame.snapshot, frame.verdicts))
@@ -409,7 +411,7 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
     return Preview(
         from_at=first,
         to_at=last,
-        resolution_seconds=RESOLUTION_SECONDS,
+        resolution_seconds=MOMENT_INTERVAL_SECONDS,
         snapshots=len(times),
         omitted=omitted,
         fired=tuple(fired),

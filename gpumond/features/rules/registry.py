@@ -80,8 +80,8 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
     def configure(self, settings: Settings) -> None:
         """Set the configuration's rules and overrides. They take precedence over those of the API."""
         self._receivers, self._file_overrides = settings.receiver_names(), settings.rule_overrides
-        self._file = {rule.name: _registry_item(rule, "file") for rule in settings.rules}
-        self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file}
+        self._file_items = {rule.name: _registry_item(rule, "file") for rule in settings.rules}
+        self._built_in = {rule.name: rule for rule in settings.built_in_rules() if rule.name not in self._file_items}
         self._rebuild()
 
     async def load(self) -> list[str]:
@@ -161,7 +161,7 @@ class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
         return RuleEntry(name, "api", etag, body)
 
     def _rebuild(self) -> None:
-        self._fixed = {name: self._with_overrides(rule) for name, rule in self._built_in.items()} | self._file
+        self._fixed = {name: self._with_overrides(rule) for name, rule in self._built_in.items()} | self._file_items
         super()._rebuild()
         self._rules = tuple(each.value for each in self._items.values() if each.entry.enabled)
 

@@ -60,7 +60,7 @@ class FlushConfig(StrictModel):
     only_idle_for: Seconds = 0.0
 
     @model_validator(mode="after")
-    def _idle_engines(self) -> FlushConfig:
+    def _check_idle_engines(self) -> FlushConfig:
         if self.only_idle_for and ENGINE_STEP not in self.steps:
             raise ValueError("only_idle_for applies to serving engines: add the step engine, as in steps: [engine]")
         return self
@@ -96,7 +96,7 @@ class ActionConfig(StrictModel):
         )
 
 
-def _values() -> str:
+def _values_text() -> str:
     """Return the values of all scopes with their units."""
     scopes = (
         f"{scope}: " + ", ".join(f"{name} ({unit})" for name, unit in units.items()) for scope, units in UNITS.items()
@@ -117,7 +117,7 @@ NAMES_BY_SCOPE: dict[str, Any] = {
 class RuleConfig(StrictModel):
     name: str = Field(pattern=r"^[a-z0-9_-]{1,64}$")
     scope: RuleScope
-    value: str = Field(description=_values(), json_schema_extra=NAMES_BY_SCOPE)
+    value: str = Field(description=_values_text(), json_schema_extra=NAMES_BY_SCOPE)
     above: Threshold | None = None
     below: Threshold | None = None
     clear: Threshold | None = None
@@ -131,7 +131,7 @@ class RuleConfig(StrictModel):
 
     @field_validator("labels", "annotations")
     @classmethod
-    def _names(cls, texts: dict[str, str]) -> dict[str, str]:
+    def _check_names(cls, texts: dict[str, str]) -> dict[str, str]:
         for name in texts:
             if not LABEL_NAME.fullmatch(name):
                 raise ValueError(f"{name!r:.40} isn't a valid label name: expected letters, digits and _")
@@ -139,7 +139,7 @@ class RuleConfig(StrictModel):
 
     @field_validator("match", "labels")
     @classmethod
-    def _printable(cls, texts: dict[str, str]) -> dict[str, str]:
+    def _check_printable(cls, texts: dict[str, str]) -> dict[str, str]:
         for name, text in texts.items():
             if has_control_characters(text):
                 raise ValueError(f"{name!r:.40}: {text!r:.40} has a control character, such as a newline; remove it")
@@ -147,7 +147,7 @@ class RuleConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _units(cls, body: Any) -> Any:
+    def _check_units(cls, body: Any) -> Any:
         """Refuse a size or a percentage as the threshold of a value that is neither."""
         of_scope: Mapping[Any, Mapping[str, Unit]] = UNITS
         known = isinstance(body, dict) and isinstance(body.get("scope"), str) and isinstance(body.get("value"), str)

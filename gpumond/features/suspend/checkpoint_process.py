@@ -53,8 +53,8 @@ class CheckpointResponse:
 
 
 class Driver(Protocol):
-    """Each method returns an empty text, or the driver's error. ``moved_bytes``: host memory of a program, in which its
-    device memory is while it is suspended; None if unknown.
+    """Each method returns an empty text, or the driver's error. ``resident_bytes``: host memory of a program, in which
+    its device memory is while it is suspended; None if unknown.
     """
 
     def init(self) -> str: ...
@@ -63,7 +63,7 @@ class Driver(Protocol):
     def checkpoint(self, pid: int) -> str: ...
     def restore(self, pid: int) -> str: ...
     def unlock(self, pid: int) -> str: ...
-    def moved_bytes(self, pid: int) -> int | None: ...
+    def resident_bytes(self, pid: int) -> int | None: ...
 
 
 class LockArguments(ctypes.Structure):
@@ -104,8 +104,8 @@ class CudaDriver:
     def unlock(self, pid: int) -> str:
         return self._call("cuCheckpointProcessUnlock", ctypes.c_int(pid), None)
 
-    def moved_bytes(self, pid: int) -> int | None:
-        return host_bytes_of(pid)
+    def resident_bytes(self, pid: int) -> int | None:
+        return resident_bytes(pid)
 
     def _call(self, name: str, *arguments: object) -> str:
         function = getattr(self._library, name, None)
@@ -152,11 +152,11 @@ class _CheckpointRun:
         return self.response("" if error else STATES[state_after] if 0 <= state_after < len(STATES) else "")
 
     def suspend(self) -> None:
-        request, driver, bytes_before = self.request, self.driver, self.driver.moved_bytes(self.request.pid)
+        request, driver, bytes_before = self.request, self.driver, self.driver.resident_bytes(self.request.pid)
         if not self.step("lock", lambda: driver.lock(request.pid, request.lock_milliseconds)):
             return
         if self.step("checkpoint", lambda: driver.checkpoint(request.pid)):
-            bytes_after = driver.moved_bytes(request.pid)
+            bytes_after = driver.resident_bytes(request.pid)
             self.host_bytes = (
                 None if bytes_before is None or bytes_after is None else max(0, bytes_after - bytes_before)
             )
@@ -187,7 +187,7 @@ def carry_out(request: CheckpointRequest, driver: Driver) -> CheckpointResponse:
     return _CheckpointRun(request, driver).carry_out()
 
 
-def host_bytes_of(pid: int) -> int | None:
+def resident_bytes(pid: int) -> int | None:
     """Return the bytes of a process in memory and swap, None if unknown."""
     lines = dict(line.partition(":")[::2] for line in read_or_empty(f"/proc/{pid}/status").splitlines())
     try:

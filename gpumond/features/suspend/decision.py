@@ -11,9 +11,9 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, Suspensi
 from gpumond.facts.units import duration_text, size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointResponse
 
-MIN_DRIVER, IPC_DRIVER = 570, 610
+MIN_DRIVER_VERSION, MIN_IPC_DRIVER_VERSION = 570, 610
 """First driver with cuCheckpointProcess*, and the first that suspends a program with shared device memory."""
-MARGIN_RATIO = 0.1
+HOST_MARGIN_RATIO = 0.1
 """Part of the driver's count that must remain free in host memory."""
 
 
@@ -24,27 +24,27 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuspendFacts:
-    """What the daemon has read for one program. ``host_bytes``: host memory that it can still allocate.
+class HostState:
+    """What the daemon has read for one program. ``free_host_bytes``: host memory that it can still allocate.
 
-    ``children``: its descendants that the driver lists. ``uid``: the daemon's user.
+    ``children``: its descendants that the driver lists. ``daemon_uid``: the daemon's user.
     """
 
-    host_bytes: int | None
+    free_host_bytes: int | None
     children: tuple[int, ...] = ()
-    uid: int = 0
+    daemon_uid: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendRequest:
-    """``uid``: the caller, None for an administrator. ``idle_seconds``: the least time without work.
+    """``uid``: the caller, None for an administrator. ``min_idle_seconds``: the minimum time without work.
 
     ``requested_for``: the program that waits for the memory.
     """
 
     process: ProcessKey
     uid: int | None = None
-    idle_seconds: float = 0.0
+    min_idle_seconds: float = 0.0
     requested_for: str = ""
 
 
@@ -69,9 +69,9 @@ def idle_seconds(snapshot: Snapshot, process: ProcessKey) -> float | None:
     return min(known_times) if known_times and len(known_times) == len(times) else None
 
 
-def is_idle(snapshot: Snapshot, process: ProcessKey, least_seconds: float) -> bool:
+def is_idle(snapshot: Snapshot, process: ProcessKey, min_seconds: float) -> bool:
     """Return whether a process is known to have been idle for so long."""
-    return not least_seconds or (idle_seconds(snapshot, process) or 0.0) >= least_seconds
+    return not min_seconds or (idle_seconds(snapshot, process) or 0.0) >= min_seconds
 
 
 def refusals(
@@ -79,7 +79,7 @@ def refusals(
     report: AgentReport,
     request: SuspendRequest,
     allowed: bool,
-    host_state: SuspendFacts | None,
+    host_state: HostState | None,
     pending_bytes: int = 0,
 ) -> Iterator[Refusal]:
     """Yield why a program may not be suspended now, nothing if it may.
@@ -111,11 +111,11 @@ def refusals(
         yield Refusal(
             "the program has NCCL communicators, which may hang after a suspension", "shut down torch.distributed first"
         )
-    if not is_idle(snapshot, report.key, request.idle_seconds):
+    if not is_idle(snapshot, report.key, request.min_idle_seconds):
         idle = idle_seconds(snapshot, report.key)
         reason = "the program's idle time is unknown"
         if idle is not None:
-            required = duration_text(request.idle_seconds)
+            required = duration_text(request.min_idle_seconds)
             reason = f"the program has been idle for {duration_text(idle)}, less than the required {required}"
         yield Refusal(reason, "try again later")
     if host_state is not None:
@@ -148,31 +148,32 @@ def _driver_refusals(snapshot: Snapshot, report: AgentReport, vendors: set[str])
     version = snapshot.source.driver_version or ""
     major = version.partition(".")[0]
     major_version = int(major) if major.isdecimal() else 0
-    if major_version < MIN_DRIVER:
-        remedy = f"install driver {MIN_DRIVER} or newer"
+    if major_version < MIN_DRIVER_VERSION:
+        remedy = f"install driver {MIN_DRIVER_VERSION} or newer"
         yield Refusal(f"the driver ({version or 'unknown version'}) can't suspend programs", remedy)
-    if major_version < IPC_DRIVER and "ipc" in report.components:
-        remedy = f"install driver {IPC_DRIVER} or newer, or free the shared tensors"
+    if major_version < MIN_IPC_DRIVER_VERSION and "ipc" in report.components:
+        remedy = f"install driver {MIN_IPC_DRIVER_VERSION} or newer, or free the shared tensors"
         yield Refusal(
             f"the program shares GPU memory with another process, which driver {version} can't suspend", remedy
         )
 
 
 def _machine_refusals(
-    report: AgentReport, used_bytes: int, host_state: SuspendFacts, pending_bytes: int
+    report: AgentReport, used_bytes: int, host_state: HostState, pending_bytes: int
 ) -> Iterator[Refusal]:
-    if host_state.uid not in (0, report.uid):
+    if host_state.daemon_uid not in (0, report.uid):
         yield Refusal(
-            f"the program belongs to uid {report.uid}, and the daemon is uid {host_state.uid}", "run the daemon as root"
+            f"the program belongs to uid {report.uid}, and the daemon is uid {host_state.daemon_uid}",
+            "run the daemon as root",
         )
     if host_state.children:
         pids = ", ".join(map(str, host_state.children))
         yield Refusal(f"the program's children use the GPU too (pid {pids})", "stop them first")
-    need_bytes = int(used_bytes * (1 + MARGIN_RATIO)) + pending_bytes
-    if host_state.host_bytes is None:
+    need_bytes = int(used_bytes * (1 + HOST_MARGIN_RATIO)) + pending_bytes
+    if host_state.free_host_bytes is None:
         yield Refusal("the free host memory is unknown", "mount /proc and /sys/fs/cgroup")
-    elif host_state.host_bytes < need_bytes:
-        free_text = size_text(host_state.host_bytes)
+    elif host_state.free_host_bytes < need_bytes:
+        free_text = size_text(host_state.free_host_bytes)
         yield Refusal(
             f"the program needs {size_text(need_bytes)} of host memory, but only {free_text} is free",
             "free host memory, or raise the cgroup's memory limit",
@@ -190,14 +191,14 @@ def already_suspended(program: SuspendedProgram) -> Refusal:
     return Refusal("the program is about to be resumed", "suspend it when it runs again")
 
 
-def with_suspension_marks(snapshot: Snapshot, least_idle_seconds: float) -> Iterator[AgentReport]:
+def with_suspension_marks(snapshot: Snapshot, min_idle_seconds: float) -> Iterator[AgentReport]:
     """Yield the reports, with marks on the programs that can be suspended on request, and without one."""
     for report in snapshot.reports:
         request = SuspendRequest(process=report.key)
         if report.key in snapshot.unresponsive or next(refusals(snapshot, report, request, True, None), None):
             yield report
         else:
-            idle = is_idle(snapshot, report.key, least_idle_seconds)
+            idle = is_idle(snapshot, report.key, min_idle_seconds)
             yield replace(report, can_suspend=True, may_suspend=idle)
 
 
@@ -214,7 +215,7 @@ class CheckpointOutcome:
     ask_again: bool = False
 
 
-def settle(
+def checkpoint_outcome(
     program: SuspendedProgram, answer: CheckpointResponse | None, state_query: bool = False
 ) -> CheckpointOutcome:
     """Return what the driver's state means. ``answer`` is None if the checkpoint process has not answered in time.

@@ -128,7 +128,9 @@ async def suspend(request: Request, body: SuspendBody, caller: Caller = Depends(
         raise _nothing_to_suspend(frame.snapshot.reports if frame else (), body.target, caller.uid)
     receipts = [
         await suspender.suspend(
-            SuspendRequest(process=key, uid=caller.uid, idle_seconds=body.idle_for_seconds), caller.name, body.dry_run
+            SuspendRequest(process=key, uid=caller.uid, min_idle_seconds=body.idle_for_seconds),
+            caller.name,
+            body.dry_run,
         )
         for key in keys
     ]

@@ -27,13 +27,13 @@ from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram, Suspensi
 from gpumond.facts.units import size_text
 from gpumond.features.suspend.checkpoint_process import CheckpointRequest, CheckpointResponse
 from gpumond.features.suspend.decision import (
+    HostState,
     Refusal,
-    SuspendFacts,
     SuspendRequest,
     already_suspended,
+    checkpoint_outcome,
     memory_of,
     refusals,
-    settle,
     with_suspension_marks,
 )
 from gpumond.host.files import lock_file
@@ -178,12 +178,12 @@ class Suspender:
         read_driver: Callable[[], Awaitable[Reading | None]],
         grants: AdmissionService,
         processes: CheckpointProcesses,
-        host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[SuspendFacts]],
+        host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
         has_pending_sigcont: Callable[[ProcessKey], bool],
         is_flushing: Callable[[AgentReport], bool],
         store: Transactions,
-        note: Callable[[str, str, Any], Awaitable[None]],
+        audit: Callable[[str, str, Any], Awaitable[None]],
         publish: Callable[[SuspensionReceipt], None],
         wake: Callable[[], None],
         clock: Clock,
@@ -192,7 +192,7 @@ class Suspender:
         self._read_driver, self._grants, self._processes = read_driver, grants, processes
         self._host_state, self._is_flushing = host_state, is_flushing
         self._is_alive, self._has_pending_sigcont = is_alive, has_pending_sigcont
-        self._note, self._publish, self._wake, self._clock = note, publish, wake, clock
+        self._audit, self._publish, self._wake, self._clock = audit, publish, wake, clock
         self._table = suspension_table(store)
         self.loaded = False
         self.programs: dict[ProcessKey, SuspendedProgram] = {}
@@ -208,7 +208,7 @@ class Suspender:
         """The signals SIGCONT that have resumed a program, or came before its suspension."""
         self._tasks = Tasks()
         self._at_work: set[ProcessKey] = set()
-        self._cancelled_by: dict[ProcessKey, str] = {}
+        self._canceled_by: dict[ProcessKey, str] = {}
         """Who has cancelled a resumption that waits."""
 
     async def load(self) -> list[str]:
@@ -304,7 +304,7 @@ class Suspender:
     async def suspend_idle(
         self, process: ProcessKey, requested_by: str, dry_run: bool = False, requested_for: str = ""
     ) -> SuspensionReceipt:
-        request = SuspendRequest(process=process, idle_seconds=self._idle_seconds(), requested_for=requested_for)
+        request = SuspendRequest(process=process, min_idle_seconds=self._idle_seconds(), requested_for=requested_for)
         return await self.suspend(request, requested_by, dry_run)
 
     async def suspend(self, request: SuspendRequest, requested_by: str, dry_run: bool = False) -> SuspensionReceipt:
@@ -321,7 +321,7 @@ class Suspender:
         """End the wait of a resumption: the program stays suspended. Raises NoSuchTarget if none waits."""
         for key, program in self.programs.items():
             if key.pid == pid and program.state == "waiting" and uid in (None, program.uid):
-                self._cancelled_by[key] = requested_by
+                self._canceled_by[key] = requested_by
                 return
         raise NoSuchTarget(f"no resumption of pid {pid} is waiting for memory")
 
@@ -401,7 +401,7 @@ class Suspender:
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")
                 deadline = self._clock.monotonic() + max(wait_seconds, MIN_WAIT_SECONDS)
-                self._cancelled_by.pop(key, None)
+                self._canceled_by.pop(key, None)
                 receipt = await self._wait_and_restore(program, receipt, deadline)
         return await self._record_receipt(replace(receipt, duration_seconds=self._clock.monotonic() - began))
 
@@ -420,7 +420,7 @@ class Suspender:
                     break
             elif missing is None:
                 missing = shortfall
-            must_end = program.key in self._cancelled_by or self._clock.monotonic() >= deadline
+            must_end = program.key in self._canceled_by or self._clock.monotonic() >= deadline
             if must_end or not self._is_alive(program.key):
                 return await self._end_resumption(program, missing, receipt)
             await asyncio.sleep(POLL_SECONDS)
@@ -499,7 +499,7 @@ class Suspender:
     ) -> SuspensionReceipt:
         self._cancel_grants(program)
         await self._save(replace(program, state="suspended", grants=(), resume_since=None), adopt_always=True)
-        if canceled_by := self._cancelled_by.pop(program.key, ""):
+        if canceled_by := self._canceled_by.pop(program.key, ""):
             remedy = f"to resume it: gpumond resume --pid {program.pid}"
             return replace(
                 receipt, reason=f"{canceled_by} canceled the request to resume", remedy=remedy, state="suspended"
@@ -532,7 +532,7 @@ class Suspender:
         state_query: bool = False,
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
-        settled = settle(program, answer, state_query)
+        settled = checkpoint_outcome(program, answer, state_query)
         after = settled.program
         if after is None or after.state in ("suspended", "stuck"):
             self._cancel_grants(program)
@@ -669,7 +669,7 @@ class Suspender:
         )
         description = f"{receipt.action} of pid {receipt.pid}, by {requester}"
         log.info("%s: %s%s", description, receipt.outcome, f": {receipt.reason}" if receipt.reason else "")
-        await self._note(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
+        await self._audit(receipt.requested_by, f"{receipt.action}.receipt", asdict(receipt))
         return receipt
 
     def _new_receipt(
@@ -787,7 +787,7 @@ class SuspendPart(Suspender, Part):
             has_pending_sigcont=lambda each: is_signal_pending(each.pid, signal.SIGCONT),
             is_flushing=lambda each: core.programs.is_flushing(PeerIdentity(each.pid, each.start_ticks, each.uid)),
             store=core.store,
-            note=core.audit_change,
+            audit=core.audit_change,
             publish=core.events.add_suspension_receipt,
             wake=core.dependencies.tick_due.set,
             clock=core.clock,
@@ -804,15 +804,15 @@ def is_alive(process: ProcessKey) -> bool:
     return present is not None and present[0] == process
 
 
-async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> SuspendFacts:
+async def host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     """Read what concerns a process among those that the driver lists."""
     return await asyncio.to_thread(_read_host_state, process, listed)
 
 
-def _read_host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> SuspendFacts:
+def _read_host_state(process: ProcessKey, listed: Collection[ProcessKey]) -> HostState:
     others = sorted(each.pid for each in listed if each.pid != process.pid)
-    return SuspendFacts(
-        host_bytes=available_bytes([process.pid]),
+    return HostState(
+        free_host_bytes=available_bytes([process.pid]),
         children=tuple(pid for pid in others if is_descendant(pid, {process.pid})),
-        uid=os.geteuid(),
+        daemon_uid=os.geteuid(),
     )

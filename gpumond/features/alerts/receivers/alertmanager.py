@@ -20,7 +20,7 @@ from gpumond.config.models import Seconds
 from gpumond.facts.frame import Alert
 from gpumond.features.alerts.receivers.base import HttpReceiver, post
 
-VALID_RESENDS = 4
+VALID_RESEND_INTERVALS = 4
 MIN_VALID_SECONDS = 60.0
 
 
@@ -36,7 +36,7 @@ class Alertmanager(HttpReceiver):
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int:
         now = time.time()
-        valid_until = now + max(VALID_RESENDS * self.resend, MIN_VALID_SECONDS)
+        valid_until = now + max(VALID_RESEND_INTERVALS * self.resend, MIN_VALID_SECONDS)
         alerts = [_entry(alert, self.instance, valid_until) for alert in self.with_runbook_urls(raised)]
         alerts += [_entry(alert, self.instance, alert.resolved_at or now) for alert in self.with_runbook_urls(resolved)]
         return await post(self, "/api/v2/alerts", json.dumps(alerts).encode())

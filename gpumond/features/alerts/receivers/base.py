@@ -69,7 +69,7 @@ class ReceiverType(StrictModel):
 
     @property
     def batch_limit(self) -> int:
-        """The most alerts of one call of ``send``."""
+        """Maximum number of alerts of one call of ``send``."""
         return BATCH_LIMIT
 
     async def send(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> int | None:
@@ -127,7 +127,7 @@ class HttpReceiver(ReceiverType):
         ]
 
     @model_validator(mode="after")
-    def _addressed(self) -> HttpReceiver:
+    def _check_url(self) -> HttpReceiver:
         if (self.url is None) == (self.url_file is None):
             raise ValueError(f"{self.name}: set exactly one of url and url_file")
         if self.url is not None and not is_web_address(self.url):
@@ -161,13 +161,16 @@ async def post(
 
     Raises TemporaryFailure or Rejected, never with the address.
     """
-    fields = {"Content-Type": "application/json", **(headers or {})}
+    request_headers = {"Content-Type": "application/json", **(headers or {})}
     if receiver.bearer_token_file:
-        fields = {"Authorization": f"Bearer {read_receiver_secret(receiver.bearer_token_file)}", **fields}
+        request_headers = {
+            "Authorization": f"Bearer {read_receiver_secret(receiver.bearer_token_file)}",
+            **request_headers,
+        }
     try:
         url = split_address((receiver.url or read_receiver_secret(receiver.url_file or Path())).strip())
         connection = connection_to(url, lambda: tls_context(receiver.ca_file), timeout_seconds)
-        request = HttpRequest("POST", target_of(url, path), fields, body)
+        request = HttpRequest("POST", target_of(url, path), request_headers, body)
         answer = await exchange_async(connection, request, timeout_seconds, max_bytes=0)
     except ConfigError as error:
         raise TemporaryFailure("tls", str(error)) from None

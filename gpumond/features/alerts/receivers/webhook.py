@@ -24,11 +24,11 @@ from gpumond.features.alerts.receivers.base import RUNBOOK_URL, HttpReceiver, is
 Template = Literal["slack", "teams", "discord", "json"]
 
 TEMPLATE_BATCH_LIMIT = 5
-"""Alerts of one message."""
+"""Maximum number of alerts of one message."""
 MAX_LINK_CHARACTERS = 320
-"""Characters of the address of a runbook; a longer one is text."""
+"""Maximum length of a link to a runbook; a longer address is text."""
 MAX_FIELDS = 6
-"""Labels of an alert that a message shows; the generic document has all of them."""
+"""Maximum number of labels of an alert that a message shows; the generic document has all of them."""
 ELLIPSIS = "…"
 COLORS = {"critical": 0xB3241B, "page": 0xB3241B, "warning": 0xE08A00, "info": 0x1857B8}
 RESOLVED_COLOR = 0x2E7D32
@@ -125,13 +125,13 @@ def truncate(text: str, max_units: int, escape: Callable[[str], str] = str) -> s
 
 def _slack(message: Message) -> Any:
     """Return blocks of plain text, which has neither markup nor mentions, and a text for the notification."""
-    each = 11_000 // len(message.sections)
+    section_units = 11_000 // len(message.sections)
     blocks: list[Any] = []
     for section in message.sections:
         names = [f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS]]
-        labels = truncate("   ".join(names), min(1000, each // 3))
+        labels = truncate("   ".join(names), min(1000, section_units // 3))
         blocks.append({"type": "header", "text": _slack_text(truncate(section.title, 150))})
-        blocks.append({"type": "section", "text": _slack_text(truncate(section.text, min(2900, each // 2)))})
+        blocks.append({"type": "section", "text": _slack_text(truncate(section.text, min(2900, section_units // 2)))})
         elements = [_slack_text(labels)] if labels else []
         if section.runbook:
             elements.append(_slack_link(section.runbook, "Runbook"))
@@ -157,16 +157,16 @@ def _slack_escape(text: str) -> str:
 
 def _teams(message: Message) -> Any:
     """Return an Adaptive Card for a workflow. Its text runs have no markup, and it has no entities for mentions."""
-    each = 3400 // len(message.sections)  # of 28 KB: in JSON a UTF-16 unit takes at most 6 bytes
+    section_units = 3400 // len(message.sections)  # of 28 KB: in JSON a UTF-16 unit takes at most 6 bytes
     blocks: list[Any] = [_teams_text(truncate(message.title, 150), size="Large", weight="Bolder")]
     for section in message.sections:
         labels = "   ".join(f"{name}: {value}" for name, value in section.fields[:MAX_FIELDS])
         color = "Good" if section.status == "resolved" else "Attention"
         if len(message.sections) > 1:
             blocks.append(_teams_text(truncate(section.title, 80), weight="Bolder", color=color))
-        blocks += [_teams_text(line) for line in truncate(section.text, each // 2).split("\n")]
+        blocks += [_teams_text(line) for line in truncate(section.text, section_units // 2).split("\n")]
         if labels:
-            blocks.append(_teams_text(truncate(labels, each // 3), isSubtle=True))
+            blocks.append(_teams_text(truncate(labels, section_units // 3), isSubtle=True))
     card: dict[str, Any] = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -193,11 +193,11 @@ def _teams_text(text: str, **style: Any) -> dict[str, Any]:
 
 def _discord(message: Message) -> Any:
     """Return embeds. No mention notifies anyone, and Markdown is escaped."""
-    units = 5800 // len(message.sections)
+    section_units = 5800 // len(message.sections)
     embeds = []
     for section in message.sections:
         runbook = f" [Runbook](<{section.runbook}>)" if section.runbook else ""
-        remaining = units - 140 - len(runbook)
+        remaining = section_units - 140 - len(runbook)
         embed: dict[str, Any] = {
             "title": truncate(f"{section.title} on {message.instance}", 140, _discord_escape),
             "description": truncate(section.text, min(3000, remaining // 2), _discord_escape) + runbook,
@@ -252,7 +252,7 @@ _WRITERS: Mapping[Template, Callable[[Message], Any]] = dict(
 )
 
 
-VERSION = 1
+SCHEMA_VERSION = 1
 
 
 class Webhook(HttpReceiver):
@@ -278,7 +278,7 @@ class Webhook(HttpReceiver):
 
     @field_validator("page_url")
     @classmethod
-    def _linkable(cls, url: str | None) -> str | None:
+    def _check_page_url(cls, url: str | None) -> str | None:
         if url is not None and not is_linkable(url):
             raise ValueError("expected an http:// or https:// address such as https://node7.example.org:9917/")
         return url
@@ -302,7 +302,7 @@ class Webhook(HttpReceiver):
 
     def _document(self, raised: Sequence[Alert], resolved: Sequence[Alert]) -> dict[str, Any]:
         return {
-            "version": VERSION,
+            "version": SCHEMA_VERSION,
             "receiver": self.name,
             "instance": self.instance,
             "sent_at": time.time(),
