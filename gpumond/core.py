@@ -261,7 +261,7 @@ class Core:
         """None while no port accepts requests."""
         self.diagnosis = Diagnosis(speedup)
         self.events = EventLog(self.started_at)
-        self.requests = AuditedRequests(self.programs, self.store.audit, self.audit_change)
+        self.program_requests = AuditedRequests(self.programs, self.store.audit, self.audit_change)
         self.exposition = Exposition(dependencies.telemetry, settings.compat)
         self.frame: Frame | None = None
         self.responses: dict[str, bytes] = {}

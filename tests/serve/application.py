@@ -66,7 +66,7 @@ class View:
         self.url: str | None = None
         self.agent_socket = Path("/run/gpumond/agent.sock")
         self.history = history or History()
-        self.store, self.requests = AuditedStore(), self
+        self.store, self.program_requests = AuditedStore(), self
         self.rulebook = RuleRegistry(Settings(), self.store)
         self.quotas = QuotaRegistry((), self.store)
         self.admissions = Admissions(self.flush, lambda: "user", lambda pid: None, lambda: 1.0, self.store)
@@ -134,7 +134,7 @@ class View:
     async def test_receiver(self, name: str, requested_by: str) -> ReceiverTest:
         return EXAMPLE
 
-    async def fetch(self, pid: int, snapshot_id: int, requested_by: str) -> AgentResponse | None:
+    async def open_snapshot(self, pid: int, snapshot_id: int, requested_by: str) -> AgentResponse | None:
         return AgentResponse("id", f"snapshot {snapshot_id} doesn't exist; available: none")
 
     async def detach(self, seconds: float, requested_by: str) -> tuple[float, bool]:

@@ -87,7 +87,7 @@ class Streaming(View):
 
     CONTENT = bytes(range(256)) * 1200
 
-    async def fetch(self, pid: int, snapshot_id: int, requested_by: str, uid: int | None) -> Any:
+    async def open_snapshot(self, pid: int, snapshot_id: int, requested_by: str, uid: int | None) -> Any:
         self.agent_requests.append((pid, snapshot_id, requested_by))
         if snapshot_id == 3:
             return None

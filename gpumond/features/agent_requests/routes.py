@@ -181,7 +181,7 @@ async def snapshot_file(
     404: no agent has this pid, or it's another user's program. 409: the file doesn't exist; see `detail`. 504: the
     program didn't respond.
     """
-    download = await core_of(request).requests.open_snapshot(pid, snapshot_id, caller.name, caller.uid)
+    download = await core_of(request).program_requests.open_snapshot(pid, snapshot_id, caller.name, caller.uid)
     if download is None:
         return problem(504, f"pid {pid} didn't respond in time, or disconnected")
     if isinstance(download, AgentResponse):
@@ -231,7 +231,7 @@ async def _ask(
     record_seconds: float | None = None,
 ) -> AgentResponse | Response:
     """Return the program's answer, or a problem document."""
-    answer = await core_of(request).requests.ask(
+    answer = await core_of(request).program_requests.ask(
         pid, kind, limit_bytes, device, caller.name, caller.uid, record_seconds
     )
     if answer is None:

@@ -411,4 +411,4 @@ class AlertsPart(Part):
         """Ask a program to end. Return the reason if it was not asked. Raises StoreUnavailable."""
         if not self._core.settings.allow_end_requests:
             return "the configuration doesn't allow it (allow_end_requests)"
-        return await self._core.requests.request_end(report, requested_by)
+        return await self._core.program_requests.request_end(report, requested_by)

@@ -275,7 +275,7 @@ class QuotasPart(Part):
     def __init__(self, core: Core) -> None:
         self.loaded = False
         self.registry = QuotaRegistry(core.settings.quotas, core.store)
-        self._limits = ProgramLimiter(core.requests.set_limit)
+        self._limits = ProgramLimiter(core.program_requests.set_limit)
         self._cgroups = CgroupLimiter(core.store, core.store.audit, core.devices.change_limits)
         core.provide(QuotaRegistry, self.registry)
 
