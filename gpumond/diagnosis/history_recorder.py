@@ -27,6 +27,7 @@ EMPTY_RATIO = 0.02
 the device, and of its own) in one sample, or to EMPTY_RATIO of the device.
 """
 RETURNED_RATIO = 0.5
+"""Minimum share of a fall by which the used bytes of the device decrease, so the memory was given back."""
 MEASURED_SECONDS = 1800.0
 """Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
