@@ -255,7 +255,7 @@ class Core:
         self.store, self.telemetry, self.faults = dependencies.store, dependencies.telemetry, dependencies.faults
         self.started_at, self.started_monotonic = dependencies.clock.wall(), dependencies.clock.monotonic()
         self.store_file = dependencies.store.path.absolute()
-        self.runtime_dir = nonstandard_directory(settings.runtime_directory())
+        self.nonstandard_runtime_dir = nonstandard_directory(settings.runtime_directory())
         self.agent_socket = settings.agent_socket().absolute()
         self.url: str | None = None
         """None while no port accepts requests."""

@@ -82,7 +82,7 @@ async def serve(
         if log_filter is not None:
             log_filter.dropped = daemon.core.telemetry.count_dropped_log_line
         directory = settings.runtime_directory()
-        api = stack.enter_context(bind_api_socket(directory, settings.agent_socket_mode()))
+        api_socket = stack.enter_context(bind_api_socket(directory, settings.agent_socket_mode()))
         stack.callback((directory / API_SOCKET).unlink, missing_ok=True)
         tokens = Tokens(write_token(directory), file_tokens=file_tokens, reviews=reviews)
         stack.callback((directory / TOKEN_FILE).unlink, missing_ok=True)
@@ -121,7 +121,7 @@ async def serve(
         if listener is None:
             await stack.enter_async_context(background_task(_await_port(settings, url, server, daemon)))
         reduce_garbage_collection()
-        await server.serve(sockets=[api] if listener is None else [listener, api])
+        await server.serve(sockets=[api_socket] if listener is None else [listener, api_socket])
 
 
 async def _await_port(settings: Settings, url: str, server: _Server, daemon: Daemon) -> None:

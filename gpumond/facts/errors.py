@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NewType
 
-UNKNOWN_PATH = "this daemon doesn't serve"
+UNKNOWN_PATH_PREFIX = "this daemon doesn't serve"
 """Beginning of the detail of the answer to a path that a daemon doesn't serve; the command line then asks whether the
 daemon is older."""
 

@@ -147,7 +147,7 @@ class Frame:
     verdicts: tuple[Verdict, ...] = ()
     alerts: tuple[Alert, ...] = ()
     silences: tuple[Silence, ...] = ()
-    """Those that have not ended."""
+    """The silences that have not ended."""
     queue: tuple[QueuedRequest, ...] = ()
     """Requests for memory that wait, the next one of each device first."""
     grants: tuple[GrantedRequest, ...] = ()

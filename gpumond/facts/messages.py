@@ -233,7 +233,7 @@ _TYPE_NAMES = {cls: name for name, cls in MESSAGE_TYPES.items()}
 def encode(message: Message) -> bytes:
     """Return the line of a message, with its newline.
 
-    It states all fields of the message, and of the objects in it those that differ from their default.
+    The line states all fields of the message, and of the objects in it those that differ from their default.
     """
     body = {"v": VERSION, "type": _TYPE_NAMES[type(message)], **_fields(message)}
     return _MESSAGE_TO_JSON.encode(body).encode("ascii") + b"\n"

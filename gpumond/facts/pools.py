@@ -1,6 +1,6 @@
 """Memory of allocators and results of flushes: the part of the model that an agent loads into its program.
 
-It is a separate module since each of its classes costs the program half a millisecond. Bytes are integers; unknown is
+This module is separate since each of its classes costs the program half a millisecond. Bytes are integers; unknown is
 None.
 """
 

@@ -189,8 +189,8 @@ def limits_of_reported_pools(report: Report) -> tuple[PoolLimit, ...]:
 class SocketLimits:
     """Limits of the socket, some by user; a user beyond the budget is read more slowly, without cost to others."""
 
-    peers: int = 8000
-    peers_per_uid: int = 128
+    connections: int = 8000
+    connections_per_uid: int = 128
     pending: int = 512
     """Connections without a hello; beyond this number none is accepted for a moment."""
     pending_per_uid: int = 16
@@ -236,7 +236,7 @@ class UserUsage:
 
     def admits(self, user: int) -> bool:
         limits = self._limits
-        return self._connections[user] < limits.peers_per_uid and self._pending[user] < limits.pending_per_uid
+        return self._connections[user] < limits.connections_per_uid and self._pending[user] < limits.pending_per_uid
 
     def add(self, user: int, now: float) -> ReadBudget:
         """Count a new connection, which is pending. Returns the user's budget."""

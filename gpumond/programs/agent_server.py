@@ -99,7 +99,7 @@ class AgentServer:
     ) -> None:
         """``find_new_listener`` returns another listener if the socket's file was removed; called once a second."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - limits.reserved_descriptors
-        self._limits = replace(limits, peers=max(1, min(limits.peers, descriptors // 2)))  # a pidfd each
+        self._limits = replace(limits, connections=max(1, min(limits.connections, descriptors // 2)))  # a pidfd each
         self._listener, self._clock, self._find_new_listener = listener, clock, find_new_listener
         self._on_reports, self._on_rejection = on_reports, on_rejection
         self._peers: dict[int, AgentConnection] = {}
@@ -274,7 +274,7 @@ class AgentServer:
         try:
             report = peer.newest_report()
         except ProtocolError as error:
-            self._refuse(peer, error)
+            self._drop_invalid(peer, error)
         return report if self._peers.get(peer.socket.fileno()) is peer else None
 
     def _send(self, peer: AgentConnection, message: Message) -> bool:
@@ -287,8 +287,8 @@ class AgentServer:
     def _accept(self) -> None:
         admitted = False
         for _ in range(MAX_ACCEPTED_AT_ONCE):
-            if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.peers:
-                self._paused_for_hellos = len(self._peers) < self._limits.peers
+            if self._usage.pending() >= self._limits.pending or len(self._peers) >= self._limits.connections:
+                self._paused_for_hellos = len(self._peers) < self._limits.connections
                 self._stop_accepting()
                 return
             try:
@@ -398,9 +398,9 @@ class AgentServer:
                 else:
                     self._handle(peer, decode(message), now)
         except ProtocolError as error:
-            self._refuse(peer, error)
+            self._drop_invalid(peer, error)
 
-    def _refuse(self, peer: AgentConnection, error: ProtocolError) -> None:
+    def _drop_invalid(self, peer: AgentConnection, error: ProtocolError) -> None:
         log.info("connection of the agent with pid %d, uid %d, closed: %s", peer.identity.pid, peer.identity.uid, error)
         self._drop(peer, error.reason)
 

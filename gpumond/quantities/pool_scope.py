@@ -92,7 +92,7 @@ def _last_oom_text(row: _PoolRow) -> str:
     last = max(of_device, key=lambda oom: oom.number, default=None)
     if last is None:
         return ""
-    note = row.window.ooms_by_number.get((row.report.key, last.number), OomNote())
+    note = row.window.oom_notes.get((row.report.key, last.number), OomNote())
     keeps_running = (
         last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVAL_SECONDS
     )

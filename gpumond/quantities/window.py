@@ -98,7 +98,7 @@ class RuleWindow:
     free_bytes_history: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """Times and free bytes of the last ``FILL_RATE_SECONDS``, by device, oldest first."""
 
-    ooms_by_number: Mapping[tuple[ProcessKey, int], OomNote] = field(default_factory=dict)
+    oom_notes: Mapping[tuple[ProcessKey, int], OomNote] = field(default_factory=dict)
     """What is known about each out-of-memory error that is reported. Its agent sends the stack for a minute."""
 
     def is_short(self, track: PoolTrack) -> bool:
@@ -160,8 +160,8 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     elapsed = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
     workload_by_process = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
-    notes = {
-        (process, oom.number): _note(before.ooms_by_number.get((process, oom.number)), oom, report, snapshot)
+    oom_notes = {
+        (process, oom.number): _oom_note(before.oom_notes.get((process, oom.number)), oom, report, snapshot)
         for process, report in reports.items()
         for oom in report.program.ooms
     }
@@ -224,7 +224,7 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
         device_counters=device_counters,
         program_counters=program_counters,
         free_bytes_history=free_bytes_history,
-        ooms_by_number=notes,
+        oom_notes=oom_notes,
     )
 
 
@@ -329,7 +329,7 @@ def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None
     return limit if limit - (snapshot.used_by(process, device) or 0) < device.current_free_bytes else None
 
 
-def _note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
+def _oom_note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: Snapshot) -> OomNote:
     """Return what is known about an error. ``before``: what was known with the last snapshot, if it isn't new."""
     code_line = program_line_clause(oom.stack)
     if before is not None:

@@ -120,7 +120,7 @@ def require_scope(scope: str) -> Callable[[Request], Awaitable[str]]:
 async def require_owner_or_admin(request: Request) -> Caller:
     """Return an administrator, who may change all programs, or the user to whose own programs a change is limited.
 
-    It is a FastAPI dependency. It raises 401 without credentials, and 403 for a token without the scope.
+    This is a FastAPI dependency. It raises 401 without credentials, and 403 for a token without the scope.
     """
     caller = await caller_with("flush")(request)
     return caller if caller.uid is not None else await caller_with("admin")(request)

@@ -97,11 +97,11 @@ FULL_FRAME_ADAPTER = TypeAdapter(FullFrame)
 
 @dataclass(frozen=True, slots=True)
 class LiveMessage:
-    """``packed`` is a sequence of complete deflate blocks that refer to no earlier ones: it fits into any stream."""
+    """``compressed``: complete deflate blocks that refer to no earlier ones, so they fit into any stream."""
 
     number: int
     plain: bytes
-    packed: bytes
+    compressed: bytes
 
 
 class FrameStream:
@@ -138,12 +138,12 @@ class FrameStream:
         self._readers += 1
         self._has_readers.set()
         try:
-            yield GZIP_HEADER + RETRY_MESSAGE.packed if compressed else RETRY_MESSAGE.plain
+            yield GZIP_HEADER + RETRY_MESSAGE.compressed if compressed else RETRY_MESSAGE.plain
             number = -1
             while True:
                 for message in await self._messages_after(number):
                     number = message.number
-                    yield message.packed if compressed else message.plain
+                    yield message.compressed if compressed else message.plain
                 if number == self.number:
                     await self._published.wait()
         finally:
@@ -349,7 +349,7 @@ async def live(request: Request) -> Response:
 
 async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
-    yield GZIP_HEADER + RETRY_MESSAGE.packed if compressed else RETRY_MESSAGE.plain
+    yield GZIP_HEADER + RETRY_MESSAGE.compressed if compressed else RETRY_MESSAGE.plain
     shown, name = None, f"live {tenant} {compressed}"
     while True:
         if core.frame is not None and core.frame is not shown:
@@ -357,11 +357,11 @@ async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> Async
             if name not in core.responses:
                 whole = live_frame(full_frame(tenant_frame(shown, tenant)))
                 message = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(whole), b"[]")
-                core.responses[name] = message.packed if compressed else message.plain
+                core.responses[name] = message.compressed if compressed else message.plain
             yield core.responses[name]
         elif not await core.await_frame(HEARTBEAT_SECONDS):
             alive = _compressed_message(0, b": alive\n\n")
-            yield alive.packed if compressed else alive.plain
+            yield alive.compressed if compressed else alive.plain
 
 
 EVENT_HEARTBEAT_SECONDS = 15.0

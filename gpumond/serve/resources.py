@@ -246,7 +246,7 @@ async def alerts(request: Request) -> Response:
 @router.read("/status", "The daemon's status", Status, EXAMPLE_STATUS, (503,))
 async def status(request: Request) -> Response:
     snapshot, started_at = current_frame(request).snapshot, core_of(request).started_at
-    hashes, directory = core_of(request).config_hashes(), core_of(request).runtime_dir
+    hashes, directory = core_of(request).config_hashes(), core_of(request).nonstandard_runtime_dir
     return compressed_json(
         request,
         Status,

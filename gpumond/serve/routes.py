@@ -23,7 +23,7 @@ from gpumond.config.loading import keys_in, model_at
 from gpumond.config.models import expectation
 from gpumond.core import Core
 from gpumond.facts.errors import (
-    UNKNOWN_PATH,
+    UNKNOWN_PATH_PREFIX,
     AmbiguousDevice,
     ConfigError,
     CooldownActive,
@@ -196,7 +196,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         headers, detail, path = dict(error.headers or {}), str(error.detail), request.url.path[:MAX_PATH_LENGTH]
         if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own answer
-            detail = f"{UNKNOWN_PATH} {path}; /docs lists what it serves"
+            detail = f"{UNKNOWN_PATH_PREFIX} {path}; /docs lists what it serves"
         if error.status_code == 405 and (methods := allowed_methods(request)):
             headers["Allow"] = ", ".join(sorted(methods))
             detail = f"{path} doesn't accept {request.method}; it accepts {list_text(sorted(methods))}"

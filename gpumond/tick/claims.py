@@ -67,7 +67,7 @@ def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey
 def max_possible_bytes(
     device: DeviceReading, counts: Mapping[ProcessKey, int | None], process: ProcessKey
 ) -> int | None:
-    """Return the most that this process can hold on the device, in bytes; None if it is unknown."""
+    """Return the maximum of bytes that this process can hold on the device; None if that is unknown."""
     count = counts.get(process)
     return device.used_bytes if count is None else count
 

@@ -183,22 +183,22 @@ class History:
         if series is None or signal_index >= series.signals:
             return ()
         fitting_tiers = [i for i, tier in enumerate(TIERS) if resolution is not None and tier.seconds <= resolution]
-        length, times = 0.0, series.sample_times()
+        block_seconds, times = 0.0, series.sample_times()
         columns: Iterable[array[float]] = [series.samples(signal_index)] * 3
         open_row = None
         if fitting_tiers:
-            length, times = TIERS[fitting_tiers[-1]].seconds / self.speedup, series.times(fitting_tiers[-1])
+            block_seconds, times = TIERS[fitting_tiers[-1]].seconds / self.speedup, series.times(fitting_tiers[-1])
             columns = (series.column(fitting_tiers[-1], signal_index, statistic) for statistic in (MIN, MEDIAN, MAX))
             if until > self.to_unix(series.open_since(fitting_tiers[-1])):
                 open_row = series.open_row(fitting_tiers[-1])
-        range_slice = self._time_slice(times, since - length, until)
+        range_slice = self._time_slice(times, since - block_seconds, until)
         rows: Iterable[tuple[float, ...]] = zip(
             times[range_slice], *(column[range_slice] for column in columns), strict=True
         )
         if open_row is not None:
             rows = chain(rows, [(open_row[0], *open_row[2 + 3 * signal_index : 5 + 3 * signal_index])])
         points = (Point(self.to_unix(at), low, median, high) for at, low, median, high in rows if median == median)
-        return tuple(point for point in points if since <= point.at + length and point.at < until)
+        return tuple(point for point in points if since <= point.at + block_seconds and point.at < until)
 
     def shares(
         self, key: SeriesKey, since: float = 0.0, until: float = inf, resolution: float | None = None
@@ -229,7 +229,7 @@ class History:
     def machine_shares(
         self, uuids: Iterable[str], since: float = 0.0, until: float = inf, resolution: float | None = None
     ) -> tuple[SharesPoint, ...]:
-        """Return the sums of the shares of these devices, at the times of the one with most points."""
+        """Return the sums of the shares of these devices, at the times of the device with most points."""
         shares_by_device = sorted((self.shares((uuid, None), since, until, resolution) for uuid in uuids), key=len)
         if not shares_by_device or not shares_by_device[-1]:
             return ()
@@ -372,20 +372,24 @@ def _without_report_delay(points: Iterable[SharesPoint]) -> Iterator[SharesPoint
     fallen and risen between two samples.
     """
     window: deque[SharesPoint] = deque()
-    known: float | None = None
+    known_overhead: float | None = None
     for point in points:
         window.append(point)
         while len(window) > 1 and window[1].at <= point.at - MAX_REPORT_AGE_SECONDS:
             window.popleft()
-        size = point.overhead
-        if size is None or known is None:
-            known = size
+        overhead = point.overhead
+        if overhead is None or known_overhead is None:
+            known_overhead = overhead
             yield point
             continue
-        counts, claimed = [each.used for each in window], point.used - size
-        known = min(known, max(counts) - claimed)
-        known = max(known, min(min(counts) - claimed, *(each.overhead or 0.0 for each in window)))
-        yield point._replace(overhead=known, opaque=(point.opaque or 0.0) + size - known) if known < size else point
+        counts, claimed = [each.used for each in window], point.used - overhead
+        known_overhead = min(known_overhead, max(counts) - claimed)
+        known_overhead = max(known_overhead, min(min(counts) - claimed, *(each.overhead or 0.0 for each in window)))
+        yield (
+            point._replace(overhead=known_overhead, opaque=(point.opaque or 0.0) + overhead - known_overhead)
+            if known_overhead < overhead
+            else point
+        )
 
 
 def _sum_of_shares(first: SharesPoint, others: Iterable[SharesPoint]) -> SharesPoint:
@@ -527,7 +531,7 @@ class Series:
         self.last = -inf
         self.ended = inf
         self.rows = HistoryRows(signals, max_samples)
-        self._due = -inf
+        self._next_sample_at = -inf
         self.tiers = tuple(HistoryRows(1 + 3 * signals, tier.rows) for tier in TIERS)
         self.past_peaks = [[-inf] * signals for _ in TIERS]
         """Highest median of each tier and signal among the blocks that are no longer kept."""
@@ -544,9 +548,11 @@ class Series:
         has closed.
         """
         at = row[0]
-        if at < self._due:
+        if at < self._next_sample_at:
             return 0
-        self._due = max(self._due + MIN_AVERAGE_DISTANCE_SECONDS, at + MIN_SAMPLE_DISTANCE_SECONDS)
+        self._next_sample_at = max(
+            self._next_sample_at + MIN_AVERAGE_DISTANCE_SECONDS, at + MIN_SAMPLE_DISTANCE_SECONDS
+        )
         closed = 0
         if at >= self._block_ends[0]:
             closed = self._close(at)

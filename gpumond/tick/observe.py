@@ -32,7 +32,7 @@ from gpumond.tick.ledger import overheads_of_processes
 SILENT_AGENT_SECONDS = 3.0
 """Age from which a report is that of a silent agent: it would have reported twice since."""
 MAX_UNDECIDED_SECONDS = 6.0
-"""Longest time without evidence. After it, a process that the driver does not list is a process without memory."""
+"""Maximum time without evidence. After it, a process that the driver does not list is a process without memory."""
 
 
 def detect_suspensions(

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, replace
 from math import isfinite
 from typing import Any, get_args
 
-from gpumond.facts.errors import UNKNOWN_PATH, DaemonError
+from gpumond.facts.errors import UNKNOWN_PATH_PREFIX, DaemonError
 from gpumond.facts.frame import FullFrame
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import Receipt
@@ -78,7 +78,7 @@ def decode_response(status: int, body: bytes) -> Any:
         return content
     problem = content if isinstance(content, dict) else {}
     detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
-    if status == 404 and detail.startswith((UNKNOWN_PATH, "Not Found")):  # others name what does not exist
+    if status == 404 and detail.startswith((UNKNOWN_PATH_PREFIX, "Not Found")):  # others name what does not exist
         detail = OLDER
     raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
 

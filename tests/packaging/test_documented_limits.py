@@ -73,8 +73,8 @@ def number(value: float) -> str:
 
 STATED = {
     "an agent's message": f"{MAX_MESSAGE_BYTES // KIB} KiB",
-    "agents per user": f"{LIMITS.peers_per_uid}",
-    "agents in total": f"{LIMITS.peers:,}",
+    "agents per user": f"{LIMITS.connections_per_uid}",
+    "agents in total": f"{LIMITS.connections:,}",
     "connections without a hello message": f"{LIMITS.pending_per_uid} per user, {LIMITS.pending} in total",
     "time for a hello message": f"{LIMITS.hello_seconds:g} s, or "
     f"{LIMITS.shared_hello_seconds:g} s while the user has other connections without a hello message",

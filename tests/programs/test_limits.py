@@ -16,7 +16,7 @@ from tests.helpers.values import make_pool
 
 @in_event_loop
 async def test_connections_of_one_uid_are_limited(tmp_path: Path):
-    async with serving(tmp_path, SocketLimits(peers_per_uid=3)) as harness:
+    async with serving(tmp_path, SocketLimits(connections_per_uid=3)) as harness:
         agents = [harness.connect() for _ in range(4)]
         for agent in agents[:3]:
             agent.sendall(HELLO)

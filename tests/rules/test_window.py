@@ -393,7 +393,5 @@ def test_line_of_an_out_of_memory_error_stays_when_its_agent_no_longer_sends_the
     for second, sent in enumerate((oom, replace(oom, stack=()))):
         report = make_report(program=Program(ooms=(sent,)))
         recent = next_window(recent, make_snapshot(DEVICE, reports=(report,), elapsed_seconds=float(second)))
-        assert recent.ooms_by_number == {(report.key, 1): OomNote(None, " in `step` at train.py:31")}
-    assert (
-        next_window(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).ooms_by_number == {}
-    )
+        assert recent.oom_notes == {(report.key, 1): OomNote(None, " in `step` at train.py:31")}
+    assert next_window(recent, make_snapshot(DEVICE, reports=(make_report(),), elapsed_seconds=2.0)).oom_notes == {}

@@ -62,7 +62,7 @@ class View:
         history: History | None = None,
     ) -> None:
         self.started_at, self.store_file = 1.0, Path("/var/lib/gpumond/gpumond.db")
-        self.runtime_dir: Path | None = None
+        self.nonstandard_runtime_dir: Path | None = None
         self.url: str | None = None
         self.agent_socket = Path("/run/gpumond/agent.sock")
         self.history = history or History()
