@@ -15,7 +15,7 @@ from gpumond.core import Core
 from gpumond.serve import live, operations, pages, resources, routes, sessions
 from gpumond.serve.authentication import Tokens
 from gpumond.serve.limits import MAX_PREVIEWS, SharedResource
-from gpumond.serve.live import MAX_STREAMS, SLOW_SECONDS, FrameStream
+from gpumond.serve.live import MAX_STREAMS, READER_TIMEOUT_SECONDS, FrameStream
 from gpumond.serve.routes import BODY_TYPE_KEY, problem_responses
 
 DESCRIPTION = (
@@ -86,6 +86,6 @@ def app_state(core: Core, tokens: Tokens) -> State:
             "live": FrameStream(core),
             "event_streams": SharedResource(MAX_STREAMS),
             "previews": SharedResource(MAX_PREVIEWS, 1),
-            "slow_seconds": SLOW_SECONDS,
+            "reader_timeout_seconds": READER_TIMEOUT_SECONDS,
         }
     )

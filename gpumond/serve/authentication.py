@@ -128,7 +128,7 @@ class Caller:
         return scope in self.scopes or "admin" in self.scopes
 
 
-CODE_SECONDS, MAX_CODE_SECONDS = 60.0, 600.0
+SIGN_IN_CODE_SECONDS, MAX_SIGN_IN_CODE_SECONDS = 60.0, 600.0
 SESSION_SECONDS = 12 * 3600.0
 SESSION_DIGITS = 8
 """Digits of the hash of a session's token that tell it from other sessions of its caller."""
@@ -152,7 +152,7 @@ class SignIns:
         self._codes: dict[bytes, SignIn] = {}
         self._sessions: dict[bytes, SignIn] = {}
 
-    def create_code(self, caller: Caller, token: str | None, now: float, seconds: float = CODE_SECONDS) -> str:
+    def create_code(self, caller: Caller, token: str | None, now: float, seconds: float = SIGN_IN_CODE_SECONDS) -> str:
         """Return a new code for the caller, which ends after ``seconds``."""
         caller_digest = None if token is None else token_digest(token)
         return _add_sign_in(self._codes, SignIn(caller, caller_digest, now + seconds), now)
@@ -332,7 +332,7 @@ def check_rate(rate: TokenBucket, key: str, now: float, refusal: str) -> None:
 
 REVIEW_ROUTE = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCOUNT_PREFIX = "system:serviceaccount:"
-REVIEW_SECONDS = 5.0
+REVIEW_TIMEOUT_SECONDS = 5.0
 ACCOUNT_CACHE_SECONDS = 60.0
 """Time for which a verified token is accepted without another review."""
 MAX_CACHED_ACCOUNTS = 1024
@@ -378,7 +378,7 @@ class KubernetesTokenReviews:
             fields = {"Authorization": f"Bearer {pod_token}", "Content-Type": "application/json"}
             request = HttpRequest("POST", REVIEW_ROUTE, fields, json.dumps(review).encode())
             connection = Connection(self._host, self._port, tls=tls)
-            response = await exchange_async(connection, request, REVIEW_SECONDS, MAX_RESPONSE_BYTES)
+            response = await exchange_async(connection, request, REVIEW_TIMEOUT_SECONDS, MAX_RESPONSE_BYTES)
         except (ConfigError, HttpError) as error:
             raise TokenReviewError(f"no response from the API server: {error}") from None
         return review_of(response)

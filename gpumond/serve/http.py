@@ -20,8 +20,8 @@ from gpumond.serve.limits import SharedResource
 from gpumond.serve.listener import HttpPeer
 from gpumond.serve.responses import problem
 
-RECEIVE_SECONDS = 10.0
-DRAIN_SECONDS = 30.0
+RECEIVE_TIMEOUT_SECONDS = 10.0
+DRAIN_TIMEOUT_SECONDS = 30.0
 MAX_HEAD_BYTES = 32 * 1024
 MAX_REQUEST_BYTES = 1 << 20
 """As sent: with chunks, their extensions and trailers. The application bounds the body itself."""
@@ -41,7 +41,7 @@ class HttpProtocol(HttpToolsProtocol):
         on_close: Callable[[HttpPeer], None],
         count_rejection: Callable[[str], None],
         accepts_certificate: Callable[[asyncio.BaseTransport], bool],
-        receive_seconds: float = RECEIVE_SECONDS,
+        receive_seconds: float = RECEIVE_TIMEOUT_SECONDS,
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
@@ -150,7 +150,7 @@ class HttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._drain_timer is None:
-            self._drain_timer = self.loop.call_later(DRAIN_SECONDS, self._reject, "unread")
+            self._drain_timer = self.loop.call_later(DRAIN_TIMEOUT_SECONDS, self._reject, "unread")
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -28,10 +28,10 @@ from gpumond.serve.limits import LOOPBACK, SharedResource, user_of
 log = logging.getLogger(__name__)
 
 ClientState = Literal["waiting", "idle", "streaming", "serving"]
-CLOSABLE: tuple[ClientState, ...] = ("idle", "streaming")
+CLOSABLE_STATES: tuple[ClientState, ...] = ("idle", "streaming")
 """States in which a connection may be closed for another one, after those that have sent no request."""
 
-HEAD_SECONDS = HANDSHAKE_SECONDS = 10.0
+HEAD_TIMEOUT_SECONDS = HANDSHAKE_TIMEOUT_SECONDS = 10.0
 PEEK_INTERVAL_SECONDS = 0.1
 MAX_ACCEPTS = 8
 ACCEPT_PAUSE_SECONDS = 0.1
@@ -39,7 +39,7 @@ GRACE_SECONDS = 0.5
 """Time for answers that are being sent when the listener is closed. A stream of events would never end by itself."""
 PEEKED_BYTES = 8192
 TLS_HANDSHAKE = b"\x16"
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTION_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,8 +69,8 @@ def first_to_close(peers: Sequence[HttpPeer]) -> HttpPeer | None:
     waiting = next((peer for peer in peers if peer.stage == "waiting"), None)
     if waiting is not None:
         return waiting
-    closable = [peer for peer in peers if peer.state in CLOSABLE]
-    return min(closable, key=lambda peer: (CLOSABLE.index(peer.state), peer.since), default=None)
+    closable = [peer for peer in peers if peer.state in CLOSABLE_STATES]
+    return min(closable, key=lambda peer: (CLOSABLE_STATES.index(peer.state), peer.since), default=None)
 
 
 class HttpListener:
@@ -129,10 +129,10 @@ class HttpListener:
 
     def _peers(self) -> list[HttpPeer]:
         return [
-            v
+            peer
             for resource in (self._connections, self._reserved)
             for user in resource.users()
-            for v in resource.claims(user)
+            for peer in resource.claims(user)
         ]
 
     async def wait_closed(self) -> None:
@@ -151,7 +151,7 @@ class HttpListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in EXHAUSTED:
+                if error.errno in EXHAUSTION_ERRORS:
                     self._pause_accepting(listener, error)
                     return
                 continue  # the client closed it before it was accepted
@@ -179,12 +179,12 @@ class HttpListener:
 
     def _close_one(self, resource: SharedResource[HttpPeer], users: Sequence[str]) -> bool:
         """Close a connection of the first of these users that has one which may be closed; False if none has."""
-        longest = next((found for user in users if (found := first_to_close(resource.claims(user)))), None)
-        if longest is None:
+        closed_peer = next((found for user in users if (found := first_to_close(resource.claims(user)))), None)
+        if closed_peer is None:
             return False
         self._count_rejection("crowd")
-        self.remove(longest)
-        longest.close()
+        self.remove(closed_peer)
+        closed_peer.close()
         return True
 
     def _admit(self, connection: socket.socket, peer: HttpPeer) -> None:
@@ -193,7 +193,7 @@ class HttpListener:
         if peer.uid is None and self._tls() is not None:
             self._start(connection, peer)
             return
-        timer = self._loop.call_later(HEAD_SECONDS, self._on_timeout, peer)
+        timer = self._loop.call_later(HEAD_TIMEOUT_SECONDS, self._on_timeout, peer)
         peer.close = partial(self._abandon, connection, peer, timer)
         if not self._is_settled(connection, peer, timer):
             self._loop.add_reader(connection.fileno(), self._on_readable, connection, peer, timer)
@@ -244,7 +244,7 @@ class HttpListener:
 
     async def _connect(self, connection: socket.socket, peer: HttpPeer) -> None:
         tls = None if peer.uid is not None else self._tls()
-        seconds = HANDSHAKE_SECONDS if tls else None
+        seconds = HANDSHAKE_TIMEOUT_SECONDS if tls else None
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._protocol(peer), connection, ssl=tls, ssl_handshake_timeout=seconds

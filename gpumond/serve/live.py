@@ -32,7 +32,7 @@ from gpumond.serve.limits import SharedResource
 from gpumond.serve.resources import EXAMPLE_FRAME, tenant_of
 from gpumond.serve.routes import BODY_TYPE_KEY, core_of, json_response, problem_responses, require_frame
 
-SLOW_SECONDS = 30.0
+READER_TIMEOUT_SECONDS = 30.0
 """Time without progress after which a reader is disconnected; it can connect again."""
 
 MAX_STREAMS = 256
@@ -54,7 +54,7 @@ class EventStream(StreamingResponse):
     ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-store"} | dict(headers))
         self._streams: SharedResource[EventStream] = state.event_streams
-        self._user, self._slow_seconds = counted_user(scope), state.slow_seconds
+        self._user, self._reader_timeout_seconds = counted_user(scope), state.reader_timeout_seconds
         self._ended = False
 
     def end(self) -> None:
@@ -65,7 +65,7 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._slow_seconds)
+            await asyncio.wait_for(send(message), self._reader_timeout_seconds)
 
         if not self._streams.admits(self._user):
             self._streams.claims(self._streams.users()[0])[0].end()
@@ -84,8 +84,8 @@ class EventStream(StreamingResponse):
 
 HEARTBEAT_SECONDS = 2.0
 """Maximum time between two messages. A reader that receives none for longer knows that the daemon does not answer."""
-KEPT_MESSAGES = 32
-"""Messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
+MAX_KEPT_MESSAGES = 32
+"""Number of messages that a slow reader can still receive. One that needs older ones receives a complete frame."""
 EVENTS_SENT = 200
 """Number of events that a complete frame contains, the newest."""
 GZIP_LEVEL, FRAME_GZIP_LEVEL = 6, 3
@@ -121,7 +121,7 @@ class FrameStream:
         self._full_frame: FullFrame | None = None
         self._frame_message: LiveMessage | None = None
         """The complete frame, if a reader has needed it."""
-        self._kept_messages: deque[LiveMessage] = deque(maxlen=KEPT_MESSAGES)
+        self._kept_messages: deque[LiveMessage] = deque(maxlen=MAX_KEPT_MESSAGES)
         self._last_event = 0
 
     async def run(self) -> None:

@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field
 
 from gpumond.config.models import EncodableModel
 from gpumond.serve.authentication import (
-    CODE_SECONDS,
-    MAX_CODE_SECONDS,
+    MAX_SIGN_IN_CODE_SECONDS,
     SESSION_SECONDS,
     SESSIONS_ROUTE,
+    SIGN_IN_CODE_SECONDS,
     Caller,
     Tokens,
     bearer_token,
@@ -48,7 +48,7 @@ class CodeRequest(EncodableModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{}]})
 
-    valid_seconds: float = Field(default=CODE_SECONDS, ge=1, le=MAX_CODE_SECONDS)
+    valid_seconds: float = Field(default=SIGN_IN_CODE_SECONDS, ge=1, le=MAX_SIGN_IN_CODE_SECONDS)
 
 
 class CodeBody(EncodableModel):
@@ -64,7 +64,7 @@ NO_STORE = {"Cache-Control": "no-store"}
     f"POST {SESSIONS_ROUTE}/code",
     "Request a one-time code that signs a browser in",
     SignInCode,
-    SignInCode("gpm_9hXk", CODE_SECONDS),
+    SignInCode("gpm_9hXk", SIGN_IN_CODE_SECONDS),
     (422,),
 )
 async def request_code(
@@ -77,7 +77,7 @@ async def request_code(
     tokens: Tokens = request.app.state.tokens
     if not caller.allows_sessions:
         raise HTTPException(403, f"{caller.name} can't have a session; use a gpumond token")
-    seconds = CODE_SECONDS if body is None else body.valid_seconds
+    seconds = SIGN_IN_CODE_SECONDS if body is None else body.valid_seconds
     code = tokens.sign_ins.create_code(caller, bearer_token(request.scope), tokens.clock(), seconds)
     return json_response(SignInCode, SignInCode(code, seconds), headers=NO_STORE)
 

@@ -38,7 +38,7 @@ from gpumond.serve.authentication import (
     MAX_PENDING_REVIEWS,
     MAX_SIGN_INS,
     MAX_SIGN_INS_PER_CALLER,
-    REVIEW_SECONDS,
+    REVIEW_TIMEOUT_SECONDS,
 )
 from gpumond.serve.http import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_UNSENT_BYTES, MAX_UNSENT_BYTES_OF_USER
 from gpumond.serve.limits import (
@@ -53,7 +53,7 @@ from gpumond.serve.limits import (
     RECEIVER_TESTS_PER_MINUTE,
     SILENCES_PER_MINUTE,
 )
-from gpumond.serve.listener import HEAD_SECONDS
+from gpumond.serve.listener import HEAD_TIMEOUT_SECONDS
 from gpumond.serve.live import MAX_STREAMS
 from gpumond.store.store import StoreLimits
 from gpumond.tick.claims import MAX_POOLS, MAX_POOLS_OF_UID
@@ -106,7 +106,7 @@ STATED = {
     "wrong tokens or passwords per user": f"{FAILED_SIGN_INS_PER_MINUTE} a minute",
     "sign-in codes, and browser sessions": f"{MAX_SIGN_INS_PER_CALLER} of each per caller, {MAX_SIGN_INS} in total",
     "reviews of Kubernetes service-account tokens": f"{MAX_PENDING_REVIEWS} at once, for at most "
-    f"{REVIEW_SECONDS:g} s each",
+    f"{REVIEW_TIMEOUT_SECONDS:g} s each",
     "age of a token review's result": f"{ACCOUNT_CACHE_SECONDS:g} s",
     "HTTP connections": f"a quarter of the file descriptors, at most {MAX_CONNECTIONS:,}; "
     f"at most {max_http_connections_per_user(MAX_CONNECTIONS)} per user",
@@ -115,7 +115,7 @@ STATED = {
     "reads per user": f"{MAX_CONCURRENT_REQUESTS} at once, {MAX_WAITING_REQUESTS} more wait",
     "requests per user other than reads": f"{CHANGES_PER_SECOND} a second, {CHANGES_AT_ONCE} at once",
     "unread responses": f"{MAX_UNSENT_BYTES // MIB} MiB, {MAX_UNSENT_BYTES_OF_USER // MIB} MiB per user",
-    "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_SECONDS:g} s",
+    "a request's line and headers": f"{MAX_HEAD_BYTES // KIB} KiB in {HEAD_TIMEOUT_SECONDS:g} s",
     "a request's body": f"{MAX_BODY_BYTES // KIB} KiB",
     "event streams": f"{MAX_STREAMS}",
     "requests for memory (`gpumond run --need`)": f"{MAX_REQUESTS_PER_USER} per user, {MAX_REQUESTS} in total",

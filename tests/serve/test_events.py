@@ -90,7 +90,7 @@ def test_stuck_reader_is_disconnected_and_blocks_no_other():
     async def run() -> None:
         view = View()
         app = serving(view)
-        app.state.slow_seconds = 0.05
+        app.state.reader_timeout_seconds = 0.05
         slow, quick = Reader(app), Reader(app)
         await slow.wait(lambda text: "retry" in text)
         slow.stuck = True

@@ -16,7 +16,7 @@ import pytest
 from gpumond.facts.frame import Frame, FullFrame, Ledger
 from gpumond.facts.snapshot import Sensors
 from gpumond.serve.full_frame import full_frame
-from gpumond.serve.live import HEARTBEAT_SECONDS, KEPT_MESSAGES, FrameStream, live_frame
+from gpumond.serve.live import HEARTBEAT_SECONDS, MAX_KEPT_MESSAGES, FrameStream, live_frame
 from gpumond.tick.ledger import make_ledger
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_process, make_report, make_snapshot
@@ -239,7 +239,7 @@ def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kep
         slow, quick = connect(), connect()
         await until(lambda: messages(slow.received) and messages(quick.received))
         slow.blocked = asyncio.Event()
-        for seq in range(2, KEPT_MESSAGES + 5):
+        for seq in range(2, MAX_KEPT_MESSAGES + 5):
             view.take(random_frame(random.Random(seq), seq))
             await until(lambda seq=seq: len(messages(quick.received)) == seq)
         slow.blocked.set()
@@ -252,7 +252,7 @@ def test_slow_reader_receives_a_frame_in_place_of_changes_that_are_no_longer_kep
 def test_reader_receives_comments_while_no_frame_is_taken():
     async def scene(view: LiveView, connect: Callable[..., Reader], _: FrameStream) -> None:
         reader = connect()
-        await until(lambda: reader.received.count(b": alive\n\n") > KEPT_MESSAGES + 1)
+        await until(lambda: reader.received.count(b": alive\n\n") > MAX_KEPT_MESSAGES + 1)
         late = connect()
         await until(lambda: messages(late.received))
         view.take(random_frame(random.Random(2), 2))

@@ -10,10 +10,10 @@ import pytest
 from gpumond.config.tokens import Token, token_digest
 from gpumond.host.peer import counted_name
 from gpumond.serve.authentication import (
-    CODE_SECONDS,
     MAX_SIGN_INS,
     MAX_SIGN_INS_PER_CALLER,
     SESSION_SECONDS,
+    SIGN_IN_CODE_SECONDS,
     Caller,
     SignIns,
 )
@@ -122,7 +122,7 @@ def test_answers_are_not_stored_by_browsers():
     assert sign_in(api, answer.json()["code"]).headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("after", [CODE_SECONDS + 1, SESSION_SECONDS + 1])
+@pytest.mark.parametrize("after", [SIGN_IN_CODE_SECONDS + 1, SESSION_SECONDS + 1])
 def test_codes_and_sessions_end(after: float):
     sign_ins = SignIns()
     if after > SESSION_SECONDS:
@@ -134,7 +134,7 @@ def test_codes_and_sessions_end(after: float):
         assert sign_ins.exchange(sign_ins.create_code(Caller("caller", frozenset()), None, 0.0), after) is None
 
 
-@pytest.mark.parametrize(("body", "seconds"), [({}, CODE_SECONDS), ({"valid_seconds": 600}, 600.0)])
+@pytest.mark.parametrize(("body", "seconds"), [({}, SIGN_IN_CODE_SECONDS), ({"valid_seconds": 600}, 600.0)])
 def test_code_ends_at_the_requested_time(body: dict[str, float], seconds: float):
     api = GuardedApi()
     answer = api.ask("POST", "/api/v1/sessions/code", json=body, headers=ADMIN).json()
