@@ -192,7 +192,7 @@ class Fall(NamedTuple):
 
 
 class HistoryRecorder:
-    """All tracked devices and processes."""
+    """Records the history of all devices and processes, and the falls of their memory."""
 
     def __init__(self, speedup: float) -> None:
         self.history = History(speedup)
