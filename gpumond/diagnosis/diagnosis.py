@@ -57,7 +57,7 @@ MIN_RELEASE_RATIO = 0.02
 """Share of its device that a process must have held for a verdict memory-freed."""
 MEMORY_FREED_VERDICT_SECONDS = 60.0
 CRASH_VERDICT_SECONDS = 900.0
-"""Seconds for which these verdicts remain active."""
+"""Seconds for which a verdict memory-freed, and one on a crash, remain active."""
 UNATTRIBUTED_RATIO = 0.02
 """A device is classified as well if more than this share of its memory has no visible owner."""
 FREED_BLOCKS = 4

@@ -43,33 +43,33 @@ GROWING_SCATTER_MULTIPLE = 6.0
 """Minimum growth, as a multiple of the scatter around the line."""
 GROWING_Z = 2.6
 """Minimum of the Mann-Kendall statistic: of 7 blocks at most one pair falls."""
-HALVES_RATIO = (0.85, 1.8)
+HALF_SLOPE_LIMITS = (0.85, 1.8)
 """Limits of the slope in the second half, as a share of that in the first: growth that slows down is a warm-up."""
-FALL_RATIO, RISE_RATIO = 0.10, 0.45
+MAX_FALL_RATIO, MAX_RISE_RATIO = 0.10, 0.45
 """Maximum fall and maximum rise from block to block, as shares of the growth."""
 ENDED_BLOCKS = 16
 ENDED_RATIO = 0.3
 """``growing`` ends when the slope in the last four minutes is below this share of its first slope."""
 
 QUICK_BLOCKS = 24
-QUICK_AFTER_SECONDS = 240.0
+QUICK_MIN_AGE_SECONDS = 240.0
 """Minimum time between the start of the process and the window."""
 QUICK_BYTES = 512 * MIB
 """Minimum growth over the window: a slower leak is found by the clean tests."""
 QUICK_SCATTER_RATIO = 1 / 24
 """Maximum scatter around the line, as a share of the growth."""
 QUICK_PARTS = 6
-PART_RATIO = (0.6, 1.6)
+PART_SLOPE_LIMITS = (0.6, 1.6)
 """Limits of the slope in each sixth of the window, as shares of its slope: caches and a curriculum rise in steps."""
-JUMP_RATIO = 0.15
+MAX_JUMP_RATIO = 0.15
 """Maximum rise from block to block, as a share of the growth: one allocation would hide that it slows down."""
-LASTING_MEDIAN_RATIO = 0.7
+MIN_LAST_MEDIAN_SLOPE_RATIO = 0.7
 """Minimum median slope in the last third, as a share of that in the first: the median ignores single allocations."""
-LASTING_RATIO = 0.85
+MIN_LAST_SLOPE_RATIO = 0.85
 """Minimum slope in the last third, as a share of that in the first: growth that slows down is a cache."""
 STEEP_BYTES_PER_SECOND = 400 * MIB / 60
 """Maximum slope in a program that counts no steps: an evaluation or a generation is as straight."""
-STEPPING_RATIO = 0.5
+MIN_STEPPING_RATIO = 0.5
 """Minimum share of the blocks with a new step, if the program counts steps: an evaluation does none."""
 FLAT_BLOCKS = (12, 20)
 """Minimum and maximum number of blocks before the window that are flat: 3 to 5 minutes."""
@@ -167,10 +167,10 @@ def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None
         if growth < GROWING_SCATTER_MULTIPLE * spread(times, values, slope):
             continue
         first, second = sen_slope(times[:half], values[:half]), sen_slope(times[half:], values[half:])
-        if not _is_within(second, first, HALVES_RATIO):
+        if not _is_within(second, first, HALF_SLOPE_LIMITS):
             continue
         changes = [after - before for before, after in pairwise(values)]
-        if min(changes) < -FALL_RATIO * growth or max(changes) > RISE_RATIO * growth:
+        if min(changes) < -MAX_FALL_RATIO * growth or max(changes) > MAX_RISE_RATIO * growth:
             continue
         bytes_per_step = (values[-1] - values[0]) / steps_done if steps_done else None
         return Growth(
@@ -214,22 +214,22 @@ def _quick_leak(candidate: CandidateCurve, steps: StepRecord, statistic: int) ->
     if window is None:
         return None
     times, values, before, past_peak, slope, growth_bytes = window
-    if times[0] - candidate.started < QUICK_AFTER_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
+    if times[0] - candidate.started < QUICK_MIN_AGE_SECONDS or (steps.count is None and slope > STEEP_BYTES_PER_SECOND):
         return None
     if min(values[len(values) // 4 :]) <= past_peak:
         return None
     if spread(times, values, slope) > QUICK_SCATTER_RATIO * growth_bytes:
         return None
     parts = [slice(begin, end) for begin, end in pairwise(_part_limits(len(values), QUICK_PARTS))]
-    if not all(_is_within(sen_slope(times[part], values[part]), slope, PART_RATIO) for part in parts):
+    if not all(_is_within(sen_slope(times[part], values[part]), slope, PART_SLOPE_LIMITS) for part in parts):
         return None
-    if max(after - before for before, after in pairwise(values)) > JUMP_RATIO * (values[-1] - values[0]):
+    if max(after - before for before, after in pairwise(values)) > MAX_JUMP_RATIO * (values[-1] - values[0]):
         return None
     third = len(values) // 3
     first, last = (times[:third], values[:third]), (times[-third:], values[-third:])
-    if least_squares(*last) < LASTING_RATIO * least_squares(*first):
+    if least_squares(*last) < MIN_LAST_SLOPE_RATIO * least_squares(*first):
         return None
-    if sen_slope(*last) < LASTING_MEDIAN_RATIO * sen_slope(*first):
+    if sen_slope(*last) < MIN_LAST_MEDIAN_SLOPE_RATIO * sen_slope(*first):
         return None
     if not _was_flat(candidate, statistic, len(values), slope, growth_bytes) or not _steps_go_on(steps, times):
         return None
@@ -295,7 +295,7 @@ def _steps_go_on(steps: StepRecord, times: Sequence[float]) -> bool:
     if steps.count is None:
         return True
     counts = steps.counts_at(times)
-    return counts is not None and sum(b > a for a, b in pairwise(counts)) >= STEPPING_RATIO * len(counts)
+    return counts is not None and sum(b > a for a, b in pairwise(counts)) >= MIN_STEPPING_RATIO * len(counts)
 
 
 def _part_limits(count: int, parts: int) -> list[int]:

@@ -19,7 +19,7 @@ from gpumond.facts.units import MIB
 
 EXPONENTS = tuple(1.16**i for i in range(-15, 14))
 """Exponents that are compared: 0.1 to 6.9."""
-POINTS = 24
+MAX_POINTS = 24
 """Maximum number of points of a fit; longer curves are reduced to medians of parts."""
 MIN_POINTS = 6
 NORMAL_QUANTILE_SQUARED = 2.7
@@ -42,7 +42,7 @@ EARLIER_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5, 2.2)
 """Time from the beginning of accelerating growth to the beginning of its visible part, as a share of its age."""
 REST_RATIO, RESTING_RATIO = 0.25, 0.6
 """Maximum change of a point at rest, as a share of the mean, and minimum share of such points in a growth by steps."""
-FALLEN_RATIO = 0.25
+MAX_FALLS_RATIO = 0.25
 """Maximum of all falls between the steps, as a share of the rises: more is a load that changes."""
 ACCELERATING_EXPONENT, ACCELERATING_RANGE, ACCELERATING_SECONDS = 1.2, 1.5, 1800.0
 """Minimum of the lower limit, maximum ratio of the limits, and minimum age, from which growth accelerates."""
@@ -128,7 +128,7 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
-    times, level = downsample(times, values, POINTS)
+    times, level = downsample(times, values, MAX_POINTS)
     return (
         max(level) - min(level) <= FLAT_RANGE_RATIO * growth
         and abs(sen_slope(times, level)) <= FLAT_SLOPE_RATIO * slope
@@ -151,7 +151,7 @@ def between_rests(growth: WholeGrowth) -> WholeGrowth | None:
         return None
     rises, falls = (sum(max(0.0, sign * change) for change in changes) for sign in (1, -1))
     ends = [i for i, move in enumerate(moves) if move and not (i and moves[i - 1])]
-    if net <= 0 or falls > FALLEN_RATIO * rises:
+    if net <= 0 or falls > MAX_FALLS_RATIO * rises:
         ends = []
     points = [*ends, len(values) - 1]
     return growth._replace(times=[times[i] for i in points], values=[values[i] for i in points])
@@ -165,7 +165,7 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
         times, values = times[first:], values[first:]
     if len(values) < MIN_POINTS or growth.age_seconds <= 0:
         return None
-    times, level = downsample(times, values, POINTS)
+    times, level = downsample(times, values, MAX_POINTS)
     ages = [max(0.0, (one - begin) / growth.age_seconds) for one in times]
     fits = [_fit_line([age**exponent for age in ages], level) for exponent in EXPONENTS]
     errors = [error + len(level) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
@@ -184,7 +184,7 @@ def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
 
     Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
-    times, level = downsample(growth.times, growth.values, POINTS)
+    times, level = downsample(growth.times, growth.values, MAX_POINTS)
     fits = []
     for earlier in EARLIER_RATIOS:
         age = growth.age_seconds * (1 + earlier)

@@ -27,6 +27,7 @@ EMPTY_RATIO = 0.02
 the device, and of its own) in one sample, or to EMPTY_RATIO of the device.
 """
 RETURNED_RATIO = 0.5
+"""Minimum share of a fall by which the used bytes of the device decrease, so the memory was given back."""
 MEASURED_SECONDS = 1800.0
 """Time for which the live bytes at the end of a step are used instead of the sampled ones."""
 
@@ -191,7 +192,7 @@ class Fall(NamedTuple):
 
 
 class HistoryRecorder:
-    """All tracked devices and processes."""
+    """Records the history of all devices and processes, and the falls of their memory."""
 
     def __init__(self, speedup: float) -> None:
         self.history = History(speedup)

@@ -46,7 +46,8 @@ from gpumond.tick.history import (
 
 SLOPE_PARTS, STUDENT_T = 6, 2.0
 """Parts whose slopes are compared, and the 95% quantile of Student's distribution with five degrees of freedom."""
-POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
+MAX_POINTS, MIN_POINTS, MIN_STEPS, LAST_POINTS = 24, 4, 2, 5
+"""Numbers of points of a line, of steps of stairs, and of the points from which the level at the end is computed."""
 SKIPPED_RATIO = 1 / 3
 """Share of a growth that is left out of its line: its rate changes."""
 MIN_LIMIT_FACTOR = 1.12
@@ -107,7 +108,7 @@ LINE_EXPONENT, SURE_EXPONENT = 0.85, 0.6
 """Minimum exponent of a leak's curve, and of its lower limit: growth that slows down is a cache that fills."""
 NOISY_EXPONENT = 0.3
 """Minimum exponent of a leak that load hides, whose upper limit is not that of a cache."""
-WINDOW_RATIO = 0.6
+MIN_AGE_RATIO = 0.6
 """Minimum age of a growth, as a share of the window in which it was found."""
 MIN_RESTS = 10
 """Minimum number of steps of growth that rests in between."""
@@ -165,7 +166,7 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak
         return None
     whole_leak = replace(leak, onset=growth.begin, base_bytes=growth.base_bytes)
     fitted = fit_curve(growth)
-    if growth.age_seconds < WINDOW_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
+    if growth.age_seconds < MIN_AGE_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
         return None
     if leak.by_quartiles:
         slows = fitted is not None and (fitted.max_exponent < FILLING_EXPONENT or fitted.exponent < NOISY_EXPONENT)
@@ -386,7 +387,7 @@ def _points(
     first = bisect_left(growth.times, growth.begin + SKIPPED_RATIO * growth.age_seconds)
     fitted = fit_curve(growth)
     courses = forecasts(growth) if fitted is not None and fitted.accelerates else ()
-    return *downsample(growth.times[first:], growth.values[first:], POINTS), courses
+    return *downsample(growth.times[first:], growth.values[first:], MAX_POINTS), courses
 
 
 def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:

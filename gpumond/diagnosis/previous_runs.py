@@ -24,7 +24,7 @@ RETURNED_RATIO = 0.5
 """Share of a growth whose return makes it a tooth."""
 TOOTH_BYTES, TOOTH_SECONDS = 256 * MIB, 600.0
 """Minimum height and duration of a tooth: a shorter one is not mistaken for a leak."""
-JUMP_RATIO = 0.25
+MAX_JUMP_RATIO = 0.25
 """Maximum rise of one minute, as a share of a tooth's height: more is load that comes and goes."""
 LOW_RATIO = 0.05
 """A tooth begins where the level was last at most this share of its height above the lowest."""
@@ -125,7 +125,7 @@ class SawtoothLevels:
         height = self._high - self._low
         if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
             self.fell_from_bytes = max(self.fell_from_bytes, self._high)
-            if self._high_at - self._low_at >= TOOTH_SECONDS and self._jump <= JUMP_RATIO * height:
+            if self._high_at - self._low_at >= TOOTH_SECONDS and self._jump <= MAX_JUMP_RATIO * height:
                 self.returned_bytes = max(self.returned_bytes, self._high)
             self._restart(at, level)
         elif level <= self._low + LOW_RATIO * height:
@@ -144,14 +144,13 @@ class SawtoothLevels:
         self._jump = 0.0
 
 
-FLOOR_QUARTERS = 16
-"""Number of blocks of 15 minutes that have one floor: four hours."""
+FLOOR_BLOCKS = 16
+"""Number of blocks of 15 minutes that have one floor, their lower quartile: four hours."""
 MAX_FLOORS, MIN_FLOORS, DAY_FLOORS = 24, 8, 6
-FLOOR_QUARTILE = 4
-MIN_SLOW_BYTES = 96 * MIB
-EVEN_RATIO = (0.25, 3.0)
+MIN_FLOORS_RISE_BYTES = 96 * MIB
+EVEN_RISE_LIMITS = (0.25, 3.0)
 """Limits of each rise, as shares of their median."""
-LASTING_RATIO = 0.75
+MIN_LAST_RISE_RATIO = 0.75
 """Minimum rise in the last half, as a share of that in the first."""
 
 
@@ -166,8 +165,8 @@ class RunMinima:
         """Add a quarter of an hour."""
         if level == level:
             self._quarters.append(level)
-        if len(self._quarters) == FLOOR_QUARTERS:
-            self.values.append((at, sorted(self._quarters)[FLOOR_QUARTERS // FLOOR_QUARTILE]))
+        if len(self._quarters) == FLOOR_BLOCKS:
+            self.values.append((at, sorted(self._quarters)[FLOOR_BLOCKS // 4]))
             del self.values[:-MAX_FLOORS]
             self._quarters = []
 
@@ -185,8 +184,8 @@ class RunMinima:
 
 def _is_even(rises: Sequence[float], floors: Sequence[tuple[float, float]]) -> bool:
     middle, half = median(rises), len(rises) // 2
-    if floors[-1][1] - floors[0][1] < MIN_SLOW_BYTES or middle <= 0:
+    if floors[-1][1] - floors[0][1] < MIN_FLOORS_RISE_BYTES or middle <= 0:
         return False
-    if not all(EVEN_RATIO[0] * middle <= rise <= EVEN_RATIO[1] * middle for rise in rises):
+    if not all(EVEN_RISE_LIMITS[0] * middle <= rise <= EVEN_RISE_LIMITS[1] * middle for rise in rises):
         return False
-    return sum(rises[-half:]) >= LASTING_RATIO * sum(rises[:half])
+    return sum(rises[-half:]) >= MIN_LAST_RISE_RATIO * sum(rises[:half])

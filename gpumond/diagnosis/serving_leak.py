@@ -95,9 +95,9 @@ OTHERS_MULTIPLE = 2
 """Minimum number of minutes with the same rise, as a multiple of the number of those that rest or fall as much."""
 ALIKE_RATIO = 0.25
 """Maximum difference of a rise from another, as a share of it."""
-CREEP_RATIO = (0.4, 2.5)
+CREEP_SLOPE_LIMITS = (0.4, 2.5)
 """Limits of this rise, as shares of the slope of the window."""
-NEAR_RATIO, LASTING_RATIO = (0.25, 2.5), 0.75
+NEAR_RISE_LIMITS, MIN_LAST_RISE_RATIO = (0.25, 2.5), 0.75
 """Minimum median of the last half of the small rises, as a share of that of the first half, and limits of these as
 shares of the rise that is alike: a cache that fills creeps ever more slowly.
 """
@@ -123,7 +123,7 @@ class UpperQuartiles:
         self._signal: int | None = None
 
     def add(self, series: Series, signal: int) -> None:
-        """Add the newest block of the series. Another signal than before discards the blocks of that one."""
+        """Add the newest block of the series. Another signal than before discards the earlier blocks."""
         begin = series.times(FIVE_MINUTES, 1)[-1]
         end = begin + TIERS[FIVE_MINUTES].seconds
         recent = zip(series.times(MINUTE, 6), series.column(MINUTE, signal, count=6), strict=True)
@@ -233,12 +233,14 @@ def _is_creeping(candidate: CandidateCurve, test: ServingTest, slope: float) -> 
     window = sorted(recent)
     falls = sorted(-change for change in changes)
     low, high = 1 - ALIKE_RATIO, 1 + ALIKE_RATIO
-    for rise in window[bisect_left(window, CREEP_RATIO[0] * slope) : bisect_right(window, CREEP_RATIO[1] * slope)]:
+    for rise in window[
+        bisect_left(window, CREEP_SLOPE_LIMITS[0] * slope) : bisect_right(window, CREEP_SLOPE_LIMITS[1] * slope)
+    ]:
         others = _count_between(window, -1.5 * rise, 0.5 * rise), _count_between(falls, low * rise, high * rise)
         if _count_between(window, low * rise, high * rise) >= max(test.min_creeps, OTHERS_MULTIPLE * max(others)):
-            near = [change for change in recent if NEAR_RATIO[0] * rise <= change <= NEAR_RATIO[1] * rise]
+            near = [change for change in recent if NEAR_RISE_LIMITS[0] * rise <= change <= NEAR_RISE_LIMITS[1] * rise]
             half = len(near) // 2
-            return median(near[half:]) >= LASTING_RATIO * median(near[:half])
+            return median(near[half:]) >= MIN_LAST_RISE_RATIO * median(near[:half])
     return False
 
 

@@ -74,11 +74,11 @@ class Dispatch:
     """The consequences of one frame's alerts, before any of them takes effect."""
 
     alerts: tuple[Alert, ...]
-    """As the frame shows them: annotated with what rules have done."""
+    """Alerts as the frame shows them: annotated with what rules have done."""
     firing: tuple[Alert, ...]
-    """As receivers see them. An alert that resolved during its flush is included until its receipts are there."""
+    """Alerts as receivers see them. One that resolved during its flush is included until its receipts are there."""
     resolved: tuple[Alert, ...]
-    """Those whose flushes, if any, are complete."""
+    """Resolved alerts whose flushes, if any, are complete."""
     incomplete: Mapping[Labels, Alert]
     """Alerts that resolved while a flush for them is in progress."""
     changed: Mapping[Labels, Alert]

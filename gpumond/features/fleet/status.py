@@ -186,16 +186,16 @@ class MachineStatus:
 
 
 SORT_KEYS: Mapping[str, Callable[[MachineStatus], Any]] = {
-    "name": lambda state: state.machine,
-    "version": lambda state: state.version or "",
-    "gpus": lambda state: -(state.devices or 0),
-    "size": lambda state: -(state.size_bytes or 0),
-    "used": lambda state: -(state.used_bytes or 0),
-    "free": lambda state: (state.used_bytes or 0) - (state.size_bytes or 0),
-    "reclaimable": lambda state: -(state.reclaimable_bytes or 0),
-    "programs": lambda state: -(state.programs or 0),
-    "faults": lambda state: -sum((state.faults or {}).values()),
-    "alerts": lambda state: -sum((state.alerts or {}).values()),
+    "name": lambda status: status.machine,
+    "version": lambda status: status.version or "",
+    "gpus": lambda status: -(status.devices or 0),
+    "size": lambda status: -(status.size_bytes or 0),
+    "used": lambda status: -(status.used_bytes or 0),
+    "free": lambda status: (status.used_bytes or 0) - (status.size_bytes or 0),
+    "reclaimable": lambda status: -(status.reclaimable_bytes or 0),
+    "programs": lambda status: -(status.programs or 0),
+    "faults": lambda status: -sum((status.faults or {}).values()),
+    "alerts": lambda status: -sum((status.alerts or {}).values()),
 }
 """Orders of the machines, each with its key; numbers in descending order."""
 
@@ -221,35 +221,35 @@ async def run(arguments: argparse.Namespace) -> int:
     if arguments.drift:
         return await _print_drift(arguments, client, machines)
     answers = await read_frames(client, machines, status_of_frame, arguments.parallel)
-    states = [
+    statuses = [
         MachineStatus(machine=machine.name, url=machine.url, problem=str(answer))
         if isinstance(answer, DaemonError)
         else answer
         for machine, answer in zip(machines, answers, strict=True)
     ]
-    shown = shown_machines(states, arguments.problems, arguments.sort, arguments.limit)
-    hidden = len(states) - len(shown)
+    shown = shown_machines(statuses, arguments.problems, arguments.sort, arguments.limit)
+    hidden = len(statuses) - len(shown)
     unread = "\n".join(map(str, unread_machines(machines, answers)))
-    parts = (status_table(shown), f"{plural(hidden, 'machine')} not shown" if hidden else "", unread, summary(states))
-    print_result(arguments, [asdict(state) for state in shown], lambda: "\n\n".join(filter(None, parts)))
-    if not states:
+    parts = (status_table(shown), f"{plural(hidden, 'machine')} not shown" if hidden else "", unread, summary(statuses))
+    print_result(arguments, [asdict(status) for status in shown], lambda: "\n\n".join(filter(None, parts)))
+    if not statuses:
         return NOTHING_TO_DO
-    return FAILED if any(state.problem for state in states) else DONE
+    return FAILED if any(status.problem for status in statuses) else DONE
 
 
 def shown_machines(
-    states: Sequence[MachineStatus], problems: bool = False, sort: str | None = None, limit: int | None = None
+    statuses: Sequence[MachineStatus], problems: bool = False, sort: str | None = None, limit: int | None = None
 ) -> list[MachineStatus]:
     """Return the machines that are shown: at most ``limit`` of those that answer, and all others."""
-    answering = [state for state in states if not state.problem and (not problems or has_problem(state))]
+    answering = [status for status in statuses if not status.problem and (not problems or has_problem(status))]
     if sort is None:
-        shown = {(state.machine, state.url) for state in answering[:limit]}
-        return [state for state in states if state.problem or (state.machine, state.url) in shown]
-    return [*sorted(answering, key=SORT_KEYS[sort])[:limit], *(state for state in states if state.problem)]
+        shown = {(status.machine, status.url) for status in answering[:limit]}
+        return [status for status in statuses if status.problem or (status.machine, status.url) in shown]
+    return [*sorted(answering, key=SORT_KEYS[sort])[:limit], *(status for status in statuses if status.problem)]
 
 
-def has_problem(state: MachineStatus) -> bool:
-    return bool(state.problem or state.faults or state.alerts or state.devices != state.devices_up)
+def has_problem(status: MachineStatus) -> bool:
+    return bool(status.problem or status.faults or status.alerts or status.devices != status.devices_up)
 
 
 def status_of_frame(machine: Machine, answer: object) -> MachineStatus:
@@ -292,44 +292,48 @@ def _sum_known(sizes: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def status_table(states: Sequence[MachineStatus]) -> str:
+def status_table(statuses: Sequence[MachineStatus]) -> str:
     """Return a table of the machines that answer; empty without one."""
     header = ("MACHINE", "VERSION", "DRIVER", ">GPUS", ">SIZE", ">USED", ">RECLAIMABLE", ">AGENTS", "FAULTS", "ALERTS")
-    rows = [[*_status_row(state)] for state in states if not state.problem]
+    rows = [[*_status_row(status)] for status in statuses if not status.problem]
     return table(header, rows) if rows else ""
 
 
-def summary(states: Sequence[MachineStatus]) -> str:
+def summary(statuses: Sequence[MachineStatus]) -> str:
     """Return totals: the machines that answer, their devices and memory, programs with an agent, alerts, versions."""
-    answering = [state for state in states if not state.problem]
-    if not states:
+    answering = [status for status in statuses if not status.problem]
+    if not statuses:
         return "no machine is listed, or none matches --machine and --label"
-    programs, agents = (sum(getattr(state, name) or 0 for state in answering) for name in ("programs", "agents"))
-    versions = Counter(state.version for state in answering).most_common()
-    parts = [f"{len(answering)} of {plural(len(states), 'machine')} reachable"]
+    programs, agents = (sum(getattr(status, name) or 0 for status in answering) for name in ("programs", "agents"))
+    versions = Counter(status.version for status in answering).most_common()
+    parts = [f"{len(answering)} of {plural(len(statuses), 'machine')} reachable"]
     if answering:
-        up, devices = (sum(getattr(state, name) or 0 for state in answering) for name in ("devices_up", "devices"))
+        up, devices = (sum(getattr(status, name) or 0 for status in answering) for name in ("devices_up", "devices"))
         used, capacity, reclaimable = (
-            _sum_known(getattr(state, f"{name}_bytes") for state in answering)
+            _sum_known(getattr(status, f"{name}_bytes") for status in answering)
             for name in ("used", "size", "reclaimable")
         )
         parts.append(f"{up} of {plural(devices, 'GPU')} up, {size_or_dash(used)} of {size_or_dash(capacity)} used")
         parts.append(f"{size_or_dash(reclaimable)} reclaimable")
     if programs:
         parts.append(f"{agents} of {plural(programs, 'program')} {'has' if programs == 1 else 'have'} an agent")
-    if alerts := Counter(name for state in answering for name in (state.alerts or {})):
+    if alerts := Counter(name for status in answering for name in (status.alerts or {})):
         parts.append("machines with alerts: " + ", ".join(f"{name} ({count})" for name, count in alerts.most_common()))
     if len(versions) > 1:
         parts.append("versions: " + ", ".join(f"{version} ({count})" for version, count in versions))
     return printable("; ".join(parts))
 
 
-def _status_row(state: MachineStatus) -> Iterator[str]:
-    up = "" if state.devices == state.devices_up else f"{state.devices_up} of "
-    yield from (state.machine, state.version or "-", state.driver_version or "-", f"{up}{state.devices}")
-    yield from (size_or_dash(state.size_bytes), size_or_dash(state.used_bytes), size_or_dash(state.reclaimable_bytes))
-    yield f"{state.agents} of {state.programs}"
-    yield from (_counts_text(state.faults), _counts_text(state.alerts))
+def _status_row(status: MachineStatus) -> Iterator[str]:
+    up = "" if status.devices == status.devices_up else f"{status.devices_up} of "
+    yield from (status.machine, status.version or "-", status.driver_version or "-", f"{up}{status.devices}")
+    yield from (
+        size_or_dash(status.size_bytes),
+        size_or_dash(status.used_bytes),
+        size_or_dash(status.reclaimable_bytes),
+    )
+    yield f"{status.agents} of {status.programs}"
+    yield from (_counts_text(status.faults), _counts_text(status.alerts))
 
 
 def _counts_text(counts: Mapping[str, int] | None) -> str:

@@ -282,8 +282,8 @@ def _timeline(evidence: Evidence, history: History, lines: Sequence[LedgerLine])
     )
     if not points or len(evidence.pools) > 1:  # the history contains all allocators of the program
         return Timeline()
-    times, step = _times(points[0].at, evidence.oom.at)
-    used = (*_values(points, times, step)[:-1], evidence.used_of_limit_bytes)
+    times, step_seconds = _times(points[0].at, evidence.oom.at)
+    used = (*_values(points, times, step_seconds)[:-1], evidence.used_of_limit_bytes)
     curve = Curve(pid=evidence.report.pid, workload=evidence.report.workload, used_bytes=used)
     return Timeline(tuple(round(time, 1) for time in times), (curve,))
 
@@ -399,16 +399,16 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
     whole = history.series((uuid, None), "used", since, until=at)
     series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_PROGRAMS)}
     begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
-    times, step = _times(begin, at)
+    times, step_seconds = _times(begin, at)
     curves = []
     for key, points in series.items():
         if points:
-            earlier = _values(points, times, step)[:-1]
+            earlier = _values(points, times, step_seconds)[:-1]
             curves.append(Curve(pid=key.pid, workload=names[key], used_bytes=(*earlier, used[key])))
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
     curves_shown = curves[:MAX_CURVES]
     total = sum(line.used_bytes for line in lines) if lines else None
-    rest = _uncovered_use((*_values(whole, times, step)[:-1], total), curves_shown)
+    rest = _uncovered_use((*_values(whole, times, step_seconds)[:-1], total), curves_shown)
     if any(rest):
         curves_shown.append(Curve(pid=None, workload=REST_NAME, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(curves_shown))
@@ -416,14 +416,14 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
 
 def _times(begin: float, at: float) -> tuple[list[float], float]:
     """Return the times of a timeline that ends at ``at``, and the seconds between them."""
-    step = max(1.0, (at - begin) / TIMELINE_POINTS)
-    return [begin + step * number for number in range(int((at - begin) / step) + 1)], step
+    step_seconds = max(1.0, (at - begin) / TIMELINE_POINTS)
+    return [begin + step_seconds * number for number in range(int((at - begin) / step_seconds) + 1)], step_seconds
 
 
-def _values(points: Sequence[Point], times: Sequence[float], step: float) -> tuple[int | None, ...]:
+def _values(points: Sequence[Point], times: Sequence[float], step_seconds: float) -> tuple[int | None, ...]:
     """Return the last value before the end of each step that begins at one of these times."""
     moments = [point.at for point in points]
-    indexes = (bisect_right(moments, time + step) for time in times)
+    indexes = (bisect_right(moments, time + step_seconds) for time in times)
     return tuple(int(points[index - 1].median) if index else None for index in indexes)
 
 

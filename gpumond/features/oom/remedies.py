@@ -328,19 +328,21 @@ def _repeat(evidence: Evidence) -> Iterator[Remedy]:
 
 def _limit(evidence: Evidence) -> Iterator[Remedy]:
     if evidence.is_limited and evidence.limit is not None:
-        size, quota = evidence.limit
+        limit_bytes, quota = evidence.limit
         subject, where = f"the limit of the {quota} quota", "in the configuration or through the API"
         if not quota:
             subject, where = "the program's limit", f"gpumond limit --pid {evidence.report.pid} SIZE"
         if quota is None:
-            subject = _own_limit_text(evidence, size)
+            subject = _own_limit_text(evidence, limit_bytes)
             where = OWN_LIMITS.get(evidence.oom.allocator, "it's set in the program")
-        enough_bytes = _rounded_limit_bytes(size + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * size)))
+        enough_bytes = _rounded_limit_bytes(
+            limit_bytes + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * limit_bytes))
+        )
         why = f"; the request was {size_text(evidence.missing_bytes)} too large" if evidence.missing_bytes else ""
-        text = f"raise {subject} from {size_text(size)} to {size_text(enough_bytes)} or more ({where}{why})"
+        text = f"raise {subject} from {size_text(limit_bytes)} to {size_text(enough_bytes)} or more ({where}{why})"
         basis: Basis = "estimate" if evidence.is_from_later_report else "measured"
         source = "the program's peak" if evidence.is_from_later_report else "the bytes held at the error"
-        yield _remedy(evidence, "limit", text, enough_bytes - size, basis, f"the limit in force, and {source}")
+        yield _remedy(evidence, "limit", text, enough_bytes - limit_bytes, basis, f"the limit in force, and {source}")
 
 
 def _rounded_limit_bytes(limit_bytes: int) -> int:
@@ -350,20 +352,20 @@ def _rounded_limit_bytes(limit_bytes: int) -> int:
 
 def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
     if evidence.cgroup is not None and not evidence.is_limited:
-        size = evidence.cgroup.limit_bytes or 0
+        limit_bytes = evidence.cgroup.limit_bytes or 0
         enough_bytes = _rounded_limit_bytes(evidence.cgroup_need_bytes)
         held = size_text(evidence.cgroup_need_bytes - (evidence.request_bytes or 0))
         text = (
-            f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from {size_text(size)} to "
-            f"{size_text(enough_bytes)} or more"
+            f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from "
+            f"{size_text(limit_bytes)} to {size_text(enough_bytes)} or more"
         )
-        yield _remedy(evidence, "limit", text, enough_bytes - size, "measured", "driver, for the cgroup")
+        yield _remedy(evidence, "limit", text, enough_bytes - limit_bytes, "measured", "driver, for the cgroup")
 
 
-def _own_limit_text(evidence: Evidence, size: int) -> str:
+def _own_limit_text(evidence: Evidence, limit_bytes: int) -> str:
     ratio = DEFAULT_LIMIT_RATIOS.get(evidence.oom.allocator)
     device_bytes = evidence.device.size_bytes if evidence.device else None
-    if ratio is None or device_bytes is None or abs(size / device_bytes - ratio) > SIZE_TOLERANCE_RATIO:
+    if ratio is None or device_bytes is None or abs(limit_bytes / device_bytes - ratio) > SIZE_TOLERANCE_RATIO:
         return "the program's limit"
     return f"{evidence.oom.allocator.upper()}'s default limit, {ratio:.0%} of the GPU,"
 
@@ -607,21 +609,21 @@ def _other_device(evidence: Evidence) -> Iterator[Remedy]:
     if need is None or not evidence.missing_bytes or evidence.held_by_others_bytes < evidence.missing_bytes:
         return
     need = max(need, evidence.grant.need_bytes if evidence.grant else 0)
-    rooms = [
+    candidates = [
         (available, each)
         for each in evidence.snapshot.devices
         if each.uuid != evidence.uuid
         and (available := evidence.available_bytes(each)) is not None
         and available >= need
     ]
-    if rooms:
-        free, device = max(rooms, key=lambda room: room[0])
+    if candidates:
+        available, device = max(candidates, key=lambda candidate: candidate[0])
         text = (
             f"run this program, which needs at least {size_text(need)}, on GPU {device.index}, which has "
-            f"{size_text(free)} available"
+            f"{size_text(available)} available"
         )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
-        yield replace(_remedy(evidence, "other-device", text, free, "measured", source), enough=True)
+        yield replace(_remedy(evidence, "other-device", text, available, "measured", source), enough=True)
 
 
 def _dataset(evidence: Evidence) -> Iterator[Remedy]:
@@ -661,23 +663,23 @@ def _earlier_peak(evidence: Evidence) -> Iterator[Remedy]:
     step = evidence.earlier_report.program.step
     peaks = [pool.peak_live_bytes for pool in evidence.earlier_pools if pool.peak_live_bytes is not None]
     if scopes:
-        usual, times, failed, name = scopes[0]
+        usual_bytes, runs, failures, name = scopes[0]
         who = f"this run of {name}"
         change = f"use a smaller batch in {name} (or torch.no_grad(), if it is an evaluation)"
     elif step is not None and step.steps >= MIN_PEAK_STEPS and peaks and not any(_leak(evidence)):
-        usual, times, failed, who = sum(peaks), step.steps, evidence.oom.number - 1, "this step"
+        usual_bytes, runs, failures, who = sum(peaks), step.steps, evidence.oom.number - 1, "this step"
         change = "limit the longest input of a step (sequence length, image size)"
         if evidence.oom.scope:
             scope = f"the scope {evidence.oom.scope}"
             change = f"use a smaller batch in {scope} (or torch.no_grad(), if it is an evaluation)"
     else:
         return
-    extra = evidence.live_bytes + evidence.request_bytes - usual
-    if extra > 0:
-        before = "the previous one" if times == 1 else f"any of the {times} earlier ones"
-        room = " that didn't run out of memory" if failed else ""
-        text = f"{change}: {who} needed {size_text(extra)} more than {before}{room}"
-        yield _remedy(evidence, "earlier-peak", text, extra, "measured", "the program's own earlier peak")
+    extra_bytes = evidence.live_bytes + evidence.request_bytes - usual_bytes
+    if extra_bytes > 0:
+        before = "the previous one" if runs == 1 else f"any of the {runs} earlier ones"
+        restriction = " that didn't run out of memory" if failures else ""
+        text = f"{change}: {who} needed {size_text(extra_bytes)} more than {before}{restriction}"
+        yield _remedy(evidence, "earlier-peak", text, extra_bytes, "measured", "the program's own earlier peak")
 
 
 def _batch(evidence: Evidence) -> Iterator[Remedy]:

@@ -106,7 +106,7 @@ MAX_RETRY_SECONDS = 600.0
 def assign_quotas(
     table: QuotaTable, devices: Sequence[DeviceReading], reports: Sequence[AgentReport]
 ) -> tuple[ProcessQuota, ...]:
-    """Return the quotas of each process that one matches."""
+    """Return each process that a quota matches, with its quota."""
     if not table.quotas:
         return ()
     listed = {key: process for device in devices for key, process in device.processes_by_key.items()}

@@ -87,7 +87,7 @@ class CheckpointProcesses:
         self._environ = {name: text for name, text in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    async def ask(self, request: CheckpointRequest, seconds: float) -> CheckpointResponse | None:
+    async def ask(self, request: CheckpointRequest, timeout_seconds: float) -> CheckpointResponse | None:
         """Return the answer of a new process; None if there is none in time, or if an earlier one still works."""
         self._processes = [each for each in self._processes if each.poll() is None]
         try:
@@ -116,13 +116,15 @@ class CheckpointProcesses:
         finally:
             os.close(lock)
         self._processes.append(process)
-        response = await _read_to_end(read_end, seconds)
+        response = await _read_to_end(read_end, timeout_seconds)
         for _ in range(EXIT_POLLS):  # it holds the lock for a moment longer
             if response is None or process.poll() is not None:
                 break
             await asyncio.sleep(EXIT_POLL_SECONDS)
         if response is None:
-            log.warning("no response within %g s from the process that moves pid %d's memory", seconds, request.pid)
+            log.warning(
+                "no response within %g s from the process that moves pid %d's memory", timeout_seconds, request.pid
+            )
             return None
         try:
             return from_json(CheckpointResponse, response)
@@ -142,7 +144,7 @@ def _exit_text(code: int | None) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-async def _read_to_end(descriptor: int, seconds: float) -> bytes | None:
+async def _read_to_end(descriptor: int, timeout_seconds: float) -> bytes | None:
     """Read a pipe until its end, and close it; None if it has not ended in time."""
     reader = asyncio.StreamReader(limit=MAX_RESPONSE_BYTES)
     loop = asyncio.get_running_loop()
@@ -150,7 +152,7 @@ async def _read_to_end(descriptor: int, seconds: float) -> bytes | None:
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
     )
     try:
-        return await asyncio.wait_for(reader.read(), seconds)
+        return await asyncio.wait_for(reader.read(), timeout_seconds)
     except asyncio.TimeoutError:
         return None
     finally:
