@@ -337,12 +337,17 @@ class SettingsConfig(StrictModel):
             raise ValueError("expected HOST:PORT, as in 127.0.0.1:9917")
         return value
 
-    @field_validator("socket_mode")
+    @field_validator("socket_mode", mode="before")
     @classmethod
-    def _mode(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch("0?[0-7]{3}", value):
-            raise ValueError("expected an octal mode in quotes, such as '0660'")
+    def _mode(cls, value: object) -> object:
+        if value is not None and not (isinstance(value, str) and re.fullmatch("0?[0-7]{3}", value)):
+            raise ValueError("expected an octal mode in quotes, such as '0660'")  # YAML reads 0660 as the number 432
         return value
+
+    @field_validator("reclaim", mode="before")
+    @classmethod
+    def _policy(cls, value: object) -> object:
+        return "off" if value is False else value  # as YAML reads off without quotes
 
     @field_validator("hosts", mode="before")
     @classmethod

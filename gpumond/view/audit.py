@@ -52,7 +52,8 @@ def _flush(detail: Detail) -> str:
     action = "wake-up" if detail.get("wake") else "flush"
     requester = f" for {detail['for']}" if detail.get("for") else ""
     requested, steps = f"{_automatic_prefix(requester)}requested", _steps(detail["steps"])
-    return f"{requested} a {action} of {detail['target']} with {steps}{requester}{forced}{_operation(detail)}"
+    target = "all programs" if detail["target"] == "all" else detail["target"]
+    return f"{requested} a {action} of {target} with {steps}{requester}{forced}{_operation(detail)}"
 
 
 def _steps(steps: Sequence[str]) -> str:

@@ -63,6 +63,13 @@ rules:
     assert rules.keys() == {rule.name for rule in BUILT_IN} - {"orphan-memory"} | {"hog"}
 
 
+def test_reclaim_is_off_with_and_without_quotes(tmp_path: Path):
+    for text in ("reclaim: off", 'reclaim: "off"'):
+        file = tmp_path / "gpumond.yaml"
+        file.write_text(text)
+        assert load_settings(file, environ={}).reclaim == "off"
+
+
 def test_overrides_replace_fields_of_built_in_rules(tmp_path: Path):
     file = written(
         tmp_path,
@@ -137,7 +144,7 @@ rule_overrides:
         ),
         (
             "rules: [{name: a, scope: device, value: used_ratio, above: 0.9, clear: 2}]",
-            ["rules[0]", "must not be higher than above"],
+            ["rules[0]", "must not be higher than `above`"],
         ),
         ("rules: [{name: a, scope: device, value: used_ratio, above: 1, fro: 5s}]", ["rules[0].fro", "mean for?"]),
         ("- a list", ["expected keys and values"]),
@@ -182,6 +189,8 @@ CASES = {
     "log_level: loud": "log_level: 'loud': expected debug, info, warning or error",
     "token_review_audience: a b": "token_review_audience: 'a b': expected 1 to 256 ASCII characters without spaces",
     "socket_mode: '9'": "socket_mode: '9': expected an octal mode in quotes, such as '0660'",
+    "socket_mode: 0660": "socket_mode: 432: expected an octal mode in quotes, such as '0660'",
+    "reclaim: on": "reclaim: True: expected user, all or off",
     "rules: [{name: X y, scope: device, value: used_ratio, above: 1}]": (
         "rules[0].name: 'X y': expected 1 to 64 characters from a-z, 0-9, _ and -"
     ),

@@ -392,19 +392,19 @@ def test_snapshot_is_offered_for_the_allocator_whose_format_the_viewer_reads(sho
             "rmm",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(the pool's maximum_pool_size; the request was 4.0 GiB too large)",
+            "(the pool's maximum_pool_size; 4.0 GiB was missing)",
         ),
         (
             "jax",
             20,
             "raise the program's limit from 20.0 GiB to 24.0 GiB or more "
-            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; the request was 4.0 GiB too large)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; 4.0 GiB was missing)",
         ),
         (
             "jax",
             60,
             "raise JAX's default limit, 75% of the GPU, from 60.0 GiB to 64.0 GiB or more "
-            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; the request was 4.0 GiB too large)",
+            "(XLA_CLIENT_MEM_FRACTION, formerly XLA_PYTHON_CLIENT_MEM_FRACTION; 4.0 GiB was missing)",
         ),
     ],
 )
@@ -663,7 +663,7 @@ def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     assert case.summary == (
         "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
         "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
-        "(gpumond limit --pid 10 SIZE; the request was 1.1 GiB too large)"
+        "(gpumond limit --pid 10 SIZE; 1.1 GiB was missing)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -677,7 +677,7 @@ def test_a_limit_that_lacks_little_is_raised_by_a_useful_step():
     case = case_of(Evidence(oom, make_report(10), Frame(snapshot, make_ledger(snapshot))), History())
     assert case.missing_bytes == 1
     assert "from 20.0 GiB to 21.0 GiB or more (" in case.remedies[0].text
-    assert "the request was 1 B too large)" in case.remedies[0].text
+    assert "1 B was missing)" in case.remedies[0].text
 
 
 def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_largest():
@@ -691,8 +691,8 @@ def test_repeated_errors_whose_shortage_is_within_the_least_step_state_the_large
         known.add(known.merged_with_earlier(case_of(Evidence(oom, make_report(10), frame), History())))
     (case,) = known.all()
     assert case.missing_bytes == 40 * MIB
-    assert "the request was 40.0 MiB too large" in case.summary
-    assert "the request was 40.0 MiB too large" in case.remedies[0].text
+    assert "40.0 MiB was missing" in case.summary
+    assert "40.0 MiB was missing" in case.remedies[0].text
 
 
 @pytest.mark.parametrize(("retries", "errors", "says"), [(3, 3, True), (2, 3, False), (0, 1, False)])
@@ -713,7 +713,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert known.newest_error_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
-    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; the request was 3.0 GiB too large)" in newest.summary
+    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; 3.0 GiB was missing)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))

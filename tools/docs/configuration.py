@@ -77,15 +77,16 @@ service and `/tmp/gpumond` in the container image. This directory and the direct
 daemon's user or root, and no other user may have write access. If containers mount the directory of `socket`, use a
 separate `runtime_dir`.
 
-An agent connects to [its `socket`](agent.md#start). The command line looks for `token` and `api.sock` in
-`GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in the directory of `GPUMOND_SOCKET` or, without that
-variable, in the default directories of your own daemon and of the service.
+An agent connects to the path in its own [`socket` argument](agent.md#start) or in `GPUMOND_SOCKET`. The `gpumond`
+command looks for `token` and `api.sock` in `GPUMOND_RUNTIME_DIR`. If you don't set this variable, it looks in the
+directory of `GPUMOND_SOCKET` or, without that variable, in the default directories of your own daemon and of the
+service.
 
 Other users' agents trust your daemon only if it runs as root or as the user who owns `/run/gpumond`.
 
 ## Reload
 
-To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request. The response and the log name changed
+To apply a changed file, send the daemon SIGHUP or a `POST /-/reload` request. The response and the log list the changed
 settings that require a restart. If the file is invalid, the daemon keeps its settings, and `gpumond doctor` shows the
 [fault](terms.md#diagnosis) `not_loaded` with the line. You needn't reload a changed `web_config` file, `tokens_file` or
 certificate: the daemon uses it within a second.

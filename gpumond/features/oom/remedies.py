@@ -338,7 +338,7 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
         enough_bytes = _rounded_limit_bytes(
             limit_bytes + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * limit_bytes))
         )
-        why = f"; the request was {size_text(evidence.missing_bytes)} too large" if evidence.missing_bytes else ""
+        why = f"; {size_text(evidence.missing_bytes)} was missing" if evidence.missing_bytes else ""
         text = f"raise {subject} from {size_text(limit_bytes)} to {size_text(enough_bytes)} or more ({where}{why})"
         basis: Basis = "estimate" if evidence.is_from_later_report else "measured"
         source = "the program's peak" if evidence.is_from_later_report else "the bytes held at the error"
@@ -846,7 +846,8 @@ def summary_sentence(evidence: Evidence, candidates: Sequence[Remedy]) -> str:
         end = "No remedy is known"
     elif best.enough and best.name != "together":
         has_several = sum(bool(each.enough) for each in candidates) > 1
-        end = f"{'Each of several changes' if has_several else 'One change'} would have been enough: {best.text}"
+        changes, example = ("Any of several changes", ", for example") if has_several else ("One change", "")
+        end = f"{changes} would have been enough{example}: {best.text}"
     else:
         end = best.text[:1].upper() + best.text[1:]
     notes = _cached_note(evidence)

@@ -171,7 +171,7 @@ class RuleConfig(StrictModel):
             bound = self.above if self.above is not None else self.below
             assert bound is not None
             if (self.clear > bound) if self.above is not None else (self.clear < bound):
-                raise ValueError("clear must not be higher than above, or lower than below")
+                raise ValueError("`clear` must not be higher than `above`, or lower than `below`")
         _require_known(self.match, match_keys(self.scope), f"scope {self.scope} has no label", "match")
         for name, text in self.annotations.items():
             used = PLACEHOLDER.findall(text)
