@@ -59,7 +59,7 @@ def supported_requests(allow_limit: bool, can_end: bool) -> tuple[str, ...]:
     return (*(("limit",) if allow_limit else ()), *kinds, *(("end",) if can_end else ()))
 
 
-class ActiveRecording(NamedTuple):
+class HistoryRecordingRun(NamedTuple):
     request: AgentRequest
     adapter: HistoryRecording
     allocator: str
@@ -73,7 +73,7 @@ class RequestHandler:
         self._settings = settings
         self._snapshots, self._end_requests = snapshots.RequestedSnapshots(), EndRequests()
         self._newest_classes: tuple[AgentResponse, float] | None = None
-        self._recording: ActiveRecording | None = None
+        self._recording: HistoryRecordingRun | None = None
         self._search: tuple[RetentionSearch, float] | None = None
         self.retainers: tuple[Retainer, ...] = ()
         """The result of the newest search of the lines that keep memory."""
@@ -152,7 +152,7 @@ class RequestHandler:
             if isinstance(adapter, HistoryRecording):
                 try:
                     adapter.start_history()
-                    self._recording = ActiveRecording(request, adapter, adapter.name, time.monotonic() + seconds)
+                    self._recording = HistoryRecordingRun(request, adapter, adapter.name, time.monotonic() + seconds)
                     return None
                 except FlushRefused as refusal:
                     reasons.append(f"{adapter.name}: {refusal}")

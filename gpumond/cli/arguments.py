@@ -131,7 +131,7 @@ parse_duration = option_type(units.parse_seconds_argument)
 
 def parse_time_argument(text: str, now: float | None = None, in_future: bool = False) -> float:
     """Convert a time that a user types to Unix time: ISO 8601 (UTC unless it has an offset), the last ``HH:MM``, or how
-    long ago, such as ``5m``. ``ahead``: the next ``HH:MM``, or a delay. Raises ValueError.
+    long ago, such as ``5m``. ``in_future``: the next ``HH:MM``, or a delay. Raises ValueError.
     """
     now = time.time() if now is None else now
     with suppress(ValueError):

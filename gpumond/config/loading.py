@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from gpumond.config.models import MISSING, expectation, parse_yaml, value_at, yaml_problem
 from gpumond.config.settings import ONLY_IN_FILE, RECEIVER_TYPES, Settings, SettingsConfig
 from gpumond.facts.errors import ConfigError, did_you_mean
-from gpumond.host.files import read_error_text, read_text, replace_file
+from gpumond.host.files import read_text, replace_file, unreadable_text
 
 
 def load_settings(
@@ -75,7 +75,7 @@ def read_yaml(file: Path, text: str | None = None, expected: str = EXPECTED_FILE
         text = read_text(file) if text is None else text
         content = parse_yaml(text)
     except OSError as error:
-        raise ConfigError(read_error_text(file, error, expected), f"{file}: {error.strerror}") from None
+        raise ConfigError(unreadable_text(file, error, expected), f"{file}: {error.strerror}") from None
     except RecursionError:
         raise ConfigError(f"{file}: lists or keys are nested too deeply", str(file)) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gpumond.config.models import StrictModel
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular, read_error_text
+from gpumond.host.files import open_regular, unreadable_text
 
 TOKEN_SCOPES = ("read", "rules", "flush", "admin")
 TOKEN_PREFIX = "gpm_"
@@ -64,7 +64,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
             _check_owner(path, os.fstat(file.fileno()))
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"tokens_file {read_error_text(path, error, f'lines such as `{EXAMPLE}`')}") from None
+        raise ConfigError(f"tokens_file {unreadable_text(path, error, f'lines such as `{EXAMPLE}`')}") from None
     if len(content) > MAX_BYTES:
         raise ConfigError(f"tokens_file {path}: more than {MAX_BYTES} bytes")
     return parse_tokens(content.decode("utf-8", "replace"), str(path))

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from gpumond.config.models import EncodableModel, expectation, parse_yaml, yaml_problem
 from gpumond.facts.errors import ConfigError
-from gpumond.host.files import open_regular, read_error_text
+from gpumond.host.files import open_regular, unreadable_text
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +348,7 @@ def _read_file(path: Path) -> Any:
         content = parse_yaml(text)
     except OSError as error:
         expected = "an exporter-toolkit web configuration with tls_server_config or basic_auth_users"
-        raise ConfigError(f"web_config {read_error_text(path, error, expected)}") from None
+        raise ConfigError(f"web_config {unreadable_text(path, error, expected)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)
         place = "" if line is None else f", line {line}"

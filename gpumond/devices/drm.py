@@ -34,7 +34,7 @@ from gpumond.devices import INTEL_INTEGRATED, may_have_gpu
 from gpumond.devices.impossible_values import (
     IMPOSSIBLE,
     DriverUsage,
-    FaultCounter,
+    FaultCollector,
     ListedProcess,
     MemoryCounts,
     process_usages,
@@ -127,7 +127,7 @@ class DrmDevice:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._text("device/power/runtime_status") == "suspended"
 
-    def memory(self, counter: FaultCounter) -> MemoryCounts:
+    def memory(self, counter: FaultCollector) -> MemoryCounts:
         if self.driver == "amdgpu":
             size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, counter) for word in ("total", "used"))
             free = size - used if size is not None and used is not None and used <= size else None
@@ -137,7 +137,7 @@ class DrmDevice:
         free = self._number("lmem_avail_bytes", 2**63, counter) if size else None
         return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
 
-    def sensors(self, counter: FaultCounter) -> dict[str, float]:
+    def sensors(self, counter: FaultCollector) -> dict[str, float]:
         values: dict[str, float] = {}
         for field, files, limit, divisor in _GAUGES[self.driver]:
             for file in files:
@@ -154,7 +154,7 @@ class DrmDevice:
     def _tiles(self) -> list[str]:
         return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
 
-    def _number(self, file: str, limit: int, counter: FaultCounter) -> int | None:
+    def _number(self, file: str, limit: int, counter: FaultCollector) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
             with open(path, encoding="utf-8", errors="replace") as content:
@@ -461,7 +461,7 @@ class DrmSource:
         pass  # nothing stays open between two readings
 
     def read(self) -> Reading:
-        counter, now = FaultCounter(), self._clock()
+        counter, now = FaultCollector(), self._clock()
         present = {device.uuid: device for device in drm_devices(self._sys)}
         for device in present.values():
             self._seen.setdefault(device.uuid, (len(self._seen), device.name()))
@@ -516,7 +516,7 @@ class DrmSource:
             source=self.name,
         )
 
-    def _memory(self, device: DrmDevice, counter: FaultCounter) -> MemoryCounts:
+    def _memory(self, device: DrmDevice, counter: FaultCollector) -> MemoryCounts:
         counts = device.memory(counter)
         if device.vendor == "intel" and counts.used_bytes is None and device.render_node:
             try:
@@ -530,7 +530,7 @@ class DrmSource:
         return valid_memory(counter, device.uuid, counts)
 
     def _sensors(
-        self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCounter
+        self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCollector
     ) -> Sensors:
         values: dict[str, Any] = {**device.sensors(counter)}
         before, clients_before = self._busy
@@ -587,7 +587,7 @@ class DrmSource:
         memory: MemoryCounts,
         clients: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
-        counter: FaultCounter,
+        counter: FaultCollector,
     ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""

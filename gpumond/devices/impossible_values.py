@@ -26,7 +26,7 @@ MAX_DETAILS = 4
 """Number of impossible entries of a list that the fault names."""
 
 
-class FaultCounter:
+class FaultCollector:
     """Faults of one reading: one per device and kind, regardless of the number of values."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class FaultCounter:
         before, details = self._details.get((uuid, kind), (0, []))
         self._details[uuid, kind] = (before + count, [*details, detail])
 
-    def extend(self, other: FaultCounter) -> None:
+    def extend(self, other: FaultCollector) -> None:
         for (uuid, kind), (count, details) in other._details.items():
             self.add(uuid, kind, ", ".join(details), count)
 
@@ -64,7 +64,7 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def valid_memory(counter: FaultCounter, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+def valid_memory(counter: FaultCollector, uuid: str, counts: MemoryCounts) -> MemoryCounts:
     size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"
@@ -95,7 +95,7 @@ class DriverUsage:
 
 
 def valid_usages(
-    counter: FaultCounter, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
+    counter: FaultCollector, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
 ) -> dict[int, DriverUsage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 

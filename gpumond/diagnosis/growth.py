@@ -77,7 +77,7 @@ FLAT_SLOPE_RATIO, FLAT_SCATTER_RATIO = 0.15, 0.1
 """Maximum slope and scatter of these blocks, as shares of the window's slope and growth."""
 
 
-class StepRecord:
+class StepCounts:
     """Steps of a program in its last blocks of 15 s; unknown without an agent's count."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Window(NamedTuple):
     growth_bytes: float
 
 
-def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
+def may_grow(candidate: CandidateCurve, steps: StepCounts) -> bool:
     """Return False if no test of this module can pass. It is faster than the tests."""
     if steps.count is not None:
         return True
@@ -152,7 +152,7 @@ def may_grow(candidate: CandidateCurve, steps: StepRecord) -> bool:
     return any(len(values) > 1 and not values[-1] - min(values) < GROWING_BYTES / 2 for values in columns)
 
 
-def recent_growth(candidate: CandidateCurve, steps: StepRecord) -> Growth | None:
+def recent_growth(candidate: CandidateCurve, steps: StepCounts) -> Growth | None:
     """Return the rise of the last two minutes, if it is one."""
     for statistic in STATISTICS:
         window = _window(candidate, statistic, GROWING_BLOCKS, GROWING_BYTES)
@@ -200,7 +200,7 @@ def updated_growth(growth: Growth, candidate: CandidateCurve) -> Growth | None:
     return growth._replace(top_bytes=max(growth.top_bytes, values[-1]), slope=slope)
 
 
-def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
+def quick_leak(candidate: CandidateCurve, steps: StepCounts) -> Leak | None:
     """Return the leak that the newest block of 15 s completes, if any."""
     for statistic in STATISTICS:
         leak = _quick_leak(candidate, steps, statistic)
@@ -209,7 +209,7 @@ def quick_leak(candidate: CandidateCurve, steps: StepRecord) -> Leak | None:
     return None
 
 
-def _quick_leak(candidate: CandidateCurve, steps: StepRecord, statistic: int) -> Leak | None:
+def _quick_leak(candidate: CandidateCurve, steps: StepCounts, statistic: int) -> Leak | None:
     window = _window(candidate, statistic, QUICK_BLOCKS, QUICK_BYTES)
     if window is None:
         return None
@@ -290,7 +290,7 @@ def _was_flat(candidate: CandidateCurve, statistic: int, blocks: int, slope: flo
     )
 
 
-def _steps_go_on(steps: StepRecord, times: Sequence[float]) -> bool:
+def _steps_go_on(steps: StepCounts, times: Sequence[float]) -> bool:
     """Return False if the program counts steps and has done none in most of the blocks."""
     if steps.count is None:
         return True

@@ -7,7 +7,7 @@ from math import inf, nan
 from typing import NamedTuple
 
 from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolPeaks, RiseTimes
-from gpumond.diagnosis.growth import Growth, StepRecord
+from gpumond.diagnosis.growth import Growth, StepCounts
 from gpumond.diagnosis.leak_criteria import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
 from gpumond.diagnosis.previous_runs import ProgramKey, RunMinima, SawtoothLevels
@@ -103,7 +103,7 @@ class TrackedSeries:
         self.leak: Leak | None = None
         self.growth: Growth | None = None
         self.filling: UsePattern | None = None
-        self.steps = StepRecord()
+        self.steps = StepCounts()
         self.allocations = LiveAllocations()
         self.disagreements = 0
         """Number of consecutive minutes with a pattern other than the active one."""
@@ -143,7 +143,7 @@ class TrackedSeries:
         self.started = now
         self.leak = None
         self.growth = None
-        self.steps = StepRecord()
+        self.steps = StepCounts()
         self.allocations = LiveAllocations()
         self.plateaus = Plateaus()
         self.sawtooth = SawtoothLevels()

@@ -177,7 +177,7 @@ class Leak:
         return replace(self, top_bytes=top_bytes, slope=slope if slope > 0 else self.slope)
 
 
-class LeakCurve(NamedTuple):
+class TierCurve(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
     counts: Sequence[float]
@@ -185,7 +185,7 @@ class LeakCurve(NamedTuple):
     """The highest value before the first one."""
 
 
-def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, count: int = MAX_SAMPLES) -> LeakCurve:
+def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, count: int = MAX_SAMPLES) -> TierCurve:
     """Return the blocks of one tier in which the signal is known."""
     times, counts = series.times(tier, count), series.counts(tier, count)
     values: Sequence[float]
@@ -197,7 +197,7 @@ def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, co
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
         known = [i for i, value in enumerate(values) if value == value]
         times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
-    return LeakCurve(times, values, counts, past_peak)
+    return TierCurve(times, values, counts, past_peak)
 
 
 class CandidateCurve(NamedTuple):
@@ -362,12 +362,12 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
     )
 
 
-def _curve_since(full: LeakCurve, started: float) -> LeakCurve:
+def _curve_since(full: TierCurve, started: float) -> TierCurve:
     """Return the curve without the time before ``started``, if that is not the beginning of the series."""
     begin = bisect_left(full.times, started)
     if begin == 0:
         return full
-    return LeakCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
+    return TierCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
 
 
 def _in_many_steps(window: Sequence[float], growth_bytes: float, max_rise_ratio: float) -> bool:

@@ -36,13 +36,13 @@ def read_text(path: Path) -> str:
     return content.decode()
 
 
-def read_error_text(path: str | Path, error: OSError, expected: str) -> str:
+def unreadable_text(path: str | Path, error: OSError, expected: str) -> str:
     """Return why a user's file can't be read, with what is ``expected``."""
     remedy = "run this as a user who may read it" if isinstance(error, PermissionError) else f"expected {expected}"
     return f"{path}: {error.strerror or error}; {remedy}"
 
 
-def write_error_text(path: str | Path, error: OSError) -> str:
+def unwritable_text(path: str | Path, error: OSError) -> str:
     """Return why a file can't be written."""
     if isinstance(error, FileNotFoundError):
         return f"{path}: {Path(path).parent} isn't a directory; create it, or choose another file"

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpumond import __version__
 from gpumond.facts.errors import ConfigError, HttpError
-from gpumond.host.files import read_error_text
+from gpumond.host.files import unreadable_text
 from gpumond.host.peer import listener_uid, peer_uid
 
 CONNECT_TIMEOUT_SECONDS = 30.0
@@ -215,7 +215,7 @@ def tls_context(authorities: str | Path | None = None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=authorities)
     except OSError as error:
-        raise ConfigError(read_error_text(str(authorities), error, "a PEM file with CA certificates")) from None
+        raise ConfigError(unreadable_text(str(authorities), error, "a PEM file with CA certificates")) from None
 
 
 def check_token(token: object, where: str) -> str:

@@ -207,7 +207,7 @@ CALLER_NAME = re.compile(r"(uid:([0-9]+)|token(?::[A-Za-z0-9._-]+)?)(?:/session:
 """A caller's name, with the sessions and the place from which it sends requests, as in `token:ci@10.0.0.7`."""
 
 
-def counted_name(name: str) -> str:
+def rate_limit_name(name: str) -> str:
     """Return the name under which a caller is counted, wherever the requests are from: that of the person for
     ``uid:N``, that of the token, else the name itself."""
     match = CALLER_NAME.fullmatch(name)

@@ -54,14 +54,14 @@ Row = tuple[LabelValues, float | None]
 MetricKind = Literal["gauge", "counter"]
 
 
-Rows = Callable[[Frame], Iterable[Row]]
+RowReader = Callable[[Frame], Iterable[Row]]
 
 
 class Family(NamedTuple):
     name: str
     help: str
     labels: tuple[str, ...]
-    rows: Rows
+    rows: RowReader
 
     @property
     def kind(self) -> MetricKind:
@@ -79,7 +79,7 @@ def families(
     prefix: str, labels: tuple[str, ...], subjects: LabeledSubjects[Subject], quantities: Iterable[Quantity[Subject]]
 ) -> Iterator[Family]:
     """Yield the families of quantities in their order; consecutive ones of one name share a family."""
-    subjects = _keep_last(subjects)
+    subjects = _cached_per_frame(subjects)
     for name, group in groupby(quantities, lambda quantity: quantity.metric):
         members = tuple(group)
         if name and members[0].labels:
@@ -90,12 +90,12 @@ def families(
             yield family(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
 
 
-def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: Rows, note: str = "") -> Family:
+def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: RowReader, note: str = "") -> Family:
     """Return the family of a quantity whose rows are not one for each subject."""
     return Family(f"{prefix}{quantity.metric}", quantity.help + note, labels, rows)
 
 
-def _keep_last(subjects: LabeledSubjects[Subject]) -> LabeledSubjects[Subject]:
+def _cached_per_frame(subjects: LabeledSubjects[Subject]) -> LabeledSubjects[Subject]:
     """Return a function that keeps the subjects of the last frame, which all families of these subjects read."""
     last: tuple[Frame | None, Collection[tuple[LabelValues, Subject]]] = None, ()
 
@@ -199,7 +199,7 @@ def _sensors() -> Iterator[Family]:
             yield COMPUTE_MODE
 
 
-NO_RULE_VALUES: tuple[Quantity[DeviceReading], ...] = (
+METRIC_ONLY_QUANTITIES: tuple[Quantity[DeviceReading], ...] = (
     Quantity(
         "memory_unified",
         "1 if the device uses host memory. Its size and free memory are then the host's, and its used memory is the "
@@ -224,7 +224,7 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
         ("uuid", "gpu", "kind"),
         _device_faults,
     ),
-    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (*MEMORY_QUANTITIES, *NO_RULE_VALUES)),
+    *families("gpumond_device_", DEVICE_LABELS, labeled_devices, (*MEMORY_QUANTITIES, *METRIC_ONLY_QUANTITIES)),
     *_sensors(),
     XID_ERRORS,
     Family(
@@ -242,14 +242,14 @@ DEVICE_FAMILIES: tuple[Family, ...] = (
 )
 
 
-PROCESSES_PER_DEVICE = 50
+MAX_PROCESSES_PER_DEVICE = 50
 PROCESS_LABELS = ("uuid", "gpu", "pid")
 
 
 def labeled_processes(frame: Frame) -> Iterator[tuple[LabelValues, ProcessUsage]]:
     """Yield the largest processes of each device."""
     for device, usages in frame.processes_by_size:
-        for process in usages[:PROCESSES_PER_DEVICE]:
+        for process in usages[:MAX_PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process
 
 
@@ -294,10 +294,10 @@ def labeled_scope_devices(frame: Frame) -> Iterator[tuple[LabelValues, ScopeDevi
 
 def _process_used(frame: Frame) -> Iterator[Row]:
     for device, processes in frame.processes_by_size:
-        for process in processes[:PROCESSES_PER_DEVICE]:
+        for process in processes[:MAX_PROCESSES_PER_DEVICE]:
             yield (device.uuid, str(device.index), str(process.pid)), process.used_bytes
-        if len(processes) > PROCESSES_PER_DEVICE:
-            used_bytes = sum(process.used_bytes or 0 for process in processes[PROCESSES_PER_DEVICE:])
+        if len(processes) > MAX_PROCESSES_PER_DEVICE:
+            used_bytes = sum(process.used_bytes or 0 for process in processes[MAX_PROCESSES_PER_DEVICE:])
             yield (device.uuid, str(device.index), "other"), used_bytes
 
 
@@ -307,7 +307,7 @@ def _process_limit(frame: Frame) -> Iterator[Row]:
         yield (uuid, gpu_labels.get(uuid, ""), str(key.pid)), limit_bytes
 
 
-def _cgroup_rows(field: str) -> Rows:
+def _cgroup_rows(field: str) -> RowReader:
     """Return the rows of one value of all cgroups with a limit."""
 
     def rows(frame: Frame) -> Iterator[Row]:
@@ -337,7 +337,7 @@ def _process_info(frame: Frame) -> Iterator[Row]:
     reports = frame.snapshot.reports_by_process
     pids: set[int] = set()  # the label: several series for one pid would break joins
     for _, processes in frame.processes_by_size:
-        for process in processes[:PROCESSES_PER_DEVICE]:
+        for process in processes[:MAX_PROCESSES_PER_DEVICE]:
             if process.pid in pids:
                 continue
             pids.add(process.pid)
@@ -382,7 +382,7 @@ PROCESS_FAMILIES: tuple[Family, ...] = (
         PROCESS_LABELS,
         PROCESS_USED,
         _process_used,
-        f' Processes beyond the {PROCESSES_PER_DEVICE} largest of a device are summed as pid="other".',
+        f' Processes beyond the {MAX_PROCESSES_PER_DEVICE} largest of a device are summed as pid="other".',
     ),
     Family(
         "gpumond_process_limit_bytes",
@@ -518,7 +518,7 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
-_owners = _keep_last(owners.usages)
+_owners = _cached_per_frame(owners.usages)
 
 
 def _machine(frame: Frame) -> Iterator[tuple[LabelValues, owners.MachineUsage]]:

@@ -30,7 +30,7 @@ from gpumond.config.tokens import TOKEN_PREFIX, Token, token_digest
 from gpumond.facts.errors import ConfigError, GpumondError, HttpError, TokenReviewError
 from gpumond.host.files import read_secret, read_text
 from gpumond.host.http import Connection, HttpRequest, HttpResponse, exchange_async, tls_context
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.serve.limits import (
     FAILED_SIGN_INS_PER_MINUTE,
     FLUSHES_PER_MINUTE,
@@ -177,7 +177,11 @@ def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str
     """Add a code or a session, and return its secret. Removes those that have ended."""
     for key in [key for key, entry in entries.items() if entry.ends_at < now]:
         del entries[key]
-    own = [key for key, entry in entries.items() if counted_name(entry.caller.name) == counted_name(added.caller.name)]
+    own = [
+        key
+        for key, entry in entries.items()
+        if rate_limit_name(entry.caller.name) == rate_limit_name(added.caller.name)
+    ]
     if len(own) >= MAX_SIGN_INS_PER_CALLER:
         del entries[own[0]]
     elif len(entries) >= MAX_SIGN_INS:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gpumond.config.web_file import WebSettings
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.serve.authentication import (
     SESSIONS_ROUTE,
     Caller,
@@ -100,7 +100,7 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
             remedy = (
                 "ask an administrator, or use a token that has it" if is_user else "add it to its line in tokens_file"
             )
-            detail = f"{counted_name(caller.name)} lacks the `{scope}` scope; {remedy}"
+            detail = f"{rate_limit_name(caller.name)} lacks the `{scope}` scope; {remedy}"
             raise HTTPException(403, detail, {"WWW-Authenticate": challenge})
         return caller
 

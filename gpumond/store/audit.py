@@ -22,7 +22,7 @@ from time import time
 from typing import Any
 
 from gpumond.host.logs import source_and_message
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def is_user(actor: str) -> bool:
 
 def append_entry(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
     """Add an entry in the open transaction, and return its owner."""
-    owner = counted_name(actor) if is_user(actor) else ADMINISTRATORS
+    owner = rate_limit_name(actor) if is_user(actor) else ADMINISTRATORS
     db.execute(
         "INSERT INTO audit (at, owner, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
         (time(), owner, actor, action, canonical_json(truncate_detail(detail))),

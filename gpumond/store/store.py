@@ -28,7 +28,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.snapshot import Fault
 from gpumond.facts.units import DAY_SECONDS
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.store import audit as audit_table
 from gpumond.store.audit import ADMINISTRATORS, AuditEntry, canonical_json
 from gpumond.store.database import DaemonThreadExecutor, Database
@@ -208,7 +208,7 @@ class Store:
         return await self.run(lambda db: audit_table.newest_entries(db, limit, include_users, operation))
 
     async def add_receipts(self, receipts: Iterable[Receipt]) -> None:
-        rows = [(receipt.started_at, to_text(receipt), counted_name(receipt.requested_by)) for receipt in receipts]
+        rows = [(receipt.started_at, to_text(receipt), rate_limit_name(receipt.requested_by)) for receipt in receipts]
 
         def add(db: sqlite3.Connection) -> None:
             db.executemany("INSERT INTO receipts (at, body, owner) VALUES (?, ?, ?)", rows)
@@ -386,7 +386,7 @@ class Store:
 def _past_alert_owner(alert: Alert) -> str:
     """Return the owner of a past alert's share: a user where a label names one, else its rule."""
     uid = dict(alert.labels).get("uid")
-    return counted_name(f"uid:{uid}") if uid else alert.rule
+    return rate_limit_name(f"uid:{uid}") if uid else alert.rule
 
 
 def _is_disk_full(directory: Path) -> bool:

@@ -72,7 +72,7 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to ``KEPT`` are
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to ``MAX_NARROWED_RANK`` are
     hidden, each is narrower by at most ``spare``. Numbers are right-aligned.
     """
 
@@ -128,7 +128,7 @@ RANKS = {"live": 5, "cached": 3, "stranded": 6, "overhead": 8, "opaque": 9}
 SIZE_WIDTH = 9
 """Width of a size, such as `999.9 MiB`."""
 PROGRAM_WIDTH = 14
-LONGER_VERDICT = 7
+EXTRA_VERDICT_WIDTH = 7
 """Columns that a verdict gets first of those that are left: `allocation-retries +1` fits."""
 SHARES_COLUMN = "shares"
 """The column that shows the shares as a bar, and gives no order."""
@@ -265,7 +265,7 @@ def lay_out_columns(
     columns = columns_for_width(width - 1 - more, without)
     spare = width - 1 - more - sum(column.width + 1 for column in columns)
     last = columns[-1].name == "command"
-    verdict = min(max(0, spare), LONGER_VERDICT) if any(column.name == "verdict" for column in columns) else 0
+    verdict = min(max(0, spare), EXTRA_VERDICT_WIDTH) if any(column.name == "verdict" for column in columns) else 0
     program = min(max(0, spare - verdict), 10 if last else 30)
     change = {"verdict": verdict, "program": program, "command": spare - verdict - program if last else 0}
     missing = min(0, spare + 1)
@@ -542,8 +542,8 @@ def tree_rows(rows: Sequence[ProcessRow], ancestors: AncestorsByProcess) -> list
         if parent is not None:
             children.setdefault(parent.pid, []).append(row)
             names[parent.pid] = parent.name
-    headed = {pid for pid, own in children.items() if pid in by_pid or len(own) > 1}
-    return list(_walk(rows, children, by_pid, headed, names))
+    pids_with_subtree = {pid for pid, own in children.items() if pid in by_pid or len(own) > 1}
+    return list(_walk(rows, children, by_pid, pids_with_subtree, names))
 
 
 def _parent(row: ProcessRow, ancestors: AncestorsByProcess, by_pid: Mapping[int, ProcessRow]) -> Ancestor | None:
@@ -557,15 +557,15 @@ def _walk(
     rows: Sequence[ProcessRow],
     children: Mapping[int, Sequence[ProcessRow]],
     by_pid: Mapping[int, ProcessRow],
-    headed: Collection[int],
+    pids_with_subtree: Collection[int],
     names: Mapping[int, str],
 ) -> Iterator[TableRow]:
-    parent_of = {row.key: pid for pid in headed for row in children[pid]}
+    parent_of = {row.key: pid for pid in pids_with_subtree for row in children[pid]}
     done: set[int] = set()
 
     def below(row: ProcessRow, depth: int) -> Iterator[TableRow]:
         yield TableRow(row, depth)
-        if by_pid.get(row.pid) is row and row.pid in headed:
+        if by_pid.get(row.pid) is row and row.pid in pids_with_subtree:
             for child in children[row.pid]:
                 yield from below(child, depth + 1)
 

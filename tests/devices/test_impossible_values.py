@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.devices.impossible_values import FaultCounter, ListedProcess, MemoryCounts, valid_memory, valid_usages
+from gpumond.devices.impossible_values import FaultCollector, ListedProcess, MemoryCounts, valid_memory, valid_usages
 from gpumond.devices.nvml.sensors import GPM_METRICS
 from gpumond.facts.snapshot import Fault
 from tests.devices.nvml.child import NvmlChild, kinds, used_by_pid
@@ -113,7 +113,7 @@ entries = st.builds(
 
 @given(st.lists(entries))
 def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]) -> None:
-    counter = FaultCounter()
+    counter = FaultCollector()
     by_pid = valid_usages(counter, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
     assert bool(counter) == (len(good) < len(listed))
@@ -126,7 +126,7 @@ def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]
 
 @given(numbers, numbers, numbers, st.none() | numbers)
 def test_arbitrary_answers_yield_no_impossible_memory(size: int, used: int, free: int, reserved: int | None) -> None:
-    counter = FaultCounter()
+    counter = FaultCollector()
     counts = MemoryCounts(size, used, free, reserved)
     checked = valid_memory(counter, "GPU-0", counts)
     assert checked == counts or counter or size == 0

@@ -17,7 +17,7 @@ from gpumond.facts.pools import Exactness, HostPool, PoolUsage, Receipt, Reclaim
 from gpumond.facts.program import PoolLimit
 from gpumond.facts.snapshot import AgentReport, Fault, Reading, SourceState
 from gpumond.features.rules.built_in import BUILT_IN
-from gpumond.metrics.catalog import FAMILIES, PROCESSES_PER_DEVICE, Family
+from gpumond.metrics.catalog import FAMILIES, MAX_PROCESSES_PER_DEVICE, Family
 from gpumond.metrics.exposition import Exposition, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
 from gpumond.serve.examples import RECEIPT, REPORT, SNAPSHOT
@@ -148,13 +148,13 @@ def test_frame_is_rendered_once():
 
 
 def test_processes_beyond_the_cap_are_summed():
-    count = PROCESSES_PER_DEVICE + 30
+    count = MAX_PROCESSES_PER_DEVICE + 30
     device = make_device(
         used_bytes=count * GIB, processes=tuple(make_process(pid, GIB + pid) for pid in range(1, count + 1))
     )
     text = page(advance(TickState(), (), make_snapshot(device)).frame)
     shown = re.findall(r'gpumond_process_memory_used_bytes\{gpu="0",pid="(\w+)",uuid="GPU-a"\} (\S+)', text)
-    assert len(shown) == PROCESSES_PER_DEVICE + 1
+    assert len(shown) == MAX_PROCESSES_PER_DEVICE + 1
     assert float(dict(shown)["other"]) == sum(GIB + pid for pid in range(1, 31))
 
 

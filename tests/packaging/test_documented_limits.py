@@ -28,7 +28,7 @@ from gpumond.features.silences.routes import MAX_MATCHERS, MAX_VALUE_CHARACTERS
 from gpumond.features.silences.silences import MAX_COMPILED_BYTES, MAX_EXPRESSION_CHARACTERS
 from gpumond.host.logs import MAX_CHARACTERS, MAX_PER_SECOND
 from gpumond.host.machine import MAX_CONNECTIONS, RESERVED_CONNECTIONS, max_http_connections_per_user
-from gpumond.metrics.catalog import PROCESSES_PER_DEVICE
+from gpumond.metrics.catalog import MAX_PROCESSES_PER_DEVICE
 from gpumond.metrics.exposition import MAX_SERIES
 from gpumond.metrics.owners import MAX_OWNERS, OWNER_RETENTION_SECONDS
 from gpumond.metrics.telemetry import MAX_WORKLOADS
@@ -121,7 +121,7 @@ STATED = {
     "requests for memory (`gpumond run --need`)": f"{MAX_REQUESTS_PER_USER} per user, {MAX_REQUESTS} in total",
     "rule previews in progress": f"{MAX_PREVIEWS}",
     "rule previews in progress per user": "1",
-    "processes with series": f"the {PROCESSES_PER_DEVICE} largest processes per device",
+    "processes with series": f"the {MAX_PROCESSES_PER_DEVICE} largest processes per device",
     "[owners](recorded-series.md#new-series-per-day) with series": f"{MAX_OWNERS} with a workload and {MAX_OWNERS} "
     f"without; an owner keeps its series for {OWNER_RETENTION_SECONDS / 3600:g} h",
     "workloads with flush counters": f"{MAX_WORKLOADS}",

@@ -13,7 +13,7 @@ from gpumond.facts.snapshot import AgentReport
 from gpumond.features.alerts.action_decisions import (
     ACTION_ANNOTATION,
     ActionOrder,
-    ActionTrack,
+    ActionState,
     Tracks,
     annotate,
     decide_actions,
@@ -117,7 +117,7 @@ def test_flush_is_limited_to_named_workloads_that_allow_it_with_enough_reclaimab
 
 def flushes_of(
     rule: Rule, released: int, regrows: bool, until: int = 20_000, failing: str = ""
-) -> Iterator[tuple[int, ActionTrack]]:
+) -> Iterator[tuple[int, ActionState]]:
     """Yield the times of the flushes of a program whose alert always fires, with the track after each."""
     tracks: Tracks = {}
     cached = 4 * GIB
@@ -226,7 +226,7 @@ def test_flushes_of_the_last_hour_survive_a_restart():
 
 
 def test_tracks_of_ended_alerts_are_dropped_after_an_hour():
-    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionTrack(attempt_times=(0.0,), note="flushed")}
+    tracks = {(ALERT.rule, ALERT.labels, 1000): ActionState(attempt_times=(0.0,), note="flushed")}
     assert forget_ended(tracks, [ALERT], 1e6) == tracks
     assert forget_ended(tracks, [], 10.0)[ALERT.rule, ALERT.labels, 1000].note == ""
     assert forget_ended(tracks, [], 1e6) == {}

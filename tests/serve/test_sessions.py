@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpumond.config.tokens import Token, token_digest
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.serve.authentication import (
     MAX_SIGN_INS,
     MAX_SIGN_INS_PER_CALLER,
@@ -68,7 +68,7 @@ def test_receipts_tell_tokens_addresses_and_sessions_apart():
     assert (socket, token) == ("uid:0", "token@loopback")
     assert re.fullmatch("uid:1234/session:[0-9a-f]{8}@loopback", first)
     assert first != second
-    assert {counted_name(first), counted_name(second)} == {"uid:1234"}
+    assert {rate_limit_name(first), rate_limit_name(second)} == {"uid:1234"}
     assert [is_user(name) for name in (socket, token, first)] == [False, False, True]
 
 

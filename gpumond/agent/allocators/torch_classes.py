@@ -38,9 +38,9 @@ interrupted, and takes 80 ms.
 """
 CHUNK_OBJECTS = 16_384
 """Number of objects between two readings of the clock, 0.5 to 2 ms."""
-CLOCK_TENSORS = 64
+TENSORS_PER_CLOCK_READING = 64
 """Number of tensors between two readings of the clock."""
-FROZEN_AT_START = 2000
+MAX_FROZEN_AT_START = 2000
 """More objects than an interpreter freezes as it starts (375 in Python 3.12, none in others), and fewer than
 ``gc.freeze`` does, which freezes all of them.
 """
@@ -99,7 +99,7 @@ def search_heap(torch: Any, deadline: float = float("inf")) -> list[Reference] |
     older than the agent; None if that would take too long, or if objects are excluded from the collector's list.
     """
     TORCH_OBJECTS.install()
-    if sys.getallocatedblocks() > MAX_HEAP_SEARCH_BLOCKS or gc.get_freeze_count() > FROZEN_AT_START:
+    if sys.getallocatedblocks() > MAX_HEAP_SEARCH_BLOCKS or gc.get_freeze_count() > MAX_FROZEN_AT_START:
         return None
     tracked = _tracked_objects(torch, deadline)
     if tracked is None:
@@ -227,7 +227,7 @@ class _Visit:
         if not self._is_in_time:
             return
         for visited, tensor in enumerate(tensors):
-            if visited % CLOCK_TENSORS == 0 and time.thread_time() > deadline:
+            if visited % TENSORS_PER_CLOCK_READING == 0 and time.thread_time() > deadline:
                 self._is_in_time = False
                 return
             try:

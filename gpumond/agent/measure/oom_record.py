@@ -169,7 +169,7 @@ class OomRecords:
             self._reported_retries = self._retries
             return self._retries
 
-    def add_rescue(self) -> None:
+    def add_recovery(self) -> None:
         with self._lock:
             self.rescues += 1
 

@@ -137,7 +137,7 @@ class _Attempts:
 
     def record_success(self) -> None:
         if self._retry_count:
-            OOMS.add_rescue()
+            OOMS.add_recovery()
 
     def _shrink_arguments(self) -> bool:
         if self._shrink is None:

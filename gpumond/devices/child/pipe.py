@@ -48,7 +48,7 @@ class DevicePosition:
 class ReadResponse:
     """Response line from the child: opened (empty), a reading, or the reason why there is none.
 
-    ``reading`` and ``pids`` are those of `ReadingChanges.encode`.
+    ``reading`` and ``pids`` are those of `ReadingCodec.encode`.
     """
 
     reading: Reading | None = None
@@ -61,7 +61,7 @@ Pids = tuple[tuple[int, ...], ...]
 ProcessesByPid = Mapping[int, ProcessUsage]
 
 
-class ReadingChanges:
+class ReadingCodec:
     """Either end of the pipe of one child. Both ends see all readings, in the same order."""
 
     def __init__(self) -> None:

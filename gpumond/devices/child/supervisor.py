@@ -24,7 +24,7 @@ from signal import strsignal
 from typing import Literal
 
 from gpumond.devices import NO_INDEX
-from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingChanges, ReadRequest, ReadResponse
+from gpumond.devices.child.pipe import DevicePosition, ExcludedDevice, ReadingCodec, ReadRequest, ReadResponse
 from gpumond.facts.errors import FaultKind, ProtocolError, ReturnCode
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import RELEASED, STARTING, CgroupLimitChange, Reading, SourceState, XidErrors
@@ -91,7 +91,7 @@ class DriverProcess:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
-        self._changes = ReadingChanges()
+        self._changes = ReadingCodec()
         self.request: PendingReading | None = PendingReading(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()

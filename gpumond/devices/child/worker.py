@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 
 from gpumond.devices import NO_INDEX, ReadProgress, load_source
-from gpumond.devices.child.pipe import DevicePosition, ReadingChanges, ReadRequest, ReadResponse
+from gpumond.devices.child.pipe import DevicePosition, ReadingCodec, ReadRequest, ReadResponse
 from gpumond.devices.process.metadata import ProcessMetadata
 from gpumond.facts.errors import SourceUnavailable
 from gpumond.facts.messages import from_json, printable_text, to_json
@@ -40,7 +40,7 @@ def main(position_descriptor: int, source_name: str) -> int:
         source = load_source(source_name, progress)
         source.open()
         answer(ReadResponse())
-        owners, changes = ProcessMetadata(), ReadingChanges()
+        owners, changes = ProcessMetadata(), ReadingCodec()
         reduce_garbage_collection()
         for line in sys.stdin.buffer:
             request = from_json(ReadRequest, line)

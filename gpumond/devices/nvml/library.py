@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pynvml
 
 from gpumond.devices import ReadProgress
-from gpumond.devices.impossible_values import FaultCounter
+from gpumond.devices.impossible_values import FaultCollector
 from gpumond.devices.nvml import load_error, not_loadable
 from gpumond.facts.errors import FaultKind, ReturnCode, SourceUnavailable, remedy
 from gpumond.facts.messages import printable_text
@@ -292,7 +292,7 @@ class Inventory:
         self._excluded: Mapping[int, str] = {}
         self._next_scan = float("-inf")
         self._retry_seconds = 0.0
-        self.faults = FaultCounter()
+        self.faults = FaultCollector()
 
     def devices(self) -> list[Device]:
         """Return the devices; each instance follows its parent."""
@@ -324,7 +324,7 @@ class Inventory:
         return bool(self.faults) or any(device.handle is None for device in self._devices.values())
 
     def _scan(self) -> None:
-        self.faults = FaultCounter()
+        self.faults = FaultCollector()
         try:
             count = self._driver.count()
         except QueryFailed as refusal:

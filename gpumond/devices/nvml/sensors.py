@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from gpumond.devices.impossible_values import IMPOSSIBLE, FaultCounter
+from gpumond.devices.impossible_values import IMPOSSIBLE, FaultCollector
 from gpumond.devices.nvml.library import (
     Device,
     DeviceLost,
@@ -195,7 +195,7 @@ class _SlowAnswers:
 
     due: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
-    counter: FaultCounter = field(default_factory=FaultCounter)
+    counter: FaultCollector = field(default_factory=FaultCollector)
     samples: Mapping[int, float] | None = None
     utilization_by_pid: Mapping[int, float] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class SensorReader:
                 return
             self._library.set_index(device.index)
             try:
-                self._ask_slowly(device, kept)
+                self._run_slow_queries(device, kept)
                 kept.due = now + SLOW_SECONDS
             except DeviceLost as lost:
                 lose(device, lost.kind)
@@ -232,7 +232,7 @@ class SensorReader:
         self._slow_answers.pop(device.uuid, None)
         self._profile.forget(device.uuid)
 
-    def read(self, device: Device, counter: FaultCounter) -> dict[str, Any]:
+    def read(self, device: Device, counter: FaultCollector) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
         kept = self._slow_answers.get(device.uuid) or _SlowAnswers()
         values = {**kept.fixed, **kept.values}
@@ -248,8 +248,8 @@ class SensorReader:
             kept.utilization_by_pid, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
         return kept.utilization_by_pid
 
-    def _ask_slowly(self, device: Device, kept: _SlowAnswers) -> None:
-        kept.values, kept.counter = {}, FaultCounter()
+    def _run_slow_queries(self, device: Device, kept: _SlowAnswers) -> None:
+        kept.values, kept.counter = {}, FaultCollector()
         kept.samples, kept.utilization_by_pid = self._activity.utilization_by_pid(device, kept.counter), {}
         kept.values.update(self._profile.ask(device, kept.counter))
         for question in SLOW:
@@ -258,7 +258,7 @@ class SensorReader:
             question for question in kept.unasked if not self._query(question, device, kept.fixed, kept.counter)
         )
 
-    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], counter: FaultCounter) -> bool:
+    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], counter: FaultCollector) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
             answer = self._library.query(question.functions, device.handle, *question.arguments)
@@ -334,7 +334,7 @@ class ProfilingSamples:
         self._library = library
         self._last: dict[str, Any] = {}
 
-    def ask(self, device: Device, counter: FaultCounter) -> dict[str, float]:
+    def ask(self, device: Device, counter: FaultCollector) -> dict[str, float]:
         """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
             if device.uuid not in self._last and not self._library.query((_supports_gpm,), device.handle):
@@ -368,7 +368,7 @@ class ProfilingSamples:
             pynvml.nvmlGpmSampleFree(sample)
 
 
-def _gpm_values(uuid: str, answers: list[tuple[int, float]], counter: FaultCounter) -> dict[str, float]:
+def _gpm_values(uuid: str, answers: list[tuple[int, float]], counter: FaultCollector) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, (code, value) in zip(GPM_METRICS, answers, strict=True):
         if code != pynvml.NVML_SUCCESS:
@@ -409,7 +409,7 @@ class ProcessActivity:
         self._since: dict[str, int] = {}
         """Driver time of the last sample in microseconds, by UUID."""
 
-    def utilization_by_pid(self, device: Device, counter: FaultCounter) -> Mapping[int, float] | None:
+    def utilization_by_pid(self, device: Device, counter: FaultCollector) -> Mapping[int, float] | None:
         """Return the utilization of the busiest hardware unit by pid since the previous query; absent pids were idle.
 
         Returns None if the driver does not report it. Raises DeviceLost.

@@ -24,7 +24,7 @@ from gpumond.devices import NO_INDEX, ReadProgress
 from gpumond.devices.impossible_values import (
     IMPOSSIBLE,
     DriverUsage,
-    FaultCounter,
+    FaultCollector,
     ListedProcess,
     MemoryCounts,
     process_usages,
@@ -82,7 +82,7 @@ class XidEvents:
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
         self._registered: set[str] = set()
         self._retry_at = float("-inf")
-        self._subscription_faults = FaultCounter()
+        self._subscription_faults = FaultCollector()
         self._counts: dict[tuple[str, int], XidErrors] = {}
 
     @property
@@ -98,7 +98,7 @@ class XidEvents:
         self._registered &= present.keys()
         if self._clock() < self._retry_at:
             return
-        self._subscription_faults = FaultCounter()
+        self._subscription_faults = FaultCollector()
         new = [
             device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
         ]
@@ -118,7 +118,7 @@ class XidEvents:
                 self._uuids[_handle_address(device.handle)] = device.uuid
                 self._registered.add(device.uuid)
 
-    def fetch(self, counter: FaultCounter) -> None:
+    def fetch(self, counter: FaultCollector) -> None:
         """Count the events since the last call."""
         for _ in range(MAX_EVENTS_PER_READING if self._uuids else 0):
             try:
@@ -229,7 +229,7 @@ class CgroupLimits:
                 pids[cgroup].append(process.pid)
         return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
 
-    def change(self, device: Device, changes: Iterable[CgroupLimitChange], counter: FaultCounter) -> None:
+    def change(self, device: Device, changes: Iterable[CgroupLimitChange], counter: FaultCollector) -> None:
         """Make the changes of a device whose cgroups still have the limits that the changes expect."""
         for change in changes:
             if change.device_uuid != device.uuid:
@@ -346,7 +346,7 @@ class NvmlSource:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
         self._inventory.refresh(self._clock(), self._library.progress.excluded)
-        counter = FaultCounter()
+        counter = FaultCollector()
         counter.extend(self._inventory.faults)
         present = self._inventory.devices()
         self._sensors.refresh(present, self._inventory.mark_lost)
@@ -390,7 +390,7 @@ class NvmlSource:
             xids=self._events.counts,
         )
 
-    def _observe(self, device: Device, counter: FaultCounter) -> DeviceReading:
+    def _observe(self, device: Device, counter: FaultCollector) -> DeviceReading:
         """Return the device without its processes."""
         (size, used, free, reserved), unified, partition = self._memory(device, counter)
         values = self._sensors.read(device, counter) if device.parent_uuid is None else {}
@@ -416,7 +416,7 @@ class NvmlSource:
             partition_bytes=partition,
         )
 
-    def _memory(self, device: Device, counter: FaultCounter) -> tuple[MemoryCounts, bool, int | None]:
+    def _memory(self, device: Device, counter: FaultCollector) -> tuple[MemoryCounts, bool, int | None]:
         """Return the memory counts, True if they are the host's, and the size of the daemon's own partition, if any.
 
         A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
@@ -458,7 +458,7 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, used_bytes: int | None, counter: FaultCounter) -> dict[int, DriverUsage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, counter: FaultCollector) -> dict[int, DriverUsage] | None:
         now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
         steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
@@ -485,7 +485,7 @@ class NvmlSource:
         if before and (before.lists, before.memory[0]) == (lists, device.size_bytes):
             self._lists[device.uuid] = before._replace(memory=memory, read_at=now)
             return before.usages
-        own_faults = FaultCounter()
+        own_faults = FaultCollector()
         listed = (
             ListedProcess(kind, (gpu_instance, compute_instance), pid, None if used == UNKNOWN_SIZE else used)
             for kind, entries in lists
@@ -497,7 +497,7 @@ class NvmlSource:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
 
-    def _with_limits(self, device: Device, reading: DeviceReading, counter: FaultCounter) -> DeviceReading:
+    def _with_limits(self, device: Device, reading: DeviceReading, counter: FaultCollector) -> DeviceReading:
         """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
         if device.parent_uuid is not None or not self._limits.supported:
             return reading

@@ -18,7 +18,7 @@ from gpumond.facts.alerts import AGAIN_SINCE, ALERT_WAS
 from gpumond.facts.errors import ConfigError, DaemonError, GpumondError
 from gpumond.facts.units import parse_seconds_argument, parse_size_argument, size_text
 from gpumond.facts.verdicts import PATTERN_NAMES, VERDICT_NAMES, VERDICT_REMEDIES
-from gpumond.host.files import write_error_text
+from gpumond.host.files import unwritable_text
 from gpumond.view.frame import checked_as
 from gpumond.view.live_memory import why_lines
 from gpumond.view.notices import steps_of
@@ -152,7 +152,7 @@ def download_dump(url: str, pid: int, dump: dict[str, Any], out: str) -> None:
             client.download(url, f"/api/v1/agents/{pid}/snapshots/{dump['id']}", file)
         os.replace(partial, out)
     except OSError as error:
-        raise GpumondError(write_error_text(out, error)) from None
+        raise GpumondError(unwritable_text(out, error)) from None
     finally:
         with suppress(OSError):
             os.unlink(partial)

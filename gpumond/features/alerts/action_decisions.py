@@ -70,7 +70,7 @@ class PoolRelease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTrack:
+class ActionState:
     """Flushes of an action for one alert and one user. ``attempt_times``: elapsed seconds of the last hour's attempts.
 
     ``process`` is that of the alert, if it has one.
@@ -90,7 +90,7 @@ class ActionTrack:
         return self.attempt_times[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
 
 
-Tracks = Mapping[TrackKey, ActionTrack]
+Tracks = Mapping[TrackKey, ActionState]
 
 
 def decide_actions(
@@ -134,7 +134,9 @@ def decide_actions(
             idle_engines.pop(uid, None)
         for uid in sorted({*programs, *idle_engines, *users_with_track}):
             key = (alert.rule, alert.labels, uid)
-            track = _with_effect(_for_process(next_tracks.get(key, ActionTrack()), alert), action, reports, elapsed)
+            track = _judge_last_flush(
+                _reset_if_process_changed(next_tracks.get(key, ActionState()), alert), action, reports, elapsed
+            )
             is_due = not track.is_under_way and elapsed >= track.due_at(action)
             if (
                 (uid in programs or uid in idle_engines)
@@ -153,7 +155,7 @@ def decide_actions(
                 )
                 attempts = (*_recent_attempts(track, elapsed), elapsed)
                 track = replace(track, is_under_way=True, attempt_times=attempts, releases=(), process=alert.process)
-            if track != ActionTrack():
+            if track != ActionState():
                 next_tracks[key] = track
     return orders, next_tracks
 
@@ -164,7 +166,7 @@ def tracks_after_flush(
     """Return the tracks after a flush; ``problem`` is the reason if there was none, ``end_requests`` the results of
     requests to end.
     """
-    track = tracks.get(order.key, ActionTrack())
+    track = tracks.get(order.key, ActionState())
     has_failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
     track = replace(
         track,
@@ -183,17 +185,17 @@ def restored_tracks(attempts: Iterable[tuple[TrackKey, float]], now: float) -> T
 
     ``attempts``: by key and Unix time, oldest first.
     """
-    tracks: dict[TrackKey, ActionTrack] = {}
+    tracks: dict[TrackKey, ActionState] = {}
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = ActionTrack(attempt_times=(*tracks.get(key, ActionTrack()).attempt_times, -ago))
+            tracks[key] = ActionState(attempt_times=(*tracks.get(key, ActionState()).attempt_times, -ago))
     return tracks
 
 
 def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
     """Return the alerts, each with the results of its action as an annotation."""
-    tracks_by_alert: defaultdict[tuple[str, Labels], list[ActionTrack]] = defaultdict(list)
+    tracks_by_alert: defaultdict[tuple[str, Labels], list[ActionState]] = defaultdict(list)
     for (rule, labels, _), track in tracks.items():
         if track.note:
             tracks_by_alert[rule, labels].append(track)
@@ -220,14 +222,16 @@ def forget_ended(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tra
     }
 
 
-def _for_process(track: ActionTrack, alert: Alert) -> ActionTrack:
+def _reset_if_process_changed(track: ActionState, alert: Alert) -> ActionState:
     """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
     if track.is_under_way or same_process(track.process, alert.process):
         return track
-    return ActionTrack(attempt_times=track.attempt_times)
+    return ActionState(attempt_times=track.attempt_times)
 
 
-def _with_effect(track: ActionTrack, action: Action, reports: Sequence[AgentReport], elapsed: float) -> ActionTrack:
+def _judge_last_flush(
+    track: ActionState, action: Action, reports: Sequence[AgentReport], elapsed: float
+) -> ActionState:
     """Return the track with the effect of its last flush, once that is old enough."""
     if not track.releases or track.is_under_way or elapsed < track.due_at(action):
         return track
@@ -308,7 +312,7 @@ def _flushable_engines(
             yield engine.uid, engine.name
 
 
-def _recent_attempts(track: ActionTrack, elapsed: float) -> tuple[float, ...]:
+def _recent_attempts(track: ActionState, elapsed: float) -> tuple[float, ...]:
     return tuple(at for at in track.attempt_times if elapsed - at < HOUR_SECONDS)
 
 
@@ -331,7 +335,7 @@ def _pool_releases(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKe
             )
 
 
-def _wait_text(track: ActionTrack, action: Action) -> str:
+def _wait_text(track: ActionState, action: Action) -> str:
     return duration_text(
         track.due_at(action) - track.attempt_times[-1] if track.attempt_times else action.cooldown_seconds
     )

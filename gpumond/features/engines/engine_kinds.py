@@ -115,10 +115,10 @@ OLLAMA = EngineSpec(
         ReleaseMethod(
             name="unload",
             release=unload_models(unload_ollama, ollama_reload_name),
-            serves_again="the next request loads the model again",
+            wake_hint="the next request loads the model again",
             undo=undo_ollama,
             check=check_model_to_unload,
-            ends_holder=True,
+            ends_process=True,
             waits=True,
             settle_seconds=15.0,
         ),
@@ -165,7 +165,7 @@ COMFYUI = EngineSpec(
         ReleaseMethod(
             name="free",  # without a true value the request does nothing, with the same answer
             release=send_in_order(post("/free", {"unload_models": True, "free_memory": True})),
-            serves_again="the next prompt loads its models again and executes all its nodes",
+            wake_hint="the next prompt loads its models again and executes all its nodes",
             estimate=estimate_comfyui,
             waits=True,
             moves_to_host=True,
@@ -245,10 +245,10 @@ LLAMA_ROUTER = EngineSpec(
         ReleaseMethod(
             name="unload",
             release=unload_models(lambda model: post("/models/unload", {"model": model.name})),
-            serves_again="the next request loads the model again, unless the router runs with --no-models-autoload",
+            wake_hint="the next request loads the model again, unless the router runs with --no-models-autoload",
             undo=undo_llama_router,
             check=check_model_to_unload,
-            ends_holder=True,
+            ends_process=True,
             settle_seconds=20.0,
         ),
     ),
@@ -324,7 +324,7 @@ TRITON = EngineSpec(
         ReleaseMethod(
             name="unload",
             release=unload_models(lambda model: post(_triton_path(model.name, "unload"), {})),
-            serves_again="gpumond flush --workload NAME --step engine --wake; until then, requests for the models fail",
+            wake_hint="gpumond flush --workload NAME --step engine --wake; until then, requests for the models fail",
             undo=undo_triton,
             check=check_triton,
             stops_service=True,
@@ -357,7 +357,7 @@ A1111 = EngineSpec(
         ReleaseMethod(
             name="unload",
             release=send_in_order(post("/sdapi/v1/unload-checkpoint")),
-            serves_again="the next job loads the checkpoint again",
+            wake_hint="the next job loads the checkpoint again",
             undo=send_in_order(post("/sdapi/v1/reload-checkpoint")),
             moves_to_host=True,
         ),
@@ -430,7 +430,7 @@ VLLM_SERVES_AGAIN = (
 VLLM_RELEASE_KV_CACHE = ReleaseMethod(
     name="kv_cache",
     release=send_in_order(VLLM_DRAIN, post("/release_kv_cache_memory")),
-    serves_again=VLLM_SERVES_AGAIN,
+    wake_hint=VLLM_SERVES_AGAIN,
     undo=send_in_order(post("/wake_up"), post("/resume")),
     check=check_vllm,
     stops_service=True,
@@ -572,7 +572,7 @@ def undo_tensorrt_llm(engine: EngineConfig, tags: tuple[str, ...]) -> Exchange[N
 TENSORRT_LLM_KV_CACHE = ReleaseMethod(
     name="kv_cache",
     release=release_tensorrt_llm,
-    serves_again="gpumond flush --workload NAME --step engine --wake; until then, the server rejects requests",
+    wake_hint="gpumond flush --workload NAME --step engine --wake; until then, the server rejects requests",
     undo=undo_tensorrt_llm,
     stops_service=True,
     waits=True,
@@ -620,7 +620,7 @@ LMDEPLOY = EngineSpec(
         ReleaseMethod(
             name="sleep",
             release=send_in_order(post("/sleep", {}, level="1")),
-            serves_again="gpumond flush --workload NAME --step engine --wake; until then, the server responds with 503",
+            wake_hint="gpumond flush --workload NAME --step engine --wake; until then, the server responds with 503",
             undo=send_in_order(post("/wakeup", {})),
             stops_service=True,
             moves_to_host=True,
@@ -694,13 +694,13 @@ def generic_method(engine: EngineConfig) -> ReleaseMethod | None:
     return ReleaseMethod(
         name="release",
         release=send_in_order(release.request),
-        serves_again=wakes if wake else "the engine returns on its own",
+        wake_hint=wakes if wake else "the engine returns on its own",
         estimate=None
         if release.ends_process
         else lambda engine, state, used: ExpectedRelease(0, None, used, "interval"),
         undo=send_in_order(wake.request) if wake else None,
         stops_service=wake is not None,
-        ends_holder=release.ends_process,
+        ends_process=release.ends_process,
         waits=release.waits,
         moves_to_host=release.moves_to_host,
     )

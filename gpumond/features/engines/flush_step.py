@@ -144,7 +144,7 @@ def outcome_of(
         return "timeout", "the driver doesn't respond, so the release isn't confirmed"
     if isinstance(error, EngineTimeout):
         return "timeout", f"{error}; the call may still be in progress, so gpumond doesn't repeat it"
-    if ended_processes and not method.ends_holder:
+    if ended_processes and not method.ends_process:
         pids = ", ".join(str(key.pid) for key in sorted(ended_processes))
         return "failed", f"pid {pids} of the engine exited after the call; see the engine's log"
     if error is not None and released_bytes <= TOLERANCE_BYTES:
@@ -265,7 +265,7 @@ class _EngineFlush:
             allocator=self.engine.kind,
             method=method.name if method else None,
             models=self.models,
-            wake=method.serves_again.replace("NAME", name) if method else "",
+            wake=method.wake_hint.replace("NAME", name) if method else "",
             wake_seconds=self.wake_seconds,
         )
 
@@ -403,7 +403,7 @@ class EngineFlusher(EngineStep):
                 "the engine has no process on a GPU: either no model is loaded, or a proxy listens at the address"
             )
         state = await self.engines.read(name)
-        if state.sleeping and not method.ends_holder:  # a process that sleeps keeps its context
+        if state.sleeping and not method.ends_process:  # a process that sleeps keeps its context
             raise ReleaseRefused("the engine is already sleeping", "nothing")
         if state.paused:
             raise ReleaseRefused("the engine is paused, but not by gpumond: resume it first")
@@ -500,7 +500,7 @@ class EngineFlusher(EngineStep):
         if not engine.wake:
             raise ReleaseRefused("the configuration has wake: false for this engine")
         if method.undo is None:
-            raise ReleaseRefused(f"the engine can't be woken: {method.serves_again}")
+            raise ReleaseRefused(f"the engine can't be woken: {method.wake_hint}")
         needed_by_device = missing_bytes(release_receipts, before)
         refuse_if(shortage_reason(needed_by_device, before.free))
         needed_bytes = sum(needed_by_device.values())

@@ -209,22 +209,22 @@ class ReleaseMethod:
 
     ``release`` returns the names of what it released, which ``undo`` receives. ``check`` returns the reason why it must
     not be used now, or nothing. ``estimate``: see `expected`. ``stops_service``: from the call on, the engine does not
-    serve until ``undo``, which may be repeated, and ``serves`` states whether it serves again. ``ends_holder``: the
+    serve until ``undo``, which may be repeated, and ``serves`` states whether it serves again. ``ends_process``: the
     process that holds the memory ends. ``waits``: the engine itself completes running requests first.
-    ``moves_to_host``: weights move to the memory of the machine. ``serves_again``: the way in which the engine serves
+    ``moves_to_host``: weights move to the memory of the machine. ``wake_hint``: the way in which the engine serves
     again. ``call_seconds``, ``settle_seconds``: limits of the call, and of the time after it until the driver counts
     the memory as free.
     """
 
     name: str
     release: Callable[[EngineConfig, EngineState], Exchange[tuple[str, ...]]]
-    serves_again: str
+    wake_hint: str
     estimate: Callable[[EngineConfig, EngineState, int], ExpectedRelease] | None = None
     undo: Callable[[EngineConfig, tuple[str, ...]], Exchange[object]] | None = None
     check: Callable[[EngineConfig, EngineState], Exchange[str]] | None = None
     stops_service: bool = False
     serves: Callable[[EngineState, tuple[str, ...]], bool] = lambda state, released: state.serves
-    ends_holder: bool = False
+    ends_process: bool = False
     waits: bool = False
     moves_to_host: bool = False
     call_seconds: float = 30.0
@@ -238,7 +238,7 @@ class ReleaseMethod:
         """
         if self.estimate is not None:
             return self.estimate(engine, state, used)
-        if not self.ends_holder:
+        if not self.ends_process:
             return ExpectedRelease(0, max(0, used - CONTEXT_BYTES) if self.moves_to_host else None, used, "interval")
         models = models_to_unload(engine, state)
         if len(models) == len(state.models):

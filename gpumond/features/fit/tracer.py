@@ -355,7 +355,7 @@ def device_mode(torch: Any, trace: Trace) -> Any:
     return EmulatedDevice()
 
 
-def emulate_choices(torch: Any, trace: Trace) -> None:
+def emulate_cuda_choices(torch: Any, trace: Trace) -> None:
     """Make the choices that PyTorch makes for CUDA tensors: optimizers on lists of tensors, autocast to float16."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("torch.optim") and hasattr(module, DEFAULT_KERNELS):
@@ -617,7 +617,7 @@ def run(arguments: Sequence[str], size_bytes: int) -> dict[str, Any]:
     emulate_cuda(torch, size_bytes)
     emulate_host(torch, trace)
     if trace.emulated:
-        emulate_choices(torch, trace)
+        emulate_cuda_choices(torch, trace)
     emulate_distributed(torch)
     replicate_locally(torch, trace)
     use_single_process_loaders(torch)

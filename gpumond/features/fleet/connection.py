@@ -19,7 +19,7 @@ from gpumond.agent.transport import trusted_uids
 from gpumond.cli.progress import Progress
 from gpumond.facts.errors import ConfigError, DaemonError, DiscoveryError, HttpError
 from gpumond.facts.units import plural
-from gpumond.host.files import open_regular, read_error_text, read_secret
+from gpumond.host.files import open_regular, read_secret, unreadable_text
 from gpumond.host.http import (
     MAX_RESPONSE_BYTES,
     HttpRequest,
@@ -157,7 +157,7 @@ def read_credentials(
             context.load_cert_chain(certificate_file, key_file, password="")  # no prompt for an encrypted key
         except OSError as error:
             expected = "a PEM file with your certificate, and its key in it or in --client-key"
-            raise ConfigError(f"--client-cert {read_error_text(certificate_file, error, expected)}") from None
+            raise ConfigError(f"--client-cert {unreadable_text(certificate_file, error, expected)}") from None
     return Credentials(
         ssl_context=context,
         token=read_token(token_file)
@@ -181,7 +181,7 @@ def _read_tokens(file: Path) -> Mapping[str, str]:
         with open_regular(file) as opened:
             mode = os.fstat(opened.fileno()).st_mode
     except OSError as error:
-        raise ConfigError(read_error_text(file, error, "the token of each machine, as in node1: TOKEN")) from None
+        raise ConfigError(unreadable_text(file, error, "the token of each machine, as in node1: TOKEN")) from None
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         raise ConfigError(f"{file} contains tokens, but other users have access to it; run: chmod 600 {file}")
     from gpumond.config.loading import read_yaml  # it takes half a second, and few commands read such a file

@@ -37,7 +37,7 @@ from gpumond.features.fleet.connection import (
     request_json,
     run_each,
 )
-from gpumond.host.files import read_error_text, read_text
+from gpumond.host.files import read_text, unreadable_text
 from gpumond.host.http import HttpRequest, is_verified_server, may_receive_token, split_address, tls_context
 from gpumond.view.text import printable
 
@@ -353,7 +353,7 @@ def _read_document(path: Path) -> Any:
         text = read_text(path)
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(read_error_text(path, error, FILE_FORMAT)) from None
+        raise ConfigError(unreadable_text(path, error, FILE_FORMAT)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}: invalid JSON") from None
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:

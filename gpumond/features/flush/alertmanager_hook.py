@@ -28,7 +28,7 @@ from gpumond.facts.pools import Receipt
 from gpumond.facts.program import TICKS_PER_SECOND, ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.units import size_text
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.store.audit import AuditEntry
 from gpumond.store.store import Store
 
@@ -121,9 +121,9 @@ class AlertmanagerHook:
         for entry in entries:
             firing_key = _firing_key_of(entry)
             if firing_key is not None and entry.action == FLUSH_ACTION:
-                self._remember(counted_name(entry.actor), firing_key)
+                self._remember(rate_limit_name(entry.actor), firing_key)
             elif firing_key is not None:
-                self._handled[counted_name(entry.actor)].pop(firing_key, None)
+                self._handled[rate_limit_name(entry.actor)].pop(firing_key, None)
 
     async def receive(
         self,
@@ -139,7 +139,7 @@ class AlertmanagerHook:
         recorded.
         """
         dry_run = dry_run or self._dry_run()
-        machine_names, handled = self._machine_names(), self._handled[counted_name(caller)]
+        machine_names, handled = self._machine_names(), self._handled[rate_limit_name(caller)]
         results: dict[int, HookResult] = {}
         due: dict[int, tuple[AgentReport, ...]] = {}
         for index, alert in enumerate(alerts):
@@ -150,7 +150,7 @@ class AlertmanagerHook:
             else:
                 due[index] = programs_or_reason
                 if not dry_run:
-                    self._remember(counted_name(caller), alert.firing_key)
+                    self._remember(rate_limit_name(caller), alert.firing_key)
         if not dry_run:
             await self._record([(alerts[index], programs) for index, programs in due.items()], caller)
         receipts = await self._flush_all(due.values(), caller, dry_run)
@@ -181,7 +181,7 @@ class AlertmanagerHook:
                 await self._store.audit(caller, FLUSH_ACTION, _audit_detail(alert) | detail)
         except StoreUnavailable:
             for alert, _ in due:
-                self._handled[counted_name(caller)].pop(alert.firing_key, None)
+                self._handled[rate_limit_name(caller)].pop(alert.firing_key, None)
             raise
 
     async def _flush_all(
@@ -203,7 +203,7 @@ class AlertmanagerHook:
             del handled[next(iter(handled))]
 
     async def _forget(self, alert: HookAlert, caller: str) -> None:
-        self._handled[counted_name(caller)].pop(alert.firing_key, None)
+        self._handled[rate_limit_name(caller)].pop(alert.firing_key, None)
         try:
             await self._store.audit(caller, REFUSED_ACTION, _audit_detail(alert))
         except StoreUnavailable:

@@ -18,7 +18,7 @@ from gpumond.facts.messages import MAX_WORKLOAD_LENGTH
 from gpumond.facts.pools import DEFAULT_STEPS, ENGINE_STEP, Receipt, ordered_steps
 from gpumond.features.flush.alertmanager_hook import AlertmanagerHook, HookAlert, HookAnswer, HookResult
 from gpumond.features.flush.flusher import FlushPart
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.serve import examples
 from gpumond.serve.authentication import Caller, Tokens, count_at_rate
 from gpumond.serve.authorization import require_flush
@@ -166,7 +166,7 @@ def uid_named(user: str, frame: Frame | None, allowed_uid: int | None) -> int:
 def count_flush(tokens: Tokens, caller: Caller) -> None:
     """Count a request for a flush. Raises 429 after too many by this caller."""
     refusal = "too many flushes by this caller; flush a workload or a device in one request"
-    count_at_rate(tokens, tokens.flush_rate, counted_name(caller.name), refusal)
+    count_at_rate(tokens, tokens.flush_rate, rate_limit_name(caller.name), refusal)
 
 
 @receipts_router.read("/receipts", "Receipts of flushes, most recent last", list[Receipt], [examples.RECEIPT], (503,))

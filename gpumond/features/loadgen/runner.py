@@ -26,7 +26,7 @@ from gpumond.facts.units import plural, size_text
 from gpumond.features.loadgen.backends import AllocationRefused, LoadBackend
 from gpumond.features.loadgen.plan import LoadPlan
 from gpumond.features.loadgen.scenario_builder import CONTEXT_BYTES, PlanStep, ProgramEnding
-from gpumond.host.files import write_error_text
+from gpumond.host.files import unwritable_text
 
 EXIT_GRACE_SECONDS = 10.0
 MAX_MESSAGE_BYTES = 1 << 16
@@ -377,7 +377,7 @@ class ResultsFile:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"--report {write_error_text(path, error)}") from None
+            raise ConfigError(f"--report {unwritable_text(path, error)}") from None
         with open(self._descriptor, encoding="utf-8", errors="replace", closefd=False) as file:
             text = file.read()
         self._results = list(_results(text.splitlines()))

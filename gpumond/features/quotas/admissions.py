@@ -30,7 +30,7 @@ from gpumond.facts.quota import (
 )
 from gpumond.facts.snapshot import DeviceReading, Snapshot
 from gpumond.facts.units import size_text
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.store.table import Table, Transactions
 
 
@@ -520,8 +520,8 @@ class Admissions:
         StoredAdmission.
         """
         self._expire()
-        user = counted_name(owner)
-        own_count = sum(counted_name(each.owner) == user for each in self._queue.all)
+        user = rate_limit_name(owner)
+        own_count = sum(rate_limit_name(each.owner) == user for each in self._queue.all)
         if own_count >= MAX_REQUESTS_PER_USER or len(self._queue.all) >= MAX_REQUESTS:
             limit = (
                 f"{MAX_REQUESTS_PER_USER} per user"
@@ -659,7 +659,7 @@ class Admissions:
         overdue = {
             request_id for request_id, since in self._blocking_since.items() if now - since >= MAX_BLOCKING_SECONDS
         }
-        user_by_owner = {each.owner: counted_name(each.owner) for each in queue.all}
+        user_by_owner = {each.owner: rate_limit_name(each.owner) for each in queue.all}
         self._decision = decide(queue, device_capacities, held_bytes, ended, now, overdue, user_by_owner)
         self._queue = self._decision.queue
         waiting = {each.id for each in self._queue.waiting}
@@ -678,7 +678,7 @@ class Admissions:
     def _count_unused(self, held_bytes: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
         for grant in self._queue.grants:
-            user = counted_name(grant.owner)
+            user = rate_limit_name(grant.owner)
             count, largest = self._unused_grants.get(user, (0, 0))
             if held_bytes.get(grant.id, 0) >= grant.need_bytes >= largest:
                 self._unused_grants.pop(user, None)
@@ -701,7 +701,7 @@ class Admissions:
         )
         if request.deadline is not None:
             return answer
-        user_of = {each.id: counted_name(each.owner) for each in self._queue.all}
+        user_of = {each.id: rate_limit_name(each.owner) for each in self._queue.all}
         requests = in_queue_order(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
         ahead = requests[: [each.id for each in requests].index(request.id)]
         plan = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
@@ -749,7 +749,7 @@ class Admissions:
         own_grant_ids = {grant.id for grant, keys in grant_processes(snapshot, grants) if process in keys}
         (capacity,) = capacities(snapshot, grants, self._reclaim(), (device,))
         others = [grant for grant in grants if grant.id not in own_grant_ids]
-        user_of = {grant.id: counted_name(grant.owner) for grant in others}
+        user_of = {grant.id: rate_limit_name(grant.owner) for grant in others}
         available = available_bytes(capacity, others, held_bytes_by_grant(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
         return capacity, None if available is None else available + min(reserve, capacity.reserved_bytes)
@@ -790,7 +790,7 @@ class Admissions:
 
     def _request_of(self, request_id: str, owner: str) -> StoredAdmission:
         request = self._queue.find(request_id)
-        if request is None or counted_name(request.owner) != counted_name(owner):
+        if request is None or rate_limit_name(request.owner) != rate_limit_name(owner):
             raise NoSuchEntry(
                 f"no request of {owner} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"
             )

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from gpumond.facts.errors import ConfigError
 from gpumond.facts.messages import printable_text
 from gpumond.facts.units import GIB, MIB, plural
-from gpumond.host.files import read_error_text
+from gpumond.host.files import unreadable_text
 
 MAX_LINE_CHARACTERS = 16 * 1024**2
 GZIP_MAGIC = b"\x1f\x8b"
@@ -108,7 +108,7 @@ def open_lines(path: str) -> LogLines:
         return LogLines(path, open(path, "rb"))
     except OSError as error:
         expected = "a log of memory use; `gpumond record --out FILE` writes one"
-        raise ConfigError(read_error_text(path, error, expected)) from None
+        raise ConfigError(unreadable_text(path, error, expected)) from None
 
 
 def _buffered(stream: BinaryIO) -> io.BufferedReader:

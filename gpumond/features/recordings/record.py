@@ -26,7 +26,7 @@ from gpumond.facts.snapshot import Snapshot
 from gpumond.features.recordings.csv_log import CSV_HEADER, csv_lines
 from gpumond.features.recordings.reader import LogLines, Remarks
 from gpumond.features.recordings.snapshots import Format
-from gpumond.host.files import write_error_text
+from gpumond.host.files import unwritable_text
 from gpumond.tick.ledger import make_ledger
 from gpumond.view.text import printable
 
@@ -197,7 +197,7 @@ def _record_trace(arguments: argparse.Namespace) -> int:
                 add(instants(_events(arguments.url, last_event_id), base_time))
                 out.write("\n]}\n")
     except OSError as error:
-        raise ConfigError(f"--perfetto {write_error_text(arguments.perfetto, error)}") from None
+        raise ConfigError(f"--perfetto {unwritable_text(arguments.perfetto, error)}") from None
     summary = f"{units.plural(count, 'snapshot')} recorded; open the file in https://ui.perfetto.dev"
     return _print_summary(arguments, summary, snapshots=count)
 
@@ -251,7 +251,7 @@ def _open_output(path: Path | None) -> nullcontext[BinaryIO] | BinaryIO:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644), "ab")
     except OSError as error:
-        raise ConfigError(f"--out {write_error_text(path, error)}") from None
+        raise ConfigError(f"--out {unwritable_text(path, error)}") from None
 
 
 def read(

@@ -21,7 +21,7 @@ from gpumond.facts.alerts import Labels
 from gpumond.facts.errors import ConfigError, EntryConflict, NoSuchEntry
 from gpumond.facts.frame import Alert, Matcher, Silence, SilenceState
 from gpumond.facts.units import DAY_SECONDS, size_text
-from gpumond.host.peer import counted_name
+from gpumond.host.peer import rate_limit_name
 from gpumond.store.table import AuditActions, Table, Transactions
 
 MAX_SILENCES = 100
@@ -56,7 +56,7 @@ def _has_times(silence: Silence) -> bool:
 
 
 def _creator_of(silence: Silence) -> str:
-    return counted_name(silence.created_by)
+    return rate_limit_name(silence.created_by)
 
 
 class Silences(SilenceService):

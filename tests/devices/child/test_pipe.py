@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gpumond.devices.child.pipe import ReadingChanges, ReadResponse
+from gpumond.devices.child.pipe import ReadingCodec, ReadResponse
 from gpumond.facts.errors import ProtocolError
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.snapshot import DeviceReading, ProcessUsage, Reading
@@ -27,7 +27,7 @@ readings = st.builds(Reading, devices=st.lists(devices, max_size=3, unique_by=la
 
 
 def test_only_changed_processes_are_sent():
-    sender, receiver = ReadingChanges(), ReadingChanges()
+    sender, receiver = ReadingCodec(), ReadingCodec()
     first, second = (ProcessUsage(pid=pid, start_ticks=1, used_bytes=1) for pid in (1, 2))
     grown = ProcessUsage(pid=2, start_ticks=1, used_bytes=2)
     before = receiver.decode(*sender.encode(reading(first, second)))
@@ -41,7 +41,7 @@ def test_only_changed_processes_are_sent():
 
 @given(st.lists(readings, max_size=6))
 def test_readings_of_any_sequence_arrive_unchanged(sequence: list[Reading]):
-    sender, receiver = ReadingChanges(), ReadingChanges()
+    sender, receiver = ReadingCodec(), ReadingCodec()
     for sent in sequence:
         answer = from_json(ReadResponse, to_json(ReadResponse(*sender.encode(sent))))
         assert answer.reading is not None
@@ -50,7 +50,7 @@ def test_readings_of_any_sequence_arrive_unchanged(sequence: list[Reading]):
 
 @pytest.mark.parametrize("pids", [((3,),), ((1,), (2,)), ()])
 def test_reading_with_an_unknown_process_is_rejected(pids: tuple[tuple[int, ...], ...]):
-    receiver = ReadingChanges()
+    receiver = ReadingCodec()
     with pytest.raises(ProtocolError):
         receiver.decode(reading(ProcessUsage(pid=1, start_ticks=1, used_bytes=1)), pids)
 

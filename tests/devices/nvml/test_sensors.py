@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpumond.devices.impossible_values import FaultCounter
+from gpumond.devices.impossible_values import FaultCollector
 from gpumond.devices.nvml import sensors as activity
 from gpumond.devices.nvml.library import Device as RosterDevice
 from gpumond.devices.nvml.sensors import GPM_METRICS, SLOW_SECONDS, SensorReader
@@ -189,7 +189,7 @@ def test_slow_sensors_of_many_devices_are_spread_over_readings() -> None:
         library.now = max(library.now, began + 1.0)
     assert longest < 0.6
     assert min(library.asked.values()) > 0.5 * max(library.asked.values())
-    assert clocks.read(devices[0], FaultCounter())["pcie_replays"] == 0
+    assert clocks.read(devices[0], FaultCollector())["pcie_replays"] == 0
 
 
 def ratios(child: NvmlChild, at: float) -> dict[int, float | None]:
