@@ -72,8 +72,8 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to ``MAX_NARROWED_RANK`` are
-    hidden, each is narrower by at most ``spare``. Numbers are right-aligned.
+    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to
+    ``MAX_NARROWED_RANK`` are hidden, each is narrower by at most ``spare``. Numbers are right-aligned.
     """
 
     name: str
