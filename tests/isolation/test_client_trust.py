@@ -130,7 +130,7 @@ def test_browser_is_not_sent_to_a_listener_of_another_user(listen: Callable[...,
     listener = listen(ATTACKER)
     failed = gpumond("open", "--print", GPUMOND_URL=listener.url, GPUMOND_RUNTIME_DIR=str(machine.api.parent))
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert "the program that listens at" in failed.stderr
+    assert "so no sign-in code was sent" in failed.stderr
     assert {(method, authorization) for method, _, authorization in listener.requests()} <= {("GET", None)}
 
 

@@ -194,7 +194,7 @@ def test_alert_on_fragmentation_says_when_nothing_is_stranded_any_more():
         advanced = advance(state, [rule], snapshot_at(at, [pool]))
         state = advanced.memory
         shown += [dict(alert.annotations) for alert in advanced.frame.alerts if alert.phase == "firing"]
-    peak = "not counting cached memory, 50% of its torch pool was fragmented even at peak use (10.0 GiB stranded)"
+    peak = "50% of its torch pool (not counting cached memory) was fragmented even at peak use (10.0 GiB stranded)"
     assert shown[0]["summary"].endswith(peak)
     assert "description" in shown[0]
     assert shown[-1] == shown[-2]

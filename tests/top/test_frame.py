@@ -126,7 +126,7 @@ def test_frame_of_an_earlier_version_has_defaults_and_one_of_a_later_version_no_
 
 
 def test_path_that_a_daemon_does_not_serve_is_of_a_newer_command():
-    with pytest.raises(DaemonError, match="older than this command's"):
+    with pytest.raises(DaemonError, match="older than this command"):
         decode_response(
             404, b'{"status": 404, "detail": "this daemon doesn\'t serve /api/v1/new; /docs lists what it serves"}'
         )

@@ -165,7 +165,7 @@ IDLE = FrameNotice(
 FRAGMENTED = FrameNotice(
     "warn",
     "fragmentation firing for 2 min",
-    "etl (pid 8) on GPU 0: not counting cached memory, 57% of its torch pool was fragmented even at peak use (0 B "
+    "etl (pid 8) on GPU 0: 57% of its torch pool (not counting cached memory) was fragmented even at peak use (0 B "
     "stranded)",
     "alert fragmentation",
     "set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch), then restart the program",

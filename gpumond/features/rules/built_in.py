@@ -29,7 +29,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "to release the cache[|, run on that machine]: gpumond flush --device {gpu}",
     ),
     "fragmentation": (
-        f"{PROGRAM}: not counting cached memory, {{value}} of its {{allocator}} pool was fragmented even at peak "
+        f"{PROGRAM}: {{value}} of its {{allocator}} pool (not counting cached memory) was fragmented even at peak "
         "use[ ({stranded} stranded)]",
         "[{whole_blocks}|set PYTORCH_ALLOC_CONF=expandable_segments:True (PyTorch; before 2.11, "
         "PYTORCH_CUDA_ALLOC_CONF)], then restart the program",
