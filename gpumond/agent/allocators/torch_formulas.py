@@ -68,6 +68,7 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
     Raises KeyError for the statistics of another allocator.
     """
     held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
+    private_pools = stats.get("reserved_bytes_by_private_pools")
     counter = (stats if has_counters else {}).get
     return DeviceStatistics(
         held_bytes=held["current"],
@@ -75,7 +76,7 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
         active_bytes=stats["active_bytes"]["all"]["current"],
         split_bytes=stats["inactive_split_bytes"]["all"]["current"],
         segments=stats["segment"]["all"]["current"],
-        private_bytes=_private_bytes(stats),
+        private_bytes=None if private_pools is None else sum(pool["all"]["current"] for pool in private_pools.values()),
         peak_held_bytes=held["peak"],
         peak_live_bytes=live["peak"],
         ooms=counter("num_ooms"),
@@ -84,14 +85,6 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
         device_frees=counter("num_device_free"),
         live_allocations=stats["allocation"]["all"]["current"] if has_counters else None,
     )
-
-
-def _private_bytes(stats: Stats) -> int | None:
-    """Return the bytes of private pools; None before PyTorch 2.13, which doesn't report them."""
-    pools: Stats | None = stats.get("reserved_bytes_by_private_pools")
-    if not pools:
-        return None if pools is None else 0
-    return int(sum(pool["all"]["current"] for pool in pools.values()))
 
 
 def reclaimable_from_stats(statistics: DeviceStatistics, is_expandable: bool = False) -> Reclaimable:
