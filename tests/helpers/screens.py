@@ -109,8 +109,13 @@ class Session:
         return True
 
     def shows(self, *words: str, without: str = "\0") -> str:
-        """Wait until the screen contains all words, and return its text."""
-        return self.until(lambda screen: all(word in screen for word in words) and without not in screen, str(words))
+        """Wait until the screen contains all words, and return its text. A line break between two words is a space."""
+
+        def is_shown(screen: str) -> bool:
+            searched = screen + "\0" + " ".join(screen.split())
+            return all(word in searched for word in words) and without not in screen
+
+        return self.until(is_shown, str(words))
 
     def until(self, condition: Callable[[str], bool], expected: str = "the condition") -> str:
         end = time.monotonic() + 30
