@@ -14,11 +14,12 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import MAX_FILE, MAX_FUNCTION, TrackedTensor
+from gpumond.agent.allocators.gil import gil_held
 from gpumond.agent.measure.stacks import AGENT_DIRECTORY, MAX_DEPTH
 from gpumond.facts.messages import printable_text
 from gpumond.facts.program import Retainer
@@ -38,6 +39,10 @@ MAX_LEVELS = 7
 MAX_REFERRERS = 2000
 MAX_EXTRA_CALLS = 16
 """Number of further calls of the collector."""
+RESIZED_AT = frozenset(accumulate(range(20), lambda length, _: (length + 10) * 5 // 4, initial=10))
+"""Lengths at which CPython resizes the tuple that ``tuple(iterable)`` builds if the final length is unknown."""
+UNSHARED_REFERENCES = 5
+"""References to a referrer that one place refers to, with this module's list and variables."""
 MAX_SOURCE_BYTES = 1 << 20
 MAX_LINES = 400
 """Number of lines of a function that are searched for the line where a variable grows."""
@@ -163,7 +168,26 @@ class SearchBudget:
         if not self._remaining_calls:
             return []
         self._remaining_calls -= 1
-        return gc.get_referrers(target)
+        return finished_referrers(target)
+
+
+def finished_referrers(*targets: Any) -> list[Any]:
+    """Return the objects that refer to a target, except tuples that another thread is building.
+
+    ``tuple(iterable)`` resizes its result at the end or when it's full, and fails with SystemError if it's referred to.
+    """
+    with gil_held():
+        referrers = gc.get_referrers(*targets)
+        finished = [each for each in referrers if not _is_being_built(each)]
+        del referrers
+    return finished
+
+
+def _is_being_built(referrer: Any) -> bool:
+    if type(referrer) is not tuple:
+        return False
+    items = len(gc.get_referents(referrer))
+    return items < len(referrer) or (items in RESIZED_AT and sys.getrefcount(referrer) <= UNSHARED_REFERENCES)
 
 
 Level = dict[int, tuple[Any, set[int]]]
@@ -203,7 +227,7 @@ def _next_level(
     targets = [target for target, _ in islice(level.values(), MAX_SEARCHED_OBJECTS)]
     entries = [id(entry) for entry in level.values()]
     excluded = {id(targets), id(level), id(sys._getframe()), id(sys._getframe(1)), *entries, *ignored, *visited}
-    for referrer in gc.get_referrers(*targets)[:MAX_REFERRERS]:
+    for referrer in finished_referrers(*targets)[:MAX_REFERRERS]:
         if id(referrer) in excluded or (
             type(referrer) is FrameType and referrer.f_code.co_filename.startswith(AGENT_DIRECTORY)
         ):

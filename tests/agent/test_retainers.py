@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,29 @@ def test_search_keeps_no_object():
         assert reference() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("count", [1, 10, 25])
+def test_tuple_that_another_thread_builds_is_not_referred_to(count: int):
+    """Its ``tuple(iterable)`` would fail."""
+    tensor, is_started, is_searched = Tensor(), threading.Event(), threading.Event()
+
+    def tensors() -> Iterator[Tensor]:
+        yield from [tensor] * count
+        is_started.set()
+        is_searched.wait()
+        yield tensor
+
+    built: list[tuple[Tensor, ...]] = []
+    thread = threading.Thread(target=lambda: built.append(tuple(tensors())))
+    thread.start()
+    is_started.wait()
+    found = referrers.finished_referrers(tensor)
+    is_searched.set()
+    thread.join()
+    assert [len(each) for each in built] == [count + 1]
+    assert tuple not in map(type, found)
+    assert built[0] in referrers.finished_referrers(tensor)
 
 
 @pytest.mark.parametrize("file", ["/home/a/train.py", "/venv/lib/python3/site-packages/gpumond/sim/programs.py"])
