@@ -444,7 +444,8 @@ def _verdicts(before: Frame | None, frame: Frame, departed: Mapping[ProcessKey, 
                 summary = _sentence_with_onset(verdict, who, at)
             else:
                 gone = ", because the process has exited" if process and process not in known else ""
-                summary = f"{verdict.kind} ended: {who}{gone}"
+                ended = "is no longer shown" if verdict.kind in MOMENTARY_VERDICTS else "ended"
+                summary = f"{verdict.kind} {ended}: {who}{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
             yield _unnumbered_event(
                 kind,
@@ -465,7 +466,7 @@ def _sentence_with_onset(verdict: Verdict, who: str, at: float) -> str:
     """Return the verdict's sentence, with its onset if that was before now."""
     summary = verdict.summary or f"{who}: {verdict.kind}"
     states_onset = at - verdict.since < 1.0 or "since " in summary
-    word = "at" if verdict.kind in ("crash", "memory-freed") else "since"
+    word = "at" if verdict.kind in MOMENTARY_VERDICTS else "since"
     return summary if states_onset else f"{summary} ({word} {clock_text(verdict.since, at)})"
 
 
@@ -539,6 +540,9 @@ END_EVENT: EventKind = "process-ended"
 
 REPEAT_SECONDS: dict[EventKind, int] = {"oom": 60}
 """Seconds after an event of a kind within which another one of the same cause is a repeat."""
+
+MOMENTARY_VERDICTS = ("crash", "memory-freed")
+"""Kinds of verdicts on what happened at one moment; they're shown for some time."""
 
 CONSEQUENCES: Mapping[EventKind, tuple[EventKind, ...]] = {
     "process-ended": ("agent-disconnected", "verdict-ended", "alert-resolved"),

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -147,6 +148,15 @@ def parse_time_argument(text: str, now: float | None = None, in_future: bool = F
     if is_clock and in_future != (at > today):
         at += timedelta(days=1 if in_future else -1)
     return at.timestamp()
+
+
+def explain_columns(parser: argparse.ArgumentParser, meanings: Mapping[str, str]) -> None:
+    """Add a section with the meanings of the table's columns to a command's help."""
+    lines = (
+        textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
+        for name, meaning in meanings.items()
+    )
+    parser.add_argument_group("columns", "\n".join(lines))
 
 
 def add_option(parser: argparse._ActionsContainer, usage: str, help: str, **settings: Any) -> None:

@@ -15,6 +15,7 @@ from gpumond.cli.arguments import (
     DONE,
     NOTHING_TO_DO,
     add_option,
+    explain_columns,
     option_type,
     parse_time_argument,
     positive_type,
@@ -24,7 +25,7 @@ from gpumond.cli.arguments import (
 from gpumond.events import END_EVENT
 from gpumond.facts import units
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, DaemonError, GpumondError, did_you_mean
-from gpumond.facts.shares import SHARES
+from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.moments import (
     VALUES,
     Entry,
@@ -73,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
     )
     client.add_arguments(parser, entries="values")
+    explain_columns(parser, {share: SHARE_MEANINGS[share] for share in SHARES})
 
 
 def parse_past_time(text: str, now: float | None = None) -> float:

@@ -36,8 +36,16 @@ GROUPS = ("Memory", "Problems", "Programs", "Analysis", "Daemon", "Machines", "S
 
 OPTIONS_WITHOUT_COMMAND = ("--help", "--version")
 """Options without a command."""
-SYNONYMS = {"export": "record", "ps": "status", "free": "flush", "logs": "events", "mute": "silence", "past": "history"}
-"""Commands for words of other tools."""
+SYNONYMS = {
+    "export": "record",
+    "ps": "status",
+    "free": "flush",
+    "logs": "events",
+    "mute": "silence",
+    "past": "history",
+    "port": "listen",
+}
+"""Commands and options for words of other tools."""
 
 
 def overview_text(commands: Iterable[Command]) -> str:
@@ -59,8 +67,9 @@ def examples_text(examples: Iterable[str]) -> str:
 def unknown_word_message(kind: str, word: str, known: Iterable[str], before: str = "") -> str:
     """Return the message about a word that is not known, with the most similar known one after the words ``before``."""
     names = {each.lstrip("-"): each for each in known}  # two short options are similar only in their hyphens
-    matches = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), list(names), n=1)
-    matches = matches or [each for each in (SYNONYMS.get(word, ""),) if each in names]
+    name = word.partition("=")[0].lstrip("-")
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    matches = matches or [each for each in (SYNONYMS.get(name, ""),) if each in names]
     return f"unknown {kind} {word!r:.80}" + (f"; did you mean {before}{names[matches[0]]}?" if matches else "")
 
 
@@ -291,7 +300,7 @@ class Parser(argparse.ArgumentParser):
         example = re.search("^  (gpumond .+)$", self.epilog or "", re.MULTILINE)
         if example and message.startswith(("the following arguments are required", "one of the arguments")):
             hint = f", as in `{example[1]}`{hint}"
-        elif example and hint and message.startswith("unknown "):
+        elif example and example[1] != self.prog and hint and message.startswith("unknown "):
             hint = f"; an example: `{example[1]}`{hint}"
         if required := re.fullmatch(r"the following arguments are required: ([a-z|-]+)\|([a-z-]+)", message):
             message = f"a subcommand is required: {required[1].replace('|', ', ')} or {required[2]}"

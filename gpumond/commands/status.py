@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from dataclasses import replace
 from typing import Any
 
 from gpumond.cli import client
-from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, print_csv, print_error
+from gpumond.cli.arguments import DONE, NOTHING_TO_DO, add_option, explain_columns, print_csv, print_error
 from gpumond.facts.errors import LIST_PROGRAMS_HINT, ConfigError, did_you_mean
 from gpumond.facts.shares import SHARE_MEANINGS, SHARES
 from gpumond.view.frame import frame_view, view_of_device, view_of_programs
@@ -45,15 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order = "order of the processes (default: used); waste is cached and stranded memory"
     add_option(parser, "--sort used|waste", order, choices=("used", "waste"))
     client.add_arguments(parser, entries="processes")
-    columns = {share: SHARE_MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")} | {
-        "limit": LIMIT_MEANING,
-        "verdict": VERDICT_MEANING,
-    }
-    meanings = (
-        textwrap.fill(f"{name.upper():13}{meaning}", 79, subsequent_indent=13 * " ")
-        for name, meaning in columns.items()
-    )
-    parser.add_argument_group("columns", "\n".join(meanings))
+    shares = {share: SHARE_MEANINGS[share] for share in (*SHARES, "unmapped", "reserved")}
+    explain_columns(parser, shares | {"limit": LIMIT_MEANING, "verdict": VERDICT_MEANING})
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -141,7 +141,7 @@ def _reload(detail: Detail) -> str:
 SENTENCES: Mapping[str, str | Callable[[Any], str]] = {
     "flush.request": _flush,
     "flush.receipts": _receipts,
-    "flush.refused": "couldn't flush: {problem}",
+    "flush.refused": lambda detail: f"couldn't flush: {detail['problem'].partition('; try again')[0]}",
     "flush.interrupted": "requested a flush that was interrupted: {problem}",
     "suspend.receipt": _suspension,
     "resume.receipt": _suspension,

@@ -35,6 +35,8 @@ ROWS_PER_DEVICE = 9
 MIN_NAME_WIDTH, NAME_FRACTION = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
 MIN_BAR_WIDTH = 10
+PART_NAMES = {"waiting": "requested (part of free)"}
+"""Names in a legend of parts that aren't shares."""
 LEGEND_WIDTH = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""
 
@@ -231,7 +233,7 @@ def _legend(parts: Mapping[str, int], width: int, monochrome: bool) -> list[Styl
     lines: list[StyledLine] = []
     used = width
     for part, amount in parts.items():
-        words = f" {'of which requested' if part == 'waiting' else part} {size_text(amount)}"
+        words = f" {PART_NAMES.get(part, part)} {size_text(amount)}"
         words += " (uses no GPU memory)" if part == "unmapped" else ""
         if used + 3 + len(words) > width:
             lines.append([])
@@ -285,7 +287,7 @@ def bar_text(device: DeviceRow) -> str:
 def bar_legend(view: FrameView) -> str:
     """Return the characters of the shares that some device has."""
     known = {"free", *(part for device in view.devices for part in _parts(device))}
-    return "  ".join(f"{character} {part}" for part, character in FILLS.items() if part in known)
+    return "  ".join(f"{character} {PART_NAMES.get(part, part)}" for part, character in FILLS.items() if part in known)
 
 
 def process_table(view: FrameView, width: int | None = None, waste: bool = False) -> str:

@@ -124,7 +124,7 @@ def test_wrong_word_is_named_with_what_was_expected(arguments: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("words", "example"),
     [
-        ("quota set x 3", "'set'; an example: `gpumond quota`; see `gpumond quota --help`"),
+        ("quota set x 3", "'set'; see `gpumond quota --help`"),
         ("check-config --config F", "an example: `gpumond check-config /etc/gpumond/gpumond.yaml`; see"),
         ("flush", "is required, as in `gpumond flush "),
     ],

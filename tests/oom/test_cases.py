@@ -661,9 +661,9 @@ def test_the_chart_of_a_case_at_a_limit_shows_the_program_against_it():
 def test_the_cause_of_an_error_at_a_limit_is_the_limit():
     case = limited(1)
     assert case.summary == (
-        "etl (pid 10) reached its limit of 2.0 GiB: it had up to 3.0 GiB in use and requested 128.0 MiB on "
+        "etl (pid 10) reached its limit of 2.0 GiB: it held at most 3.0 GiB and requested 128.0 MiB on "
         "GPU 0. One change would have been enough: raise the program's limit from 2.0 GiB to 3.2 GiB or more "
-        "(gpumond limit --pid 10 SIZE; 1.1 GiB was missing)"
+        "(gpumond limit --pid 10 SIZE; at most 1.1 GiB was missing)"
     )
     assert [(each.name, each.enough) for each in case.remedies] == [("limit", True)]
     assert (case.missing_bytes, case.limit_bytes) == (GIB + GIB // 8, 2 * GIB)
@@ -713,7 +713,7 @@ def test_repeated_errors_at_one_limit_are_one_case_with_the_largest_remedy():
     assert known.newest_error_numbers() == {limited(3).process: 3}
     newest = known.all()[-1]
     assert (newest.at, newest.request_bytes, newest.remedies[0].size_bytes) == (3.0, GIB // 8, 3 * GIB)
-    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; 3.0 GiB was missing)" in newest.summary
+    assert "to 5.0 GiB or more (gpumond limit --pid 10 SIZE; at most 3.0 GiB was missing)" in newest.summary
     assert newest.missing_bytes == 3 * GIB
     small = replace(newest.remedies[0], name="batch", text="use half the batch", size_bytes=2 * GIB)
     again = known.merged_with_earlier(replace(limited(4), remedies=(limited(4).remedies[0], small)))

@@ -75,7 +75,7 @@ def test_errors_at_a_limit_by_hand_are_one_case_that_names_it(daemon: RunningDae
             run_in_program(process, f"suppressed(lambda: {scope}(allocator.malloc)(100 * MIB))")
             until(lambda: number in [each["errors"] for each in daemon.get("oom")])  # noqa: B023
         case = case_of(daemon, process.pid)
-        had = "had up to 250.0 MiB in use" if "call" in scope else "held 250.0 MiB"
+        had = "held at most 250.0 MiB" if "call" in scope else "held 250.0 MiB"
         reached = f"etl (pid {process.pid}) reached its limit of 150.0 MiB: it {had} and requested "
         assert case["summary"].startswith(reached)
         assert case["remedies"][0]["name"] == "limit"

@@ -157,7 +157,7 @@ def receipt_table(
     known_sizes = [each for each in released if each is not None]  # unknown of a suspension
     if receipts and not known_sizes:
         return text
-    total = f"{size_or_dash(sum(known_sizes))} released"
+    total = f"{size_or_dash(sum(known_sizes))} released" + (" by flushes" if len(known_sizes) < len(released) else "")
     if receipts and not past:
         first = min(receipts, key=itemgetter("started_at"))
         total += f" at {time_text(first['started_at'])} by {_caller_text(first, user_name)}"

@@ -338,7 +338,8 @@ def _limit(evidence: Evidence) -> Iterator[Remedy]:
         enough_bytes = _rounded_limit_bytes(
             limit_bytes + max(evidence.limit_excess_bytes, int(MIN_RAISE_RATIO * limit_bytes))
         )
-        why = f"; {size_text(evidence.missing_bytes)} was missing" if evidence.missing_bytes else ""
+        at_most = "at most " if evidence.is_from_later_report else ""
+        why = f"; {at_most}{size_text(evidence.missing_bytes)} was missing" if evidence.missing_bytes else ""
         text = f"raise {subject} from {size_text(limit_bytes)} to {size_text(enough_bytes)} or more ({where}{why})"
         basis: Basis = "estimate" if evidence.is_from_later_report else "measured"
         source = "the program's peak" if evidence.is_from_later_report else "the bytes held at the error"
@@ -866,9 +867,7 @@ def _limited_use_clause(evidence: Evidence) -> str:
     """Return what the program had of its limit before the request, such as ``held 3.0 GiB and``; empty for nothing."""
     if not evidence.used_of_limit_bytes:
         return ""
-    used = size_text(evidence.used_of_limit_bytes)
-    if evidence.is_from_later_report:
-        return f"had up to {used} in use and "
+    used = ("at most " if evidence.is_from_later_report else "") + size_text(evidence.used_of_limit_bytes)
     return f"had {used} in use and " if evidence.is_arena else f"held {used} and "
 
 
