@@ -19,7 +19,7 @@ from tests.helpers.agent_daemon import SECONDS, environment
 RESET_GRADIENTS = """
 import threading, time, weakref
 import torch
-from gpumond.agent.allocators import torch_classes
+from gpumond.agent.allocators import torch_live_classes
 from gpumond.agent.allocators.adapters import TensorsBusy
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(10)))
 end, visits = time.monotonic() + 3, 0
@@ -28,7 +28,7 @@ def visit():
     global visits
     while time.monotonic() < end or not visits:
         try:
-            torch_classes.measure_classes(torch, "cpu", 0.2)
+            torch_live_classes.measure_classes(torch, "cpu", 0.2)
             visits += 1
         except TensorsBusy:
             pass

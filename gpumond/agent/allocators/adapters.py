@@ -156,7 +156,7 @@ class AllocatorAdapter:
         """
         return {}
 
-    def finish(self) -> None:
+    def discard_exact_state(self) -> None:
         """Discard the state that is kept from an exact read until the flush or plan is over."""
 
     def host_pools(self) -> Sequence[HostPool]:

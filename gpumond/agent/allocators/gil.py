@@ -64,11 +64,11 @@ def tensors_unchanged(seconds: float = WAIT_SECONDS) -> Iterator[None]:
 
 def _are_gradients_changing() -> bool:
     """Return whether another thread is in a backward pass, or resets a gradient."""
-    own = threading.get_ident()
+    this_thread = threading.get_ident()
     return any(
         _changes_gradients(frame)
         for ident, innermost in sys._current_frames().items()
-        if ident != own
+        if ident != this_thread
         for frame in _callers(innermost)
     )
 
