@@ -103,7 +103,7 @@ class FlushRefused(Exception):
 
 
 class TensorsBusy(Exception):
-    """The program changed its tensors for so long that none could be read; the message states the reason."""
+    """The program's tensors couldn't be read while it may change them; the message states the reason."""
 
 
 class AllocatorAdapter:

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.gil import gil_held
+from gpumond.agent.allocators.gil import gil_held, has_gil
 from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, GuardedAdapter, caching_pool, find_instances, trim_pools
 from gpumond.facts.pools import PoolUsage
 
@@ -73,7 +73,7 @@ def _search_if_due() -> None:
 def _search() -> None:
     """Find the resources; in a program with very many objects, keep those found before."""
     global _resources, _next_search_at, _pause_seconds
-    if sys.getallocatedblocks() > MAX_ALLOCATIONS:
+    if sys.getallocatedblocks() > MAX_ALLOCATIONS or not has_gil():
         return
     cls = sys.modules["cuda.core"].DeviceMemoryResource
     types = {id(each) for each in (cls, *cls.__subclasses__())}

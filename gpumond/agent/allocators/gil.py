@@ -27,9 +27,19 @@ SWITCH_INTERVAL_SECONDS = 1.0
 ATTRIBUTE_CHANGES = frozenset(opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
 
 
+def has_gil() -> bool:
+    """Return False in a free-threaded Python (3.13 and later)."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 @contextmanager
 def gil_held() -> Iterator[None]:
-    """Let no other thread run Python, and run no finalizers. The code inside may do no I/O, which releases the GIL."""
+    """Let no other thread run Python, and run no finalizers. The code inside may do no I/O, which releases the GIL.
+
+    Raises TensorsBusy in a free-threaded Python.
+    """
+    if not has_gil():
+        raise TensorsBusy("this Python runs without the GIL, so objects can't be read while the program changes them")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
