@@ -306,10 +306,10 @@ def retry_on_oom(  # noqa: F811
     from gpumond.agent.measure.retry import check_retry, wrap_retry
 
     check_retry(shrink, attempts, gc, borrow)
-    last_flush = _collect_and_flush if gc else _flush_all
+    final_flush = _collect_and_flush if gc else _flush_all
     if function is None:
-        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, last_flush, borrow)
-    return wrap_retry(function, shrink, attempts, _flush_all, last_flush, borrow)
+        return lambda function: wrap_retry(function, shrink, attempts, _flush_all, final_flush, borrow)
+    return wrap_retry(function, shrink, attempts, _flush_all, final_flush, borrow)
 
 
 def limit(bytes: int | None, device: str | int | None = None) -> tuple[AppliedLimit, ...]:

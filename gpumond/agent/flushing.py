@@ -147,7 +147,7 @@ def run_flush(
         outcome, reason = flush_outcome(results, changes, command.steps, adapter.name)
         return FlushResult(command.id, outcome, printable_text(reason), changes, tuple(results))
     finally:
-        adapter.finish()
+        adapter.discard_exact_state()
 
 
 OBSTACLES: Mapping[FlushOutcome, str] = {
@@ -243,10 +243,10 @@ def _run_gc_step(adapter: AllocatorAdapter) -> StepResult:
     """Collect young objects first: most garbage is young, and a full collection stalls a large program for long."""
     held, started = _held_bytes(adapter), time.perf_counter()
     young = gc.collect(1)
-    between = time.perf_counter()
+    young_end = time.perf_counter()
     old = gc.collect()
     seconds = time.perf_counter() - started
-    detail = f"collected {plural(young, 'young object')} in {between - started:.3f} s, then {old} old"
+    detail = f"collected {plural(young, 'young object')} in {young_end - started:.3f} s, then {old} old"
     return StepResult("gc", max(0, held - _held_bytes(adapter)), seconds, detail)
 
 
@@ -294,9 +294,9 @@ def has_raced(before: PoolUsage, after: PoolUsage, steps: Sequence[str]) -> bool
 def pool_changes(
     before: Iterable[PoolUsage], after: Iterable[PoolUsage], steps: Sequence[str], hook_bytes: int | None
 ) -> tuple[PoolChange, ...]:
-    before, now = tuple(before), {pool.device_uuid: pool for pool in after}
+    before, after_by_device = tuple(before), {pool.device_uuid: pool for pool in after}
     return tuple(
-        _pool_change(pool, now.get(pool.device_uuid), steps, predicted)
+        _pool_change(pool, after_by_device.get(pool.device_uuid), steps, predicted)
         for pool, predicted in zip(before, predict_pools(before, steps, hook_bytes), strict=True)
     )
 

@@ -269,7 +269,7 @@ def _delay_captures() -> AbstractContextManager[None]:
     return nullcontext() if guards is None else guards.delayed_captures()
 
 
-def collect(adapters: Iterable[AdapterT], read: Callable[[AdapterT], Iterable[ResultT]]) -> list[ResultT]:
+def read_all(adapters: Iterable[AdapterT], read: Callable[[AdapterT], Iterable[ResultT]]) -> list[ResultT]:
     """Return what all adapters return. One whose library fails, or is not understood, is left out."""
     results: list[ResultT] = []
     for adapter in adapters:
@@ -281,7 +281,7 @@ def collect(adapters: Iterable[AdapterT], read: Callable[[AdapterT], Iterable[Re
 
 
 def _read_pools(*adapters: AllocatorAdapter) -> list[PoolUsage]:
-    return collect(adapters, lambda adapter: adapter.read())
+    return read_all(adapters, lambda adapter: adapter.read())
 
 
 def check_limit(limit_bytes: object, device: object) -> None:

@@ -110,12 +110,12 @@ def _raise_in_main_thread(error: BaseException) -> None:
     """Raise this error in the main thread when it has returned to the program: ctypes would only print it."""
     import ctypes
 
-    kind, main = type(error), threading.main_thread().ident or 0
+    kind, main_ident = type(error), threading.main_thread().ident or 0
     # The interpreter accepts a class and creates the instance. Only KeyboardInterrupt itself ends a program as such.
     exception = kind if kind is KeyboardInterrupt else type(kind.__name__, (kind,), {"__new__": lambda *_: error})
-    while _is_making_call(sys._current_frames().get(main)):
+    while _is_making_call(sys._current_frames().get(main_ident)):
         time.sleep(0.001)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(exception))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_ident), ctypes.py_object(exception))
 
 
 def _is_making_call(frame: FrameType | None) -> bool:

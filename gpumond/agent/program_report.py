@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from gpumond.agent.measure.scopes import Scopes
 
 
-def record_pools(pools: Sequence[PoolUsage], is_last: bool = False) -> None:
+def record_pools(pools: Sequence[PoolUsage], is_final: bool = False) -> None:
     """Update open scopes and the out-of-memory errors with the pools that a report has read.
 
-    ``is_last``: no report follows.
+    ``is_final``: no report follows.
     """
     scopes = _scopes()
-    if scopes is not None and scopes.has_open_blocks:
+    if scopes is not None and scopes.has_open_entries:
         scopes.sample(usage_by_device(pools))
-    OOMS.record_counters(pools, is_last)
+    OOMS.record_counters(pools, is_final)
 
 
 def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retainer, ...] = ()) -> Program:
@@ -41,7 +41,7 @@ def program_report(distributed: bool, refusals: int = 0, retainers: tuple[Retain
         step=steps,
         ooms=OOMS.recent(),
         oom_retries=OOMS.report_retries(),
-        oom_recovered=OOMS.rescues,
+        oom_recovered=OOMS.recoveries,
         distributed=distributed,
         refusals=refusals,
         retainers=retainers,

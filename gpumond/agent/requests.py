@@ -175,11 +175,11 @@ class RequestHandler:
         except Exception as error:  # of the library
             return AgentResponse(recording.request.id, printable_text(f"{type(error).__name__}: {error}"))
         folded = save(".folded", write_file=partial(_write_folded, sites, unrecorded))
-        classes, paused, unknown = _read_classes() if recording.request.kind == "classes" else ((), 0.0, "")
+        classes, paused, reason = _read_classes() if recording.request.kind == "classes" else ((), 0.0, "")
         return _shorten(
             AgentResponse(
                 recording.request.id,
-                dump.reason or (unknown if classes or not sites else ""),
+                dump.reason or (reason if classes or not sites else ""),
                 dump=dump,
                 classes=classes,
                 paused_seconds=paused,
@@ -203,8 +203,8 @@ class RequestHandler:
         now = time.monotonic()
         if self._newest_classes is not None and now - self._newest_classes[1] < CLASSES_INTERVAL_SECONDS:
             return replace(self._newest_classes[0], id=request.id, age_seconds=now - self._newest_classes[1])
-        classes, paused, unknown = _read_classes()
-        answer = AgentResponse(request.id, unknown, classes=classes, paused_seconds=paused)
+        classes, paused_seconds, reason = _read_classes()
+        answer = AgentResponse(request.id, reason, classes=classes, paused_seconds=paused_seconds)
         self._newest_classes = answer, time.monotonic()
         return answer
 
@@ -232,16 +232,16 @@ def _read_classes() -> tuple[tuple[LiveClasses, ...], float, str]:
     """Return the classes of live bytes, the seconds for which this thread may have paused the others, and the reason
     why a class is unknown.
     """
-    began, classes = time.thread_time(), list[LiveClasses]()
+    started, classes = time.thread_time(), list[LiveClasses]()
     for adapter in ALLOCATORS.adapters():
         if isinstance(adapter, TensorTracking):
             try:
                 classes += adapter.live_classes(HEAP_SEARCH_SECONDS)
             except TensorsBusy as busy:
-                return (), time.thread_time() - began, printable_text(busy)
+                return (), time.thread_time() - started, printable_text(busy)
             except Exception:  # a version of the library that is not understood
                 continue
-    return tuple(classes[:MAX_OOM_POOLS]), time.thread_time() - began, _why_classes_unknown(classes)
+    return tuple(classes[:MAX_OOM_POOLS]), time.thread_time() - started, _why_classes_unknown(classes)
 
 
 def _why_classes_unknown(classes: Sequence[LiveClasses]) -> str:

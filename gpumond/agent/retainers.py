@@ -87,16 +87,16 @@ class RetentionSearch:
     def advance(self) -> tuple[Retainer, ...] | None:
         """Continue after an interval. Return the result the second time, largest first. Raises TensorsBusy."""
         if self._new_tensors is None:
-            old = {id(tensor) for reference in self._old_tensors if (tensor := reference()) is not None}
-            self._new_tensors = [reference for reference in self._references() if id(reference()) not in old]
+            old_ids = {id(tensor) for reference in self._old_tensors if (tensor := reference()) is not None}
+            self._new_tensors = [reference for reference in self._references() if id(reference()) not in old_ids]
             self._old_tensors = []
             return None
         tensors = self._read()[:MAX_TENSORS]
-        new = {id(tensor) for reference in self._new_tensors if (tensor := reference()) is not None}
+        new_ids = {id(tensor) for reference in self._new_tensors if (tensor := reference()) is not None}
         self._new_tensors = []
         retained, graphs = [], []
         for tracked in tensors:
-            if id(tracked.tensor) in new:
+            if id(tracked.tensor) in new_ids:
                 retained.append(tracked)
             elif tracked.has_graph:
                 graphs.append(tracked)
@@ -364,19 +364,19 @@ def _last_line(code: CodeType) -> int:
     return max(lines, default=code.co_firstlineno)
 
 
-def _line_of_growth(file: str, pattern: str, first: int, last: int | None) -> int | None:
+def _line_of_growth(file: str, pattern: str, first_line: int, last_line: int | None) -> int | None:
     """Return the first line of a part of a file where a variable grows, else where it is set, best from itself."""
     from_itself = rf"{ASSIGNMENT_PATTERN}.*(?<![\w.]){pattern}(?!\w)"
     lines = (
-        _first_match(file, pattern + suffix, first, last)
+        _first_match(file, pattern + suffix, first_line, last_line)
         for suffix in (GROWTH_PATTERN, from_itself, ASSIGNMENT_PATTERN)
     )
     return next((line for line in lines if line is not None), None)
 
 
-def _first_match(file: str, pattern: str, first: int, last: int | None) -> int | None:
+def _first_match(file: str, pattern: str, first_line: int, last_line: int | None) -> int | None:
     searched = re.compile(rf"(?<![\w.]){pattern}")
-    part = enumerate(_lines(file)[first - 1 : last], first)
+    part = enumerate(_lines(file)[first_line - 1 : last_line], first_line)
     return next((line_number for line_number, text in part if searched.search(text)), None)
 
 

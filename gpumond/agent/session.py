@@ -17,7 +17,7 @@ from contextlib import suppress
 from gpumond import __version__
 from gpumond.agent.allocators.adapters import AllocatorAdapter, TensorTracking, capture_guards
 from gpumond.agent.allocators.borrowing import BORROWING
-from gpumond.agent.loaded_allocators import ALLOCATORS, collect
+from gpumond.agent.loaded_allocators import ALLOCATORS, read_all
 from gpumond.agent.measure.oom_record import OOMS, error_chain, is_oom
 from gpumond.agent.program_report import (
     components,
@@ -60,7 +60,7 @@ class AllocatorInfo:
             guards.relax_thread_capture_mode()
         self.adapters = adapters
         self.frameworks = tuple(dict.fromkeys(printable_text(adapter.framework()) for adapter in adapters))
-        self.host_pools = tuple(collect(adapters, lambda adapter: adapter.host_pools()))
+        self.host_pools = tuple(read_all(adapters, lambda adapter: adapter.host_pools()))
         self.distributed = is_distributed()
 
 
@@ -105,7 +105,7 @@ class AgentSession:
         self._request_handler = RequestHandler(settings)
         self._resume_signals = ResumeSignals(settings.suspendable)
         self._allocator_info: AllocatorInfo | None = None
-        self._closing = False
+        self._is_closing = False
         self.is_flushing = False
 
     def run_once(self) -> None:
@@ -172,7 +172,7 @@ class AgentSession:
     def close(self, program_exits: bool) -> None:
         """Send a last report and a Goodbye, which states how the program ends if it exits."""
         self._request_handler.cancel_recording()
-        self._next_report_at, self._closing = 0.0, True
+        self._next_report_at, self._is_closing = 0.0, True
         try:
             if program_exits and OOMS.has_records:
                 self._connect()  # of a program that has just begun
@@ -315,7 +315,7 @@ class AgentSession:
                 info = self._allocator_info
                 if info is None or info.adapters is not adapters:
                     info = self._allocator_info = AllocatorInfo(adapters)
-                record_pools(pools, is_last=self._closing)
+                record_pools(pools, is_final=self._is_closing)
                 oom_pools = sys.modules.get("gpumond.agent.measure.oom_pool")  # if the program has one
                 if oom_pools is not None:
                     oom_pools.OOM_POOLS.record_uses()

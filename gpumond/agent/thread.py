@@ -196,10 +196,10 @@ def reregister_thread() -> None:
     `threading`, which removes the thread at its end, would write a KeyError to standard error.
     """
     active: dict[int, threading.Thread] = getattr(threading, "_active", {})
-    native, ident = threading.get_native_id(), threading.get_ident()
-    for earlier, thread in [*active.items()]:
-        if thread.native_id == native and earlier != ident:
-            active.pop(earlier, None)
+    native_id, ident = threading.get_native_id(), threading.get_ident()
+    for old_ident, thread in [*active.items()]:
+        if thread.native_id == native_id and old_ident != ident:
+            active.pop(old_ident, None)
             active[ident] = thread
 
 

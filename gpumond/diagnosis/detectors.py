@@ -139,10 +139,10 @@ class PoolPeaks:
             self._ooms, self._failed = ooms, (steps, live)
         elif steps >= self._failed[0] + CONTINUED_STEPS or live >= self._failed[1] + CONTINUED_BYTES:
             self.failed_at = self._never  # the program handled the error
-        rescues = report.program.oom_recovered
-        if rescues > self._recovered_ooms >= 0:
+        recovered = report.program.oom_recovered
+        if recovered > self._recovered_ooms >= 0:
             self.failed_at = self._never  # `retry_on_oom` succeeded: the errors before it did not end the program
-        self._recovered_ooms = rescues
+        self._recovered_ooms = recovered
         if retries > self._retries:
             self.retried_at = now if self._retries >= 0 else self.retried_at
             self._retries = retries

@@ -17,7 +17,7 @@ from gpumond.facts.frame import GrowthLine, Verdict
 from gpumond.facts.program import Ending, ProcessKey
 from gpumond.facts.snapshot import AgentReport, DeviceReading, ProcessUsage, Snapshot
 from gpumond.facts.verdicts import VerdictName
-from gpumond.tick.claims import devices_with_complete_lists, held_bytes_by_device, may_hold_memory, outermost_pools
+from gpumond.tick.claims import fully_listed_devices, held_bytes_by_device, may_hold_memory, outermost_pools
 from gpumond.tick.history import LIVE, STEP_END, UNATTRIBUTED, USED, History, ProcessSeriesKey, Series, SeriesKey
 
 FALL_RATIO = 0.10
@@ -216,13 +216,13 @@ class HistoryRecorder:
             return False
         self.due, self.falls = [], []
         pools = _pool_sums_by_device(snapshot)
-        complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+        fully_listed = fully_listed_devices(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
         present, answered = set(), set()
         for device in snapshot.devices:
             present.add(device.uuid)
             # A device that did not answer says nothing about its memory and its processes.
             if not device.missed_readings and device.used_bytes is not None:
-                confirmed = _confirmed_pool_sums(device, pools.get(device.uuid, {}), device.uuid in complete)
+                confirmed = _confirmed_pool_sums(device, pools.get(device.uuid, {}), device.uuid in fully_listed)
                 self._add_device(device, confirmed, _engine_load(device, snapshot.engines))
                 answered.add(device.uuid)
         for each in snapshot.suspensions:
@@ -421,9 +421,9 @@ def _last_known_bytes(tracked: TrackedSeries) -> float:
     return max(known, default=0.0)
 
 
-def _confirmed_pool_sums(device: DeviceReading, pool_sums: _SumsByProcess, complete: bool) -> _SumsByProcess:
+def _confirmed_pool_sums(device: DeviceReading, pool_sums: _SumsByProcess, is_fully_listed: bool) -> _SumsByProcess:
     counts = device.used_by_process
-    return {process: sums for process, sums in pool_sums.items() if may_hold_memory(counts, process, complete)}
+    return {process: sums for process, sums in pool_sums.items() if may_hold_memory(counts, process, is_fully_listed)}
 
 
 def _pool_sums_by_device(snapshot: Snapshot) -> dict[str, _SumsByProcess]:

@@ -408,23 +408,23 @@ class Suspension:
 class Overhead(HasProcessKey):
     """The overhead of one process on one device over time: what is known about its parts.
 
-    ``began``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they
+    ``began_at``: the first snapshot that lists the process. ``parts``: names and bytes, in the order in which they
     appeared. ``components``: those that its agent has reported; the bytes of the ``unsettled`` ones, the last of which
-    appeared at ``changed``, aren't known yet. ``rest_bytes``: the overhead when neither the driver's count nor the held
-    bytes were changing.
+    appeared at ``changed_at``, are unknown. ``settled_bytes``: the overhead when neither the driver's count nor the
+    held bytes were changing.
     """
 
     device_uuid: str
     pid: int
     start_ticks: int | None
-    began: float
+    began_at: float
     parts: tuple[tuple[str, int], ...] = ()
     components: tuple[str, ...] = ()
     unsettled: tuple[str, ...] = ()
-    changed: float = 0.0
+    changed_at: float = 0.0
     counted_bytes: int = 0
     held_bytes: int = 0
-    rest_bytes: int = 0
+    settled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from gpumond.quantities.scope import (
     verdict_values,
 )
 from gpumond.quantities.window import FILL_RATE_SECONDS, WINDOW_SECONDS, RuleWindow, sum_of_known
-from gpumond.tick.claims import devices_with_complete_lists, may_hold_memory
+from gpumond.tick.claims import fully_listed_devices, may_hold_memory
 
 LOADED_UTILIZATION_RATIO = 0.5
 """Utilization from which a slow PCIe link is a deficit: an idle device slows its link down to save power."""
@@ -113,8 +113,8 @@ def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mappin
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
     short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
-    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
-    counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in complete}
+    fully_listed = fully_listed_devices(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in fully_listed}
     for (process, _, uuid), track in window.pool_tracks.items():
         if not window.is_short(track):
             continue

@@ -528,7 +528,7 @@ async def past_moment(
             pid=process.pid if process else None,
             start_ticks=process.start_ticks if process else None,
             name=series.name,
-            ended_at=history.to_unix(series.ended) if isfinite(series.ended) else None,
+            ended_at=history.to_unix(series.ended_at) if isfinite(series.ended_at) else None,
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
         for (device, process), series, point in history.shares_at(at, chosen_resolution)

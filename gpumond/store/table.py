@@ -300,7 +300,7 @@ class Registry(ABC, Generic[D, E]):
     """
 
     noun: ClassVar[str]
-    limit: ClassVar[int]
+    max_values: ClassVar[int]
     """Maximum number of values of the API."""
 
     def __init__(self, table: Table[dict[str, Any]]) -> None:
@@ -358,8 +358,8 @@ class Registry(ABC, Generic[D, E]):
             self._check_writable(name)
             if must_be_new and name in self._stored:
                 raise EntryConflict(f"the {self.noun} {name} already exists; use PUT to replace it")
-            if name not in self._stored and len(self._stored) >= self.limit:
-                raise EntryConflict(f"the limit of {self.limit} {self.noun}s is reached; delete one first")
+            if name not in self._stored and len(self._stored) >= self.max_values:
+                raise EntryConflict(f"the limit of {self.max_values} {self.noun}s is reached; delete one first")
             entry = self._entry(name, await self._table.put(name, body, actor, if_match), body)
             self._stored = {**self._stored, name: RegistryItem(value, entry)}
             self._rebuild()

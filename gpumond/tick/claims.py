@@ -27,7 +27,7 @@ CLAIM_TOLERANCE_RATIO = 1 / 32
 """Share of the device's size by which a claim may exceed the driver's count, as both are read at different times."""
 
 
-def devices_with_complete_lists(
+def fully_listed_devices(
     devices: Collection[DeviceReading],
     faults: Iterable[Fault],
     private_pid_namespace: bool | None,
@@ -56,12 +56,12 @@ def devices_with_complete_lists(
     )
 
 
-def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey, is_complete: bool) -> bool:
+def may_hold_memory(counts: Mapping[ProcessKey, int | None], process: ProcessKey, is_fully_listed: bool) -> bool:
     """Return False if the driver would list the process if it had memory on the device, and does not list it.
 
     A listed process with the same pid and an unknown start may be this one.
     """
-    return not is_complete or process in counts or ProcessKey(process.pid, None) in counts
+    return not is_fully_listed or process in counts or ProcessKey(process.pid, None) in counts
 
 
 def max_possible_bytes(
@@ -192,7 +192,7 @@ class _DriverCounts:
     def __init__(
         self,
         devices: Collection[DeviceReading],
-        complete: Collection[str],
+        fully_listed: Collection[str],
         previous: Snapshot | None,
         interval_seconds: float,
     ) -> None:
@@ -202,7 +202,7 @@ class _DriverCounts:
         self.sizes = {device.uuid: device.size_bytes for device in devices}
         self.counts = {device.uuid: device.used_by_process for device in devices}
         self.processes = {process for each in self.counts.values() for process in each}
-        self._complete = complete
+        self._fully_listed = fully_listed
 
     def confirms(self, process: ProcessKey, pool: PoolUsage) -> bool:
         """Return True if the driver counts at least the held bytes of this pool for the process."""
@@ -211,21 +211,21 @@ class _DriverCounts:
 
     def is_count_stable(self, process: ProcessKey, uuid: str) -> bool:
         """Return False while the count changes, as it does while a process is being suspended or resumed."""
-        last = self._previous.device(uuid) if self._previous else None
-        if last is None:
+        before = self._previous.device(uuid) if self._previous else None
+        if before is None:
             return True
         if self._previous is not None and process in self._previous.possibly_suspended:
             return False
-        return last.used_by_process.get(process) == self.counts[uuid].get(process)
+        return before.used_by_process.get(process) == self.counts[uuid].get(process)
 
     def may_list(self, process: ProcessKey, uuid: str) -> bool:
-        return uuid in self.devices and may_hold_memory(self.counts[uuid], process, uuid in self._complete)
+        return uuid in self.devices and may_hold_memory(self.counts[uuid], process, uuid in self._fully_listed)
 
 
 def check_claims(
     reports: Collection[AgentReport],
     devices: Collection[DeviceReading],
-    complete: Collection[str],
+    fully_listed: Collection[str],
     previous: Snapshot | None,
     faults: list[Fault],
     person_uid: Callable[[int], int],
@@ -238,7 +238,7 @@ def check_claims(
     """
     if not reports:
         return (), ()
-    driver = _DriverCounts(devices, complete, previous, interval_seconds)
+    driver = _DriverCounts(devices, fully_listed, previous, interval_seconds)
     previous_reports = previous.reports_by_process if previous else {}
     previous_excesses = previous.excesses if previous else ()
     ticks = {(each.process, each.device_uuid): each.ticks for each in previous_excesses if not each.allocator}
@@ -346,7 +346,7 @@ def _private_bytes(pool: PoolUsage) -> int:
 
 def _subtract_unmapped(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -> tuple[PoolUsage, ...]:
     """Subtract unmapped bytes from the private pools on a device. A program in sleep mode has them in use."""
-    outermost_ids, changed = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
+    outermost_ids, result = {id(pool) for pool in outermost_pools(pools) if not pool.managed}, []
     for pool in pools:
         part = min(unmapped, _private_bytes(pool)) if pool.device_uuid == uuid and id(pool) in outermost_ids else 0
         if part:
@@ -357,8 +357,8 @@ def _subtract_unmapped(pools: tuple[PoolUsage, ...], uuid: str, unmapped: int) -
                 ),
                 unmapped_bytes=(pool.unmapped_bytes or 0) + part,
             )
-        changed.append(pool)
-    return tuple(changed)
+        result.append(pool)
+    return tuple(result)
 
 
 def _limit_live_and_held(pool: PoolUsage, max_live: int | None, max_held: int) -> PoolUsage:

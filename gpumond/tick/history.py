@@ -145,7 +145,7 @@ class History:
         """Mark a process as ended. Its series is kept for some time."""
         series = self.processes.pop(key, None)
         if series is not None:
-            series.ended = self.now
+            series.ended_at = self.now
             self._ended.pop(key, None)
             self._ended[key] = series
             if len(self._ended) > MAX_ENDED_PROCESSES:
@@ -209,10 +209,10 @@ class History:
         """
         signals = SIGNALS if key[1] is None else SIGNALS[:MAX_PROCESS_SIGNALS]
         is_samples = resolution is None or resolution < TIERS[0].seconds
-        first = since - LEAD_SECONDS if is_samples else since
-        used = self.series(key, "used", first, resolution, until)
+        samples_since = since - LEAD_SECONDS if is_samples else since
+        used = self.series(key, "used", samples_since, resolution, until)
         others = {
-            signal: {point.at: point.median for point in self.series(key, signal, first, resolution, until)}
+            signal: {point.at: point.median for point in self.series(key, signal, samples_since, resolution, until)}
             for signal in signals
             if signal not in ("used", "utilization")
         }
@@ -238,7 +238,7 @@ class History:
         half_interval = (times[-1].at - times[0].at) / max(1, len(times) - 1) / 2
         sums = []
         for point in times:
-            indices = (bisect_right(own, point.at + half_interval) - 1 for own in starts)
+            indices = (bisect_right(each, point.at + half_interval) - 1 for each in starts)
             parts = [points[index] for points, index in zip(others, indices, strict=True) if index >= 0]
             sums.append(_sum_of_shares(point, [part for part in parts if point.at - part.at <= 3 * half_interval]))
         return tuple(sums)
@@ -254,8 +254,8 @@ class History:
         )
         is_samples = resolution is None or resolution < TIERS[0].seconds
         for key, each in series:
-            oldest = at - GAP_RATIO * each.sample_interval / self.speedup if is_samples else at
-            points = self.shares(key, oldest, nextafter(at, inf), resolution) if at < self.to_unix(each.ended) else ()
+            since = at - GAP_RATIO * each.sample_interval / self.speedup if is_samples else at
+            points = self.shares(key, since, nextafter(at, inf), resolution) if at < self.to_unix(each.ended_at) else ()
             if points:
                 yield key, each, points[-1]
 
@@ -392,10 +392,10 @@ def _without_report_delay(points: Iterable[SharesPoint]) -> Iterator[SharesPoint
         )
 
 
-def _sum_of_shares(first: SharesPoint, others: Iterable[SharesPoint]) -> SharesPoint:
-    low, high, used, *shares = zip(*(each[1:] for each in (first, *others)), strict=True)
-    known = [[value for value in share if value is not None] for share in shares]
-    return SharesPoint(first.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in known))
+def _sum_of_shares(point: SharesPoint, others: Iterable[SharesPoint]) -> SharesPoint:
+    low, high, used, *shares = zip(*(each[1:] for each in (point, *others)), strict=True)
+    parts = [[value for value in share if value is not None] for share in shares]
+    return SharesPoint(point.at, sum(low), sum(high), sum(used), *(sum(values) if values else None for values in parts))
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -483,9 +483,9 @@ class HistoryRows:
         full = len(self._times) == self._capacity
         return self._data[self._head * self.width : (self._head + full) * self.width]
 
-    def widen(self, more: int) -> None:
+    def widen(self, count: int) -> None:
         """Add numbers to all rows, which are unknown so far."""
-        flat, old, wide = self.newest_rows(self._capacity), self.width, self.width + more
+        flat, old, wide = self.newest_rows(self._capacity), self.width, self.width + count
         self._times, self._head = self.times(self._capacity), 0
         self._data = array("f", (nan,)) * (len(self._times) * wide)
         for index in range(old):
@@ -513,8 +513,8 @@ class HistoryRows:
         head, count = self._head, min(count, len(self._times))
         if head >= count:
             return data[(head - count) * width + index : head * width : width]
-        first = len(self._times) - (count - head)
-        return data[first * width + index :: width] + data[index : head * width : width]
+        begin = len(self._times) - (count - head)
+        return data[begin * width + index :: width] + data[index : head * width : width]
 
 
 class Series:
@@ -528,8 +528,7 @@ class Series:
         self.signals = signals
         self.name = ""
         self.started = started
-        self.last = -inf
-        self.ended = inf
+        self.ended_at = inf
         self.rows = HistoryRows(signals, max_samples)
         self._next_sample_at = -inf
         self.tiers = tuple(HistoryRows(1 + 3 * signals, tier.rows) for tier in TIERS)
@@ -562,7 +561,6 @@ class Series:
         elif missing:
             self._widen(-missing)
         self.rows.append(row)
-        self.last = at
         self._samples_added += 1
         return closed
 
@@ -596,8 +594,8 @@ class Series:
     def open_row(self, tier: int) -> list[float] | None:
         """Return the row of the block that has not closed yet; None if it has no sample."""
         begin = self.open_since(tier)
-        fresh = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)
-        return [begin, *_summary_of_samples(self.rows.newest_rows(fresh), self.signals)] if fresh else None
+        count = sum(1 for at in self.rows.times(MAX_SAMPLES) if at >= begin)
+        return [begin, *_summary_of_samples(self.rows.newest_rows(count), self.signals)] if count else None
 
     def samples(self, signal: int, count: int | None = None) -> array[float]:
         return self.rows.column(signal, count or len(self.rows))
@@ -610,12 +608,12 @@ class Series:
             self.tiers[QUARTER_HOUR].append(block)
         self.past_peaks = [list(peaks) for peaks in past_peaks]
 
-    def _widen(self, more: int) -> None:
-        self.signals += more
-        self.rows.widen(more)
+    def _widen(self, count: int) -> None:
+        self.signals += count
+        self.rows.widen(count)
         for rows, peaks in zip(self.tiers, self.past_peaks, strict=True):
-            rows.widen(3 * more)
-            peaks += [-inf] * more
+            rows.widen(3 * count)
+            peaks += [-inf] * count
 
     def _block_end(self, at: float, tier: HistoryTier) -> float:
         return (floor((at - self._phase) / tier.seconds) + 1) * tier.seconds + self._phase
@@ -627,12 +625,12 @@ class Series:
                 break
             begin = self._block_ends[tier_index] - tier.seconds
             if tier_index <= MINUTE:
-                fresh = self._samples_added - self._samples_at_close[tier_index]
+                count = self._samples_added - self._samples_at_close[tier_index]
                 self._samples_at_close[tier_index] = self._samples_added
-                summary = _summary_of_samples(self.rows.newest_rows(fresh), self.signals) if fresh else None
+                summary = _summary_of_samples(self.rows.newest_rows(count), self.signals) if count else None
             else:
-                fresh, self._minutes_since_close[tier_index - 2] = self._minutes_since_close[tier_index - 2], 0
-                summary = _summary_of_blocks(self.tiers[MINUTE].newest_rows(fresh), self.signals) if fresh else None
+                count, self._minutes_since_close[tier_index - 2] = self._minutes_since_close[tier_index - 2], 0
+                summary = _summary_of_blocks(self.tiers[MINUTE].newest_rows(count), self.signals) if count else None
             if summary is not None:
                 self._append(tier_index, begin, summary)
                 if tier_index == MINUTE:
@@ -662,10 +660,10 @@ def _summary_of_samples(flat: array[float], signals: int) -> list[float]:
 def _summary_of_blocks(flat: array[float], signals: int) -> list[float]:
     width = 1 + 3 * signals
     summary = [sum(flat[::width])]
-    for first in range(1, width, 3):
-        medians = _sorted_without_nan(flat[first + MEDIAN :: width])
+    for column in range(1, width, 3):
+        medians = _sorted_without_nan(flat[column + MEDIAN :: width])
         if medians:
-            lows, highs = flat[first + MIN :: width], flat[first + MAX :: width]
+            lows, highs = flat[column + MIN :: width], flat[column + MAX :: width]
             summary += (min(_without_nan(lows)), _median_of_sorted(medians), max(_without_nan(highs)))
         else:
             summary += (nan, nan, nan)

@@ -28,7 +28,7 @@ from gpumond.facts.shares import Share
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Overhead, Snapshot, Suspension
 from gpumond.tick.claims import (
     claim_tolerance_bytes,
-    devices_with_complete_lists,
+    fully_listed_devices,
     held_bytes_by_device,
     max_possible_bytes,
     may_hold_memory,
@@ -40,7 +40,7 @@ from gpumond.tick.claims import (
 class _PoolSums(NamedTuple):
     """Pools of one process on one device, summed over its allocators.
 
-    ``opaque``: held bytes of pools whose live bytes are unknown. ``split_pools``: number of the other pools.
+    ``opaque``: held bytes of pools whose live bytes are unknown. ``pools_with_parts``: number of the other pools.
     ``unsized_pools``: number of pools whose held bytes are unknown as well.
     """
 
@@ -48,7 +48,7 @@ class _PoolSums(NamedTuple):
     cached: int = 0
     stranded: int = 0
     opaque: int = 0
-    split_pools: int = 0
+    pools_with_parts: int = 0
     unsized_pools: int = 0
 
     @property
@@ -60,12 +60,12 @@ class _PoolSums(NamedTuple):
 
     def resized(self, held: int) -> _PoolSums:
         """Return the pools after a change to this size: what was added is opaque, and what was freed was cached."""
-        more = held - self.held
-        if more == 0:
+        growth = held - self.held
+        if growth == 0:
             return self
-        if more > 0:
-            return self._replace(opaque=self.opaque + more)
-        return self._replace(cached=max(0, self.cached + more)).at_most(held)
+        if growth > 0:
+            return self._replace(opaque=self.opaque + growth)
+        return self._replace(cached=max(0, self.cached + growth)).at_most(held)
 
     def at_most(self, held: int) -> _PoolSums:
         live = min(self.live, held)
@@ -96,8 +96,8 @@ class _PreviousFrame:
         self._opaque: defaultdict[str, dict[tuple[int | None, int | None], int]] = defaultdict(dict)
         for line in frame.ledger.lines:
             if line.share in ("overhead", "opaque"):
-                own = self.overheads if line.share == "overhead" else self._opaque
-                own[line.device_uuid][line.pid, line.start_ticks] = line.used_bytes
+                table = self.overheads if line.share == "overhead" else self._opaque
+                table[line.device_uuid][line.pid, line.start_ticks] = line.used_bytes
 
     def overhead(self, uuid: str, process: ProcessKey, age_seconds: float, used: int, held: int) -> int:
         """Return the overhead of a process whose driver's count is ``used``, and whose report states ``held``. The
@@ -107,15 +107,15 @@ class _PreviousFrame:
         between those of the readings before and after it, unless it has fallen and risen, as in a flush. A report that
         is older than the previous reading says nothing new.
         """
-        known, before = self.overheads[uuid][process], self._counts[uuid].get(process)
+        overhead, before = self.overheads[uuid][process], self._counts[uuid].get(process)
         if before is None:
             return max(0, used - held)
         if age_seconds < self._age_seconds:
-            max_overhead = known + self._opaque[uuid].get(process, 0)
-            known = min(known, max(0, before - held, used - held))
+            max_overhead = overhead + self._opaque[uuid].get(process, 0)
+            overhead = min(overhead, max(0, before - held, used - held))
             if used >= before:
-                known = max(known, min(before - held, max_overhead))
-        return min(used, known)
+                overhead = max(overhead, min(before - held, max_overhead))
+        return min(used, overhead)
 
 
 def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
@@ -126,14 +126,14 @@ def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
     reports = snapshot.reports_by_process
     pools = _pools_by_device(snapshot, counted=True)
     uncounted = _pools_by_device(snapshot, counted=False)
-    complete = devices_with_complete_lists(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
+    fully_listed = fully_listed_devices(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     lines: list[LedgerLine] = []
     overcounts: list[Overcount] = []
     for device in snapshot.devices:
-        claims = _limit_to_driver_counts(device, pools[device.uuid], device.uuid in complete)
+        claims = _limit_to_driver_counts(device, pools[device.uuid], device.uuid in fully_listed)
         unattributed = max(0, (device.used_bytes or 0) - _attributed_bytes(device, claims))
         uncounted_pools = _uncounted_on_device(
-            device, uncounted[device.uuid], device.uuid in complete, snapshot.possibly_suspended, unattributed
+            device, uncounted[device.uuid], device.uuid in fully_listed, snapshot.possibly_suspended, unattributed
         )
         unattributed -= sum(sums.held for sums in uncounted_pools.values())
         device_lines = _process_lines(device, reports, claims, uncounted_pools, earlier)
@@ -147,15 +147,15 @@ def make_ledger(snapshot: Snapshot, previous: Frame | None = None) -> Ledger:
 def _uncounted_on_device(
     device: DeviceReading,
     pools: Mapping[ProcessKey, _PoolSums],
-    is_complete: bool,
+    is_fully_listed: bool,
     suspended: Collection[ProcessKey],
     unattributed: int,
 ) -> dict[ProcessKey, _PoolSums]:
     """Return the pools that the driver does not count for their process, as far as they are attributed to it."""
     held = {
-        process: own.held
-        for process, own in pools.items()
-        if own.held and (process in suspended or may_hold_memory(device.used_by_process, process, is_complete))
+        process: sums.held
+        for process, sums in pools.items()
+        if sums.held and (process in suspended or may_hold_memory(device.used_by_process, process, is_fully_listed))
     }
     return {
         process: pools[process].at_most(size) for process, size in resident_managed_bytes(held, unattributed).items()
@@ -170,35 +170,35 @@ def _pools_by_device(snapshot: Snapshot, counted: bool) -> defaultdict[str, dict
     """
     parents = {device.uuid: device.parent_uuid for device in snapshot.devices if device.parent_uuid is not None}
     table: defaultdict[str, dict[ProcessKey, _PoolSums]] = defaultdict(dict)
-    absent = {(each.device_uuid, each.process) for each in snapshot.suspensions}
+    suspended = {(each.device_uuid, each.process) for each in snapshot.suspensions}
     for process, report in snapshot.reports_by_process.items():
         for pool in outermost_pools(report.pools):
-            if (pool.managed or (bool(absent) and (pool.device_uuid, process) in absent)) is counted:
+            if (pool.managed or (bool(suspended) and (pool.device_uuid, process) in suspended)) is counted:
                 continue
             uuid: str | None = pool.device_uuid
             shares = _pool_sums(pool)
             while uuid is not None:
-                own = table[uuid]
-                before = own.get(process)
-                own[process] = before.plus(shares) if before else shares
+                sums_by_process = table[uuid]
+                before = sums_by_process.get(process)
+                sums_by_process[process] = before.plus(shares) if before else shares
                 uuid = parents.get(uuid)
     return table
 
 
 def _limit_to_driver_counts(
-    device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], is_complete: bool
+    device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums], is_fully_listed: bool
 ) -> dict[ProcessKey, _PoolSums]:
     """Return the claims on one device, each limited to the driver's count for its process."""
     counts, tolerance = device.used_by_process, claim_tolerance_bytes(device)
     limited: dict[ProcessKey, _PoolSums] = {}
-    for process, own in pools.items():
-        if may_hold_memory(counts, process, is_complete):
+    for process, sums in pools.items():
+        if may_hold_memory(counts, process, is_fully_listed):
             max_bytes = max_possible_bytes(device, counts, process)
-            if max_bytes is not None and own.held > max_bytes + tolerance:
-                own = own.at_most(max_bytes)
-            elif max_bytes is not None and own.live > max_bytes:
-                own = own._replace(live=max_bytes)
-            limited[process] = own
+            if max_bytes is not None and sums.held > max_bytes + tolerance:
+                sums = sums.at_most(max_bytes)
+            elif max_bytes is not None and sums.live > max_bytes:
+                sums = sums._replace(live=max_bytes)
+            limited[process] = sums
     return limited
 
 
@@ -221,47 +221,47 @@ def _process_lines(
     earlier: _PreviousFrame | None,
 ) -> list[LedgerLine]:
     uuid, listed = device.uuid, device.processes_by_key
-    known = earlier.overheads[uuid] if earlier else {}
+    overheads_before = earlier.overheads[uuid] if earlier else {}
     lines: list[LedgerLine] = []
     for process, usage in listed.items():
         used, report = usage.used_bytes, reports.get(process)
         if report is not None and report.pools:
-            own = pools.get(process, _NO_POOLS)
-            overhead = 0 if used is None else max(0, used - own.held)
-            if own.unsized_pools:  # all of it may be held bytes of that pool
-                own, overhead = own._replace(opaque=own.opaque + overhead), 0
-            elif earlier and used is not None and known.get(process, overhead) != overhead:
-                overhead = earlier.overhead(uuid, process, report.age_seconds, used, own.held)
-                own = own.resized(used - overhead if overhead else max(used, own.held))
-            whole = own.plus(uncounted[process]) if process in uncounted else own
-            lines += _agent_lines(uuid, process, report.workload, whole)
-            if used is not None and not own.unsized_pools:
+            sums = pools.get(process, _NO_POOLS)
+            overhead = 0 if used is None else max(0, used - sums.held)
+            if sums.unsized_pools:  # all of it may be held bytes of that pool
+                sums, overhead = sums._replace(opaque=sums.opaque + overhead), 0
+            elif earlier and used is not None and overheads_before.get(process, overhead) != overhead:
+                overhead = earlier.overhead(uuid, process, report.age_seconds, used, sums.held)
+                sums = sums.resized(used - overhead if overhead else max(used, sums.held))
+            all_sums = sums.plus(uncounted[process]) if process in uncounted else sums
+            lines += _agent_lines(uuid, process, report.workload, all_sums)
+            if used is not None and not sums.unsized_pools:
                 lines.append(_process_line(uuid, "overhead", overhead, process, report.workload))
         elif used is not None:
             # An agent without a pool has no information about the process.
             lines.append(_process_line(uuid, "opaque", used, process, report.workload if report else ""))
     for process in {**pools, **uncounted}:
         if process not in listed:
-            own = pools.get(process, _NO_POOLS).plus(uncounted.get(process, _NO_POOLS))
-            lines += _agent_lines(uuid, process, reports[process].workload, own)
+            sums = pools.get(process, _NO_POOLS).plus(uncounted.get(process, _NO_POOLS))
+            lines += _agent_lines(uuid, process, reports[process].workload, sums)
     return lines
 
 
 def _agent_lines(uuid: str, process: ProcessKey, workload: str, pools: _PoolSums) -> Iterator[LedgerLine]:
     """Yield the lines of the process's pools. Without a pool whose parts are known, the parts have no line."""
-    uncounted = pools.opaque or pools.unsized_pools
-    if pools.split_pools or not uncounted:
+    has_opaque = pools.opaque or pools.unsized_pools
+    if pools.pools_with_parts or not has_opaque:
         yield _process_line(uuid, "live", pools.live, process, workload)
         yield _process_line(uuid, "cached", pools.cached, process, workload)
         yield _process_line(uuid, "stranded", pools.stranded, process, workload)
-    if uncounted:
+    if has_opaque:
         yield _process_line(uuid, "opaque", pools.opaque, process, workload)
 
 
 def _attributed_bytes(device: DeviceReading, pools: Mapping[ProcessKey, _PoolSums]) -> int:
     """Return the bytes that visible processes own: the driver's count of each, else its agent's."""
     counted = {key: each.used_bytes for key, each in device.processes_by_key.items() if each.used_bytes is not None}
-    return sum(counted.values()) + sum(own.held for process, own in pools.items() if process not in counted)
+    return sum(counted.values()) + sum(sums.held for process, sums in pools.items() if process not in counted)
 
 
 COMPONENT_TEXTS: Mapping[str, str] = {
@@ -282,7 +282,7 @@ def overheads_of_processes(
     reports: Sequence[AgentReport],
     suspensions: Sequence[Suspension],
     previous: Snapshot | None,
-    elapsed: float,
+    now: float,
 ) -> Iterator[Overhead]:
     """Yield the state of each process with an agent on each device that counts its memory."""
     if previous is None:
@@ -295,39 +295,39 @@ def overheads_of_processes(
             report = by_process.get(process)
             if report is None or count is None:
                 continue
-            known = before.get((device.uuid, process))
-            if known is None:
+            state = before.get((device.uuid, process))
+            if state is None:
                 # Without an agent that was there before the context, nobody knows what the first value contains.
-                last = previous.device(device.uuid)
-                if last is None or process in last.used_by_process or process not in previous.reports_by_process:
+                prior = previous.device(device.uuid)
+                if prior is None or process in prior.used_by_process or process not in previous.reports_by_process:
                     continue
                 pid, start_ticks = process
-                known = Overhead(device_uuid=device.uuid, pid=pid, start_ticks=start_ticks, began=elapsed)
-            after = _next_overhead(known, report, count, elapsed)
+                state = Overhead(device_uuid=device.uuid, pid=pid, start_ticks=start_ticks, began_at=now)
+            after = _next_overhead(state, report, count, now)
             if after is not None:
                 yield after
 
 
-def _next_overhead(known: Overhead, report: AgentReport, count: int, elapsed: float) -> Overhead | None:
+def _next_overhead(state: Overhead, report: AgentReport, count: int, now: float) -> Overhead | None:
     """Return the state after one reading, the same object while nothing changes; None if its parts cannot be known."""
-    held = held_bytes_by_device(report.pools).get(known.device_uuid, 0)
-    new = tuple(name for name in report.components if name in COMPONENT_TEXTS and name not in known.components)
+    held = held_bytes_by_device(report.pools).get(state.device_uuid, 0)
+    new = tuple(name for name in report.components if name in COMPONENT_TEXTS and name not in state.components)
     if new:
-        known = replace(known, components=known.components + new, unsettled=known.unsettled + new, changed=elapsed)
-    if (count, held) != (known.counted_bytes, known.held_bytes):
-        return replace(known, counted_bytes=count, held_bytes=held)
+        state = replace(state, components=state.components + new, unsettled=state.unsettled + new, changed_at=now)
+    if (count, held) != (state.counted_bytes, state.held_bytes):
+        return replace(state, counted_bytes=count, held_bytes=held)
     size = count - held
-    if size < 0 or (known.unsettled and elapsed - known.changed < SETTLING_SECONDS):
-        return known
-    if not known.parts:
-        if elapsed - known.began > MAX_CONTEXT_SECONDS:
+    if size < 0 or (state.unsettled and now - state.changed_at < SETTLING_SECONDS):
+        return state
+    if not state.parts:
+        if now - state.began_at > MAX_CONTEXT_SECONDS:
             return None
-        return replace(known, parts=((CONTEXT, size),), rest_bytes=size, unsettled=())
-    if not known.unsettled:
-        return known if size == known.rest_bytes else replace(known, rest_bytes=size)
-    name = " and ".join(COMPONENT_TEXTS[each] for each in known.unsettled).replace(" and with ", " and ")
-    part = (name, max(0, size - known.rest_bytes))
-    return replace(known, parts=(*known.parts, part), rest_bytes=size, unsettled=())
+        return replace(state, parts=((CONTEXT, size),), settled_bytes=size, unsettled=())
+    if not state.unsettled:
+        return state if size == state.settled_bytes else replace(state, settled_bytes=size)
+    name = " and ".join(COMPONENT_TEXTS[each] for each in state.unsettled).replace(" and with ", " and ")
+    part = (name, max(0, size - state.settled_bytes))
+    return replace(state, parts=(*state.parts, part), settled_bytes=size, unsettled=())
 
 
 def overhead_parts(overhead: Overhead | None, size: int | None) -> tuple[tuple[str, int], ...] | None:

@@ -26,7 +26,7 @@ from gpumond.facts.snapshot import (
     SourceState,
     Suspension,
 )
-from gpumond.tick.claims import check_claims, devices_with_complete_lists, may_hold_memory
+from gpumond.tick.claims import check_claims, fully_listed_devices, may_hold_memory
 from gpumond.tick.ledger import overheads_of_processes
 
 SILENT_AGENT_SECONDS = 3.0
@@ -54,7 +54,7 @@ def detect_suspensions(
         return tuple(reports), ()
     suspended_uuids = {each.device_uuid for each in previous.suspensions}
     listing_sources = {each.source for each in previous.devices if each.processes or each.uuid in suspended_uuids}
-    complete = devices_with_complete_lists(devices, faults, private_pid_namespace, listing_sources)
+    fully_listed = fully_listed_devices(devices, faults, private_pid_namespace, listing_sources)
     before = {(each.device_uuid, each.process): each for each in previous.suspensions}
     reporting = {report.key for report in reports}
     suspensions: list[Suspension] = []
@@ -63,10 +63,10 @@ def detect_suspensions(
         own_suspensions = []
         for device in absent.get(report.key, ()):
             previous_device, suspension = previous.device(device.uuid), before.get((device.uuid, report.key))
-            if device.missed_readings or device.uuid not in complete:
+            if device.missed_readings or device.uuid not in fully_listed:
                 own_suspensions += [suspension] if suspension is not None else []
                 continue
-            if may_hold_memory(device.used_by_process, report.key, is_complete=True):
+            if may_hold_memory(device.used_by_process, report.key, is_fully_listed=True):
                 continue
             if suspension is None and previous_device is not None:
                 suspension = _new_suspension(
@@ -187,11 +187,11 @@ def observe(
     previous_devices = previous.devices if previous else ()
     interval_seconds = elapsed_seconds - previous.elapsed_seconds if previous else 0.0
     devices = list(_devices(previous_devices, reading, interval_seconds))
-    complete = devices_with_complete_lists(devices, all_faults, private_pid_namespace)
+    fully_listed = fully_listed_devices(devices, all_faults, private_pid_namespace)
     reports, suspensions = detect_suspensions(
         reports, silent, devices, all_faults, private_pid_namespace, previous, elapsed_seconds
     )
-    reports, excesses = check_claims(reports, devices, complete, previous, all_faults, person_uid, interval_seconds)
+    reports, excesses = check_claims(reports, devices, fully_listed, previous, all_faults, person_uid, interval_seconds)
     if not source.up and source.reason and source.reason != STARTING:
         all_faults.append(Fault(source.name, source.reason, None, source.detail))
     xids = reading.xids if reading else previous.xids if previous else ()
@@ -214,9 +214,9 @@ def observe(
     )
 
 
-def _devices(known: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:
+def _devices(previous: Sequence[DeviceReading], reading: Reading | None, seconds: float) -> Iterator[DeviceReading]:
     fresh = {device.uuid: device for device in reading.devices} if reading else {}
-    for device in known:
+    for device in previous:
         if device.uuid in fresh:
             yield with_idle_times(fresh.pop(device.uuid), device, seconds)
         elif reading is None or _has_fault(device, reading.faults):

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpumond.agent.allocators import torch_classes
-from gpumond.agent.allocators.torch_classes import CLASSES, NO_DEVICE
+from gpumond.agent.allocators import torch_live_classes
+from gpumond.agent.allocators.torch_live_classes import ANY_OTHER_DEVICE, LIVE_CLASSES
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
@@ -36,8 +36,8 @@ Sizes = dict[str, int | None]
 def measured(search_seconds: float = LONG) -> Sizes:
     if search_seconds:
         gc.collect()
-    found = torch_classes.measure_classes(torch, "cpu", search_seconds)
-    return dict(zip(CLASSES, found.get(0, found[NO_DEVICE]), strict=True))
+    found = torch_live_classes.measure_classes(torch, "cpu", search_seconds)
+    return dict(zip(LIVE_CLASSES, found.get(0, found[ANY_OTHER_DEVICE]), strict=True))
 
 
 def growth(before: Sizes) -> dict[str, int]:
@@ -181,7 +181,7 @@ def test_free_parameters_of_an_optimizer_are_parameters():
     weight.sum().backward()
     optimizer.step()
     found = measured(0.0)
-    assert [(found[name] or 0) - (before[name] or 0) for name in CLASSES[:3]] == [400, 400, 400]
+    assert [(found[name] or 0) - (before[name] or 0) for name in LIVE_CLASSES[:3]] == [400, 400, 400]
 
 
 class Wrapped(torch.Tensor):
@@ -208,7 +208,7 @@ def test_wrapper_counts_with_the_bytes_of_its_parts():
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(Wrapped(torch.zeros(10)))
     assert (measured(0.0)["parameters"] or 0) - (before["parameters"] or 0) == 80
-    wrapper = [size for tensor, size, _ in torch_classes.tracked_tensors(torch, "cpu") if tensor is module.weight]
+    wrapper = [size for tensor, size, _ in torch_live_classes.tracked_tensors(torch, "cpu") if tensor is module.weight]
     assert wrapper == [0], "its parts are listed, too"
 
 
@@ -267,12 +267,12 @@ def test_blocks_of_a_snapshot_and_their_allocations_name_the_class():
     own = {"weight": model.weight, "grad": model.weight.grad, "moment": moment, "other": torch.ones(64)}
     addresses = {name: tensor.untyped_storage().data_ptr() for name, tensor in own.items()}
     blocks = [{"address": address} for address in addresses.values()]
-    torch_classes.annotate(torch, "cpu", {"segments": [{"blocks": blocks}], "device_traces": []})
+    torch_live_classes.annotate(torch, "cpu", {"segments": [{"blocks": blocks}], "device_traces": []})
     assert [block.get("user_metadata") for block in blocks] == ["parameters", "gradients", "optimizer", None]
     scope = {"action": "alloc", "addr": addresses["moment"], "user_metadata": "epoch/update"}
     before = {"action": "alloc", "addr": addresses["moment"]}
     snapshot = {"segments": [{"blocks": [{"size": 512}]}], "device_traces": [[before, scope]]}
-    torch_classes.annotate(torch, "cpu", snapshot)
+    torch_live_classes.annotate(torch, "cpu", snapshot)
     assert (scope["user_metadata"], before.get("user_metadata")) == ("epoch/update: optimizer", None)
 
 
@@ -328,16 +328,16 @@ def test_frozen_objects_are_not_searched_and_their_class_is_unknown():
     finally:
         gc.unfreeze()
     assert found["tensors"] is None
-    assert None not in [found[name] for name in CLASSES[:4]]
+    assert None not in [found[name] for name in LIVE_CLASSES[:4]]
     assert kept is not None
 
 
 def test_class_that_is_not_finished_in_time_is_unknown():
     kept = torch.nn.Linear(10, 10)
-    visit = torch_classes._Visit("cpu")
+    visit = torch_live_classes._Visit("cpu")
     visit.add_registered(time.thread_time())
-    assert visit.devices()[NO_DEVICE] == [None] * 5
-    assert torch_classes.search_heap(torch, time.thread_time()) is None
+    assert visit.bytes_by_class()[ANY_OTHER_DEVICE] == [None] * 5
+    assert torch_live_classes.search_heap(torch, time.thread_time()) is None
     assert kept
 
 
@@ -355,11 +355,11 @@ def test_class_that_is_not_finished_in_time_is_unknown():
 def test_unknown_classes_are_not_added_to_others(
     sizes: Sequence[int | None], live: int, activations: int | None, excess: int, unknown: int
 ):
-    found = {0: sizes, NO_DEVICE: [None if size is None else 0 for size in sizes]}
-    classes = torch_classes.with_rest(found, 0, "torch", "GPU-0", live)
+    found = {0: sizes, ANY_OTHER_DEVICE: [None if size is None else 0 for size in sizes]}
+    classes = torch_live_classes.classes_of_device(found, 0, "torch", "GPU-0", live)
     assert (classes.activations_bytes, classes.excess_bytes, classes.unknown_bytes) == (activations, excess, unknown)
     assert total(classes) + unknown == live + excess
-    nothing = torch_classes.with_rest(found, 1, "torch", "GPU-1", live)
+    nothing = torch_live_classes.classes_of_device(found, 1, "torch", "GPU-1", live)
     assert total(nothing) + nothing.unknown_bytes == live
 
 

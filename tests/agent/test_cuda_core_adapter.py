@@ -81,7 +81,7 @@ show()
 print(plan.expected.likely)
 show()
 third = DeviceMemoryResource(0, 18)
-cuda_core._search_at = 0.0
+cuda_core._next_search_at = 0.0
 show()
 """
     assert run(code, library, "c") == [
@@ -100,7 +100,7 @@ for number in range(8):
     if number in (1, 7):
         resources.append(DeviceMemoryResource(0, 16))
     cuda_core._search()
-    pauses.append(int(cuda_core._pause_seconds) if cuda_core._search_at < float("inf") else None)
+    pauses.append(int(cuda_core._pause_seconds) if cuda_core._next_search_at < float("inf") else None)
 print(pauses)
 """
     assert run(code, library, "c") == ["[10, 5, 10, 20, 40, None, None, 5]"]

@@ -19,7 +19,7 @@ from tests.helpers.agent_daemon import SECONDS, environment
 RESET_GRADIENTS = """
 import threading, time, weakref
 import torch
-from gpumond.agent.allocators import torch_classes
+from gpumond.agent.allocators import torch_live_classes
 from gpumond.agent.allocators.adapters import TensorsBusy
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(10)))
 end, visits = time.monotonic() + 3, 0
@@ -28,7 +28,7 @@ def visit():
     global visits
     while time.monotonic() < end or not visits:
         try:
-            torch_classes.measure_classes(torch, "cpu", 0.2)
+            torch_live_classes.measure_classes(torch, "cpu", 0.2)
             visits += 1
         except TensorsBusy:
             pass
@@ -52,6 +52,24 @@ def test_program_that_resets_gradients_survives_a_visit() -> None:
         command, env=environment("/nowhere"), capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr[-2000:]
+
+
+def test_no_object_is_read_without_the_gil() -> None:
+    """Such a Python answers like this; it isn't installed where these tests run."""
+    program = """
+import sys
+sys._is_gil_enabled = lambda: False
+from gpumond.agent.allocators.adapters import TensorsBusy
+from gpumond.agent.allocators.gil import tensors_unchanged
+from gpumond.agent.retainers import finished_referrers
+for read in (lambda: tensors_unchanged(0).__enter__(), lambda: finished_referrers(sys)):
+    try:
+        read()
+    except TensorsBusy as busy:
+        print(str(busy).partition(",")[0])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert ended.stdout == 2 * "this Python runs without the GIL\n"
 
 
 class Engine:

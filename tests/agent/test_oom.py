@@ -137,7 +137,7 @@ def test_uncaught_error_is_recorded_by_its_counter(allocator: CachingAllocator):
 def test_errors_before_the_first_report_are_not_new(allocator: CachingAllocator):
     OOMS.record_counters((make_pool(ooms=3),))
     assert agent.program().ooms == ()
-    OOMS.record_counters((make_pool(ooms=4),), is_last=True)
+    OOMS.record_counters((make_pool(ooms=4),), is_final=True)
     assert len(agent.program().ooms) == 1
 
 

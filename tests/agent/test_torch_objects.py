@@ -26,9 +26,9 @@ def model():
     return made, optimizer
 def measured(search=0.0):
     import torch
-    from gpumond.agent.allocators import torch_classes
-    found = torch_classes.measure_classes(torch, "cpu", search)
-    return list(found.get(0, found[torch_classes.NO_DEVICE]))
+    from gpumond.agent.allocators import torch_live_classes
+    found = torch_live_classes.measure_classes(torch, "cpu", search)
+    return list(found.get(0, found[torch_live_classes.ANY_OTHER_DEVICE]))
 """
 SIZE = 8 * (64 * 64 + 64) * 4
 TRAINED = [SIZE, SIZE, 2 * SIZE + 16 * 4, 0]
@@ -79,10 +79,10 @@ if not os.fork():
     TORCH_OBJECTS.install()
     newer = model()
     print(measured())
-    from gpumond.agent.allocators import torch_classes
-    torch_classes.search_heap(torch, 0.0)
+    from gpumond.agent.allocators import torch_live_classes
+    torch_live_classes.search_heap(torch, 0.0)
     print(measured())
-    torch_classes.search_heap(torch)
+    torch_live_classes.search_heap(torch)
     print(measured())
     del newer
     gc.collect()

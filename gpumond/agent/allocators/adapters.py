@@ -103,7 +103,7 @@ class FlushRefused(Exception):
 
 
 class TensorsBusy(Exception):
-    """The program changed its tensors for so long that none could be read; the message states the reason."""
+    """The program's tensors couldn't be read while it may change them; the message states the reason."""
 
 
 class AllocatorAdapter:
@@ -156,7 +156,7 @@ class AllocatorAdapter:
         """
         return {}
 
-    def finish(self) -> None:
+    def discard_exact_state(self) -> None:
         """Discard the state that is kept from an exact read until the flush or plan is over."""
 
     def host_pools(self) -> Sequence[HostPool]:

@@ -40,7 +40,7 @@ CAPTURE_WAIT_SECONDS = 1.0
 
 
 _driver: ctypes.CDLL | None = None
-_thread = threading.local()
+_thread_state = threading.local()
 _device_count: int | None = None
 _flush_lock = threading.RLock()
 _devices: dict[int, ctypes.c_int] = {}
@@ -98,14 +98,14 @@ def device_uuid(ordinal: int) -> str | None:
     device = _device(ordinal)
     if device is None:
         return None
-    parent, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
-    has_parent = _succeeds("cuDeviceGetUuid", parent, device)
-    if not _succeeds("cuDeviceGetUuid_v2", own, device):
-        own = parent
+    parent_uuid, uuid = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
+    has_parent = _succeeds("cuDeviceGetUuid", parent_uuid, device)
+    if not _succeeds("cuDeviceGetUuid_v2", uuid, device):
+        uuid = parent_uuid
         if not has_parent:
             return None
-    digits = bytes(own).hex()
-    kind = "MIG" if has_parent and bytes(own) != bytes(parent) else "GPU"
+    digits = bytes(uuid).hex()
+    kind = "MIG" if has_parent and bytes(uuid) != bytes(parent_uuid) else "GPU"
     _uuids[ordinal] = f"{kind}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     return _uuids[ordinal]
 
@@ -192,7 +192,7 @@ def relaxed_capture_mode() -> Iterator[None]:
     that forbids it.
     """
     mode = ctypes.c_int(CAPTURE_MODE_RELAXED)
-    exchanged = not getattr(_thread, "relaxed", False) and _exchange_capture_mode(mode)
+    exchanged = not getattr(_thread_state, "relaxed", False) and _exchange_capture_mode(mode)
     try:
         yield
     finally:
@@ -202,8 +202,8 @@ def relaxed_capture_mode() -> Iterator[None]:
 
 def relax_thread_capture_mode() -> None:
     """Do the same for all future calls of this thread: it must be the agent's own."""
-    if not getattr(_thread, "relaxed", False):
-        _thread.relaxed = _exchange_capture_mode(ctypes.c_int(CAPTURE_MODE_RELAXED))
+    if not getattr(_thread_state, "relaxed", False):
+        _thread_state.relaxed = _exchange_capture_mode(ctypes.c_int(CAPTURE_MODE_RELAXED))
 
 
 def _exchange_capture_mode(mode: ctypes.c_int) -> bool:

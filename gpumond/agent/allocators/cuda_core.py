@@ -15,8 +15,8 @@ from typing import Any
 from weakref import ref
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.gil import gil_held
-from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, CudaAdapter, caching_pool, find_instances, trim_pools
+from gpumond.agent.allocators.gil import gil_held, has_gil
+from gpumond.agent.allocators.mempools import MAX_ALLOCATIONS, GuardedAdapter, caching_pool, find_instances, trim_pools
 from gpumond.facts.pools import PoolUsage
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 60.0
@@ -25,10 +25,10 @@ none after the longest: a search stalls Python for some ten milliseconds.
 """
 
 _resources: list[ref[Any]] = []
-_search_at, _pause_seconds = 0.0, FIRST_PAUSE_SECONDS
+_next_search_at, _pause_seconds = 0.0, FIRST_PAUSE_SECONDS
 
 
-class CudaCoreAdapter(CudaAdapter):
+class CudaCoreAdapter(GuardedAdapter):
     name = "cuda.core"
     flush_step = "trim"
 
@@ -62,25 +62,25 @@ def adapter() -> CudaCoreAdapter | None:
 
 def owns(pool: int) -> bool:
     """Return whether a resource that is reported owns this pool."""
-    return any(own == pool for _, own, _ in _pools())
+    return any(handle == pool for _, handle, _ in _pools())
 
 
 def _search_if_due() -> None:
-    if time.monotonic() >= _search_at:
+    if time.monotonic() >= _next_search_at:
         _search()
 
 
 def _search() -> None:
     """Find the resources; in a program with very many objects, keep those found before."""
-    global _resources, _search_at, _pause_seconds
-    if sys.getallocatedblocks() > MAX_ALLOCATIONS:
+    global _resources, _next_search_at, _pause_seconds
+    if sys.getallocatedblocks() > MAX_ALLOCATIONS or not has_gil():
         return
     cls = sys.modules["cuda.core"].DeviceMemoryResource
     types = {id(each) for each in (cls, *cls.__subclasses__())}
     with gil_held():
         resources = [ref(resource) for resource in find_instances(types)]
     _pause_seconds = 2 * _pause_seconds if len(resources) == len(_resources) else FIRST_PAUSE_SECONDS
-    _resources, _search_at = (
+    _resources, _next_search_at = (
         resources,
         time.monotonic() + _pause_seconds if _pause_seconds <= LONGEST_PAUSE_SECONDS else inf,
     )

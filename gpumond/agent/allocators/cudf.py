@@ -13,14 +13,14 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import NOT_RELEASABLE, CudaAdapter
+from gpumond.agent.allocators.mempools import NOT_RELEASABLE, GuardedAdapter
 from gpumond.facts.pools import PoolUsage, StepResult
 
 MAX_BUFFERS = 2_000
 """Largest number of buffers that the report of each second visits; a flush or a plan visits all."""
 
 
-class CudfAdapter(CudaAdapter):
+class CudfAdapter(GuardedAdapter):
     name = "cudf"
     main_thread_steps = frozenset(("spill",))
     """A spill copies on the calling thread's stream."""
@@ -67,7 +67,7 @@ class CudfAdapter(CudaAdapter):
         spilled = int(manager.spill_device_memory(nbytes=spillable))
         return (StepResult("spill", spilled, time.perf_counter() - started, "moved to host memory"),)
 
-    def finish(self) -> None:
+    def discard_exact_state(self) -> None:
         self._visits_all = False
 
 

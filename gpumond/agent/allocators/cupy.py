@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, bytes_left_by_trim, has_counting_allocator
+from gpumond.agent.allocators.mempools import GuardedAdapter, bytes_left_by_trim, has_counting_allocator
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 from gpumond.facts.program import AppliedLimit
 from gpumond.facts.units import plural
@@ -25,7 +25,7 @@ from gpumond.facts.units import plural
 ResultT = TypeVar("ResultT")
 
 
-class CupyAdapter(CudaAdapter):
+class CupyAdapter(GuardedAdapter):
     """Reads the default pool, and the pool in use if it is another pool of CuPy.
 
     If CuPy allocates through the function of another library without a pool of its own, it has nothing to report: the
@@ -105,9 +105,9 @@ class CupyAdapter(CudaAdapter):
             raise FlushRefused("CuPy's stream-ordered pool can't be limited")
 
         def limit(ordinal: int) -> AppliedLimit:
-            own = self._own_limits.setdefault(ordinal, self._own_limit(ordinal, pools))
+            own_limit = self._own_limits.setdefault(ordinal, self._own_limit(ordinal, pools))
             for pool in pools:
-                pool.set_limit(size=limit_bytes or own)
+                pool.set_limit(size=limit_bytes or own_limit)
             return AppliedLimit("cupy", cuda.device_uuid(ordinal), limit_bytes, True)
 
         return visit_devices(self._cupy, selected, limit)
@@ -128,8 +128,8 @@ class CupyAdapter(CudaAdapter):
     def _pools(self) -> list[Any]:
         default = self._cupy.get_default_memory_pool()
         used_pool = getattr(self._cupy.cuda.get_allocator(), "__self__", None)
-        own = (self._cupy.cuda.MemoryPool, self._cupy.cuda.MemoryAsyncPool)
-        return [default] if used_pool is default or not isinstance(used_pool, own) else [default, used_pool]
+        pool_classes = (self._cupy.cuda.MemoryPool, self._cupy.cuda.MemoryAsyncPool)
+        return [default] if used_pool is default or not isinstance(used_pool, pool_classes) else [default, used_pool]
 
     def _upstream_allocator(self, pool: Any, ordinal: int) -> str | None:
         """Return the allocator that the pool takes its memory from, "" for the driver; None if it must not be counted.
@@ -148,12 +148,12 @@ class CupyAdapter(CudaAdapter):
     def _usage(self, ordinal: int, pools: Iterable[Any], exact: bool) -> PoolUsage | None:
         """Return all pools of one device together. It must be the current device."""
         uuid = cuda.device_uuid(ordinal)
-        by_source: dict[str | None, list[Any]] = {}
+        pools_by_upstream: dict[str | None, list[Any]] = {}
         for pool in pools:
-            by_source.setdefault(self._upstream_allocator(pool, ordinal), []).append(pool)
-        for source in ("", "rmm"):
+            pools_by_upstream.setdefault(self._upstream_allocator(pool, ordinal), []).append(pool)
+        for upstream in ("", "rmm"):
             live = free = low = high = 0
-            for pool in by_source.get(source, ()):
+            for pool in pools_by_upstream.get(upstream, ()):
                 used_bytes, total = int(pool.used_bytes()), int(pool.total_bytes())
                 free_bytes = max(0, total - used_bytes)
                 flushable = _flushable_bytes(pool, ordinal, used_bytes, free_bytes, exact)
@@ -168,7 +168,7 @@ class CupyAdapter(CudaAdapter):
                     held_bytes=live + free,
                     reclaimable=reclaimable,
                     stranded_bytes=free - high,
-                    inside=source or None,
+                    inside=upstream or None,
                 )
         return None
 
@@ -210,8 +210,8 @@ def managed_pool(cupy: Any) -> Any:
 def _allocates_by(pool: Any, module: str, name: str) -> bool:
     """Return whether a pool has this function as its allocator, as far as it is visible."""
     return any(
-        getattr(one, "__name__", None) == name and getattr(one, "__module__", None) == module
-        for one in gc.get_referents(pool)
+        getattr(function, "__name__", None) == name and getattr(function, "__module__", None) == module
+        for function in gc.get_referents(pool)
     )
 
 
@@ -229,8 +229,8 @@ def _flushable_bytes(pool: Any, ordinal: int, used_bytes: int, free_bytes: int, 
         return None
     if not used_bytes:
         return free_bytes
-    whole = whole_chunk_bytes(pool, ordinal) if exact else None
-    return None if whole is None else min(whole, free_bytes)
+    chunk_bytes = whole_chunk_bytes(pool, ordinal) if exact else None
+    return None if chunk_bytes is None else min(chunk_bytes, free_bytes)
 
 
 MAX_CHUNKS = 50_000
@@ -248,14 +248,14 @@ def whole_chunk_bytes(pool: Any, ordinal: int) -> int | None:
         for _ in range(MAX_ATTEMPTS):
             if pool.n_free_blocks() > MAX_CHUNKS:
                 return None
-            whole = pieces = 0
+            whole_bytes = piece_bytes = 0
             for chunk in _free_chunks(_device_part(pool, ordinal)):
                 if chunk.prev is None and chunk.next is None:
-                    whole += chunk.size
+                    whole_bytes += chunk.size
                 else:
-                    pieces += chunk.size
-            if whole + pieces == pool.total_bytes() - pool.used_bytes():
-                return whole
+                    piece_bytes += chunk.size
+            if whole_bytes + piece_bytes == pool.total_bytes() - pool.used_bytes():
+                return whole_bytes
     except Exception:  # the pool of another version, or a concurrent change
         return None
     return None
@@ -283,11 +283,11 @@ def _list_arena(pool: Any, stream: int) -> list[tuple[object, Any]]:
 
     Before Python 3.12 a new list may start a garbage collection at once, and with it a finalizer that needs the lock.
     """
-    pause = sys.version_info < (3, 12) and gc.isenabled()
-    if pause:
+    was_enabled = sys.version_info < (3, 12) and gc.isenabled()
+    if was_enabled:
         gc.disable()
     try:
         return pool._debug_arena_get_index(stream)  # type: ignore[no-any-return]
     finally:
-        if pause:
+        if was_enabled:
             gc.enable()

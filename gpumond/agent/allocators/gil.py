@@ -27,9 +27,19 @@ SWITCH_INTERVAL_SECONDS = 1.0
 ATTRIBUTE_CHANGES = frozenset(opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR"))
 
 
+def has_gil() -> bool:
+    """Return False in a free-threaded Python (3.13 and later)."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 @contextmanager
 def gil_held() -> Iterator[None]:
-    """Let no other thread run Python, and run no finalizers. The code inside may do no I/O, which releases the GIL."""
+    """Let no other thread run Python, and run no finalizers. The code inside may do no I/O, which releases the GIL.
+
+    Raises TensorsBusy in a free-threaded Python.
+    """
+    if not has_gil():
+        raise TensorsBusy("this Python runs without the GIL, so objects can't be read while the program changes them")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
@@ -64,11 +74,11 @@ def tensors_unchanged(seconds: float = WAIT_SECONDS) -> Iterator[None]:
 
 def _are_gradients_changing() -> bool:
     """Return whether another thread is in a backward pass, or resets a gradient."""
-    own = threading.get_ident()
+    this_thread = threading.get_ident()
     return any(
         _changes_gradients(frame)
         for ident, innermost in sys._current_frames().items()
-        if ident != own
+        if ident != this_thread
         for frame in _callers(innermost)
     )
 

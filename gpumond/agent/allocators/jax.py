@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
+from gpumond.agent.allocators.mempools import KeepingAdapter, allocator_counting_default_pool, kept_pool
 from gpumond.facts.pools import PoolUsage
 
 
-class JaxAdapter(ArenaAdapter):
+class JaxAdapter(KeepingAdapter):
     name = "jax"
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class JaxAdapter(ArenaAdapter):
                 self._limits[uuid] = stats.get("bytes_limit", 0)
                 live, held = stats["bytes_in_use"], stats.get("pool_bytes")
                 inside = allocator_counting_default_pool(ordinal, live) if uses_default_pool else None
-                yield arena_pool("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
+                yield kept_pool("jax", uuid, live, held, stats.get("peak_bytes_in_use"), inside)
 
     def own_limits(self) -> Mapping[str, int]:
         """Return the parts of the devices that XLA may use. They're known from reports: JAX's exit ends its backend

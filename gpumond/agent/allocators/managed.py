@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import CudaAdapter
+from gpumond.agent.allocators.mempools import GuardedAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 
 
-class ManagedAdapter(CudaAdapter):
+class ManagedAdapter(GuardedAdapter):
     name = "managed"
 
     def framework(self) -> str:

@@ -3,7 +3,7 @@
 The statistics of PyTorch's cudaMallocAsync backend are those of this pool, so PyTorch counts it where that backend
 is in use, and this adapter elsewhere. Other libraries report what they take from it (CuPy's MemoryAsyncPool,
 TensorFlow, RMM's view) as ``inside`` the allocator that counts it, which `allocator_counting_default_pool` names;
-`arena_pool` builds the pool of a library that returns nothing by itself.
+`kept_pool` builds the pool of a library that returns nothing by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpumond.agent.allocators.gil import tensors_unchanged
 from gpumond.facts.pools import PoolUsage, Reclaimable, StepResult
 
 
-class CudaAdapter(AllocatorAdapter):
+class GuardedAdapter(AllocatorAdapter):
     """Refuses a flush while no device has a context, and while a graph is captured."""
 
     def check(self) -> None:
@@ -29,7 +29,7 @@ class CudaAdapter(AllocatorAdapter):
             raise FlushRefused(reason)
 
 
-class MempoolsAdapter(CudaAdapter):
+class MempoolsAdapter(GuardedAdapter):
     name = "mempool"
     flush_step = "trim"
 
@@ -126,7 +126,7 @@ def caching_pool(allocator: str, uuid: str, live_bytes: int, held_bytes: int) ->
     )
 
 
-def arena_pool(
+def kept_pool(
     allocator: str,
     uuid: str,
     live_bytes: int,
@@ -154,7 +154,7 @@ def arena_pool(
     )
 
 
-class ArenaAdapter(AllocatorAdapter):
+class KeepingAdapter(AllocatorAdapter):
     """A library that keeps all memory: a flush returns no bytes, and the reason."""
 
     def flush(self, steps: Sequence[str]) -> Sequence[StepResult]:
@@ -218,10 +218,10 @@ def _blocks_by_holder_type() -> list[Blocks]:
         ]
 
 
-def find_instances(types: set[int]) -> list[Any]:
+def find_instances(type_ids: set[int]) -> list[Any]:
     """Find objects in C alone: a type may have any ``__hash__``. The caller holds the GIL."""
     tracked = gc.get_objects()
-    return list(compress(tracked, map(types.__contains__, map(id, map(type, tracked)))))
+    return list(compress(tracked, map(type_ids.__contains__, map(id, map(type, tracked)))))
 
 
 def _tensor_blocks(tensor: Any) -> Iterator[tuple[int, int]]:

@@ -14,15 +14,15 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter
+from gpumond.agent.allocators.mempools import GuardedAdapter
 from gpumond.facts.pools import PoolUsage, Reclaimable
 
-DEVICES, DRIVER = "numba.cuda.cudadrv.devices", "numba.cuda.cudadrv.driver"
+DEVICES_MODULE, DRIVER_MODULE = "numba.cuda.cudadrv.devices", "numba.cuda.cudadrv.driver"
 HOST_MEMORY_CLASSES = ("MappedMemory", "ManagedMemory")
 """Classes of memory that is not, or need not be, on the device."""
 
 
-class NumbaAdapter(CudaAdapter):
+class NumbaAdapter(GuardedAdapter):
     """Reads Numba's own memory manager. The memory of a plug-in, such as RMM's, is counted by its library."""
 
     name = "numba"
@@ -82,7 +82,7 @@ def _managers() -> Iterator[tuple[int, Any]]:
 
 def _devices() -> list[Any]:
     """Return Numba's devices, if it has listed them: listing them initializes the driver."""
-    gpus: Any = getattr(sys.modules.get(DEVICES), "gpus", None)
+    gpus: Any = getattr(sys.modules.get(DEVICES_MODULE), "gpus", None)
     device_list = getattr(gpus, "__dict__", {}).get("lst")
     if device_list is None:  # in numba-cuda a cached property
         cached = getattr(getattr(vars(type(gpus)).get("lst"), "fget", None), "cache_info", None)
@@ -116,13 +116,13 @@ def _usage(ordinal: int, manager: Any) -> PoolUsage | None:
 
 def _pending_bytes(manager: Any) -> int:
     """Return the bytes of device memory in the list, which also contains pinned host memory."""
-    free = vars(sys.modules[DRIVER].driver).get("cuMemFree")
+    free = vars(sys.modules[DRIVER_MODULE].driver).get("cuMemFree")
     return sum(int(size) for function, _, size in list(manager.deallocations._cons) if function is free)
 
 
 def _is_list_changing() -> bool:
     """Return whether a thread, or a frame below this one, is inside a method of the list."""
-    methods = vars(sys.modules[DRIVER]._PendingDeallocs)
+    methods = vars(sys.modules[DRIVER_MODULE]._PendingDeallocs)
     codes = {methods[name].__code__ for name in ("add_item", "clear")}
     return any(_is_running(frame, codes) for frame in sys._current_frames().values())
 

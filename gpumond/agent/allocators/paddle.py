@@ -12,14 +12,14 @@ from typing import Any
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.adapters import FlushRefused
-from gpumond.agent.allocators.mempools import CudaAdapter, caching_pool
+from gpumond.agent.allocators.mempools import GuardedAdapter, caching_pool
 from gpumond.facts.pools import PoolUsage
 
 COUNTED_DEVICES = 16
 """Number of devices for which Paddle has counters."""
 
 
-class PaddleAdapter(CudaAdapter):
+class PaddleAdapter(GuardedAdapter):
     name = "paddle"
     flush_step = "cache"
     main_thread_steps = frozenset(("cache",))

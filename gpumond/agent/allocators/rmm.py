@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 from gpumond.agent.allocators import cuda
 from gpumond.agent.allocators.mempools import (
-    CudaAdapter,
+    GuardedAdapter,
     allocator_counting_pool,
     bytes_left_by_trim,
     has_counting_allocator,
@@ -37,7 +37,7 @@ driver, so it is not the agent's.
 """
 
 
-class RmmAdapter(CudaAdapter):
+class RmmAdapter(GuardedAdapter):
     name = "rmm"
     flush_step = "trim"
 
@@ -70,7 +70,7 @@ class RmmAdapter(CudaAdapter):
         released, trimmed = trim_pools((ordinal, pool) for ordinal, pool in pools if pool)
         return released, "" if trimmed else "RMM keeps the memory of these resources until they are destroyed"
 
-    def finish(self) -> None:
+    def discard_exact_state(self) -> None:
         forget_pools()
 
     def _stacks(self) -> Iterator[tuple[int, ResourceStack]]:

@@ -22,7 +22,7 @@ from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
 from gpumond.facts.program import AllocationSite, AppliedLimit, Dump, LiveClasses
 
-CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
+LIVE_CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors", "activations")
 """Kinds of blocks, as `LiveClasses` names them."""
 
 
@@ -62,7 +62,7 @@ class SimAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         classes = []
         for allocator in _allocators():
             kinds, live = allocator.live_by_kind(), allocator.live_bytes
-            sizes = {f"{name}_bytes": kinds.get(name, 0) for name in CLASSES}
+            sizes = {f"{name}_bytes": kinds.get(name, 0) for name in LIVE_CLASSES}
             if live:
                 classes.append(
                     LiveClasses(allocator="sim", device_uuid=allocator.device_uuid, live_bytes=live, **sizes)

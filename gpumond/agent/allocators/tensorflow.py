@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
+from gpumond.agent.allocators.mempools import KeepingAdapter, allocator_counting_default_pool, kept_pool
 from gpumond.facts.pools import PoolUsage
 
 
-class TensorFlowAdapter(ArenaAdapter):
+class TensorFlowAdapter(KeepingAdapter):
     name = "tensorflow"
 
     def read(self, exact: bool = False) -> Sequence[PoolUsage]:
@@ -41,7 +41,7 @@ class TensorFlowAdapter(ArenaAdapter):
             uuid = cuda.device_uuid(ordinal)
             if uuid is not None:
                 inside = allocator_counting_default_pool(ordinal, current) if uses_default_pool else None
-                yield arena_pool("tensorflow", uuid, current, None, peaks[ordinal], inside)
+                yield kept_pool("tensorflow", uuid, current, None, peaks[ordinal], inside)
 
 
 def adapter() -> TensorFlowAdapter:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from gpumond.agent.allocators import cuda, torch_classes, torch_xpu
+from gpumond.agent.allocators import cuda, torch_live_classes, torch_xpu
 from gpumond.agent.allocators.adapters import (
     AllocatorAdapter,
     FlushRefused,
@@ -178,16 +178,16 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         with self._live_sizes() as sizes:
             for ordinal, uuid, size in sizes:
                 if device in (None, ordinal, uuid):
-                    own = self._own_fractions.setdefault(ordinal, self._own_fraction(ordinal))
-                    fraction = own if limit_bytes is None else min(1.0, limit_bytes / size)
+                    own_fraction = self._own_fractions.setdefault(ordinal, self._own_fraction(ordinal))
+                    fraction = own_fraction if limit_bytes is None else min(1.0, limit_bytes / size)
                     self._c._cuda_setMemoryFraction(fraction, ordinal)
                     applied.append(AppliedLimit("torch", uuid, limit_bytes, True))
         return applied
 
     def own_limits(self) -> Mapping[str, int]:
         with self._live_sizes() as sizes:
-            own = [(uuid, self._own_fraction(ordinal), size) for ordinal, uuid, size in sizes]
-        return {uuid: int(fraction * size) for uuid, fraction, size in own if uuid is not None and fraction < 1.0}
+            fractions = [(uuid, self._own_fraction(ordinal), size) for ordinal, uuid, size in sizes]
+        return {uuid: int(fraction * size) for uuid, fraction, size in fractions if uuid is not None and fraction < 1.0}
 
     @contextmanager
     def _live_sizes(self) -> Iterator[Sequence[tuple[int, str | None, int]]]:
@@ -195,8 +195,8 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         with self._on_live_device():
             before = self._c._cuda_getDevice()
             try:
-                live, query = self._live_devices(), self._cuda.get_device_properties
-                yield [(ordinal, self._uuid(ordinal), query(ordinal).total_memory) for ordinal in live]
+                ordinals, query = self._live_devices(), self._cuda.get_device_properties
+                yield [(ordinal, self._uuid(ordinal), query(ordinal).total_memory) for ordinal in ordinals]
             finally:
                 self._c._cuda_maybeExchangeDevice(before)
 
@@ -214,7 +214,7 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def _annotated_snapshot(self) -> Mapping[str, Any]:
         snapshot: Mapping[str, Any] = self._cuda.memory._snapshot()
         with suppress(TensorsBusy):  # the snapshot then has no classes
-            torch_classes.annotate(self._torch, "cuda", snapshot)
+            torch_live_classes.annotate(self._torch, "cuda", snapshot)
         return snapshot
 
     def _check_snapshot(self, must_be_fast: bool) -> None:
@@ -263,12 +263,12 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         """Make a device with a live context current. Freeing needs a current device, and a thread without one would
         create a context on device 0 (pytorch#25752). Raises FlushRefused while nothing may be freed.
         """
-        live = self._live_devices()
+        ordinals = self._live_devices()
         before = self._c._cuda_getDevice()
-        if before in live:
+        if before in ordinals:
             yield
             return
-        self._c._cuda_setDevice(live[0])
+        self._c._cuda_setDevice(ordinals[0])
         try:
             yield
         finally:
@@ -288,10 +288,10 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             raise FlushRefused(f"the allocator is {backend}, not one of PyTorch's own")
         if cuda.is_capturing():
             raise FlushRefused("a CUDA graph is being captured")
-        live = list(filter(self._context_query(), range(self._device_count())))
-        if not live:
+        ordinals = list(filter(self._context_query(), range(self._device_count())))
+        if not ordinals:
             raise FlushRefused("no device has a live CUDA context")
-        return live
+        return ordinals
 
     def _device_count(self) -> int:
         return len(self._cuda.default_generators)  # device_count() would query the driver
@@ -309,11 +309,11 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
             uuid = cuda.device_uuid(ordinal)
             if uuid is None:
                 properties = self._cuda.get_device_properties(ordinal)
-                own = getattr(properties, "uuid", None)
+                torch_uuid = getattr(properties, "uuid", None)
                 if getattr(self._torch.version, "hip", None):
                     uuid = torch_xpu.amd_device_uuid(properties)
                 else:
-                    uuid = None if own is None else f"GPU-{own}"
+                    uuid = None if torch_uuid is None else f"GPU-{torch_uuid}"
             self._uuids[ordinal] = uuid
         return self._uuids[ordinal]
 
@@ -326,9 +326,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
         Blocks of private pools (CUDA graphs) don't count: no other request can use them.
         """
-        native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
+        is_native = self._cuda.is_initialized() and self._cuda.get_allocator_backend() == "native"
         largest: dict[str, int] = {}
-        for segment in (self._segments(MAX_OOM_SNAPSHOT_BLOCKS) if native else None) or ():
+        for segment in (self._segments(MAX_OOM_SNAPSHOT_BLOCKS) if is_native else None) or ():
             if not is_shared(segment):
                 continue
             free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
@@ -340,9 +340,9 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
     def live_classes(self, search_seconds: float = 0.0) -> Sequence[LiveClasses]:
         if not self._cuda.is_initialized() or not any(self._live_bytes().values()):
             return ()
-        classes = torch_classes.measure_classes(self._torch, "cuda", search_seconds)
+        bytes_by_class = torch_live_classes.measure_classes(self._torch, "cuda", search_seconds)
         return tuple(
-            torch_classes.with_rest(classes, ordinal, self.name, uuid, size)
+            torch_live_classes.classes_of_device(bytes_by_class, ordinal, self.name, uuid, size)
             for ordinal, size in self._live_bytes().items()  # again: a search takes time
             if size and (uuid := self._uuid(ordinal)) is not None
         )
@@ -356,10 +356,10 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
         version = self._torch.version
         if TORCH_OBJECTS.needs_search and (getattr(version, "cuda", None) or version.hip):  # not a build for the CPU
             with tensors_unchanged(0):
-                torch_classes.search_heap(self._torch)
+                torch_live_classes.search_heap(self._torch)
 
     def tracked_tensors(self) -> Sequence[TrackedTensor]:
-        return torch_classes.tracked_tensors(self._torch, "cuda") if self._cuda.is_initialized() else ()
+        return torch_live_classes.tracked_tensors(self._torch, "cuda") if self._cuda.is_initialized() else ()
 
     def _segments(self, max_blocks: int) -> Sequence[Mapping[str, Any]] | None:
         """Return all segments with their blocks; None if there are too many blocks."""
@@ -373,16 +373,16 @@ class TorchAdapter(AllocatorAdapter, HistoryRecording, TensorTracking):
 
     def _block_count(self) -> int:
         stats = [self._c._cuda_memoryStats(ordinal) for ordinal in range(self._device_count())]
-        return sum(current_value(one, "active") + current_value(one, "inactive_split") for one in stats)
+        return sum(current_value(each, "active") + current_value(each, "inactive_split") for each in stats)
 
     def _exact_reclaimable(self) -> dict[int, Reclaimable] | None:
         """Return exact values from the blocks; None if there are too many blocks."""
         segments = self._segments(MAX_SNAPSHOT_BLOCKS)
         if segments is None:
             return None
-        page = re.search(r"large_segment_size_mb:(\d+)", self._allocator_settings())
+        page_match = re.search(r"large_segment_size_mb:(\d+)", self._allocator_settings())
         segments = [each for each in segments if each.get("address") not in self._unmapped_segments.addresses]
-        return reclaimable_from_snapshot(segments, int(page[1]) * MIB if page else LARGE_PAGE_BYTES)
+        return reclaimable_from_snapshot(segments, int(page_match[1]) * MIB if page_match else LARGE_PAGE_BYTES)
 
 
 def adapter() -> TorchAdapter | None:

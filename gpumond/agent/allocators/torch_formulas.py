@@ -69,7 +69,7 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
     """
     held, live = stats["reserved_bytes"]["all"], stats["allocated_bytes"]["all"]
     private_pools = stats.get("reserved_bytes_by_private_pools")
-    counter = (stats if has_counters else {}).get
+    read_counter = (stats if has_counters else {}).get
     return DeviceStatistics(
         held_bytes=held["current"],
         live_bytes=live["current"],
@@ -79,10 +79,10 @@ def device_statistics(stats: Stats, has_counters: bool = True) -> DeviceStatisti
         private_bytes=None if private_pools is None else sum(pool["all"]["current"] for pool in private_pools.values()),
         peak_held_bytes=held["peak"],
         peak_live_bytes=live["peak"],
-        ooms=counter("num_ooms"),
-        retries=counter("num_alloc_retries"),
-        device_allocations=counter("num_device_alloc"),
-        device_frees=counter("num_device_free"),
+        ooms=read_counter("num_ooms"),
+        retries=read_counter("num_alloc_retries"),
+        device_allocations=read_counter("num_device_alloc"),
+        device_frees=read_counter("num_device_free"),
         live_allocations=stats["allocation"]["all"]["current"] if has_counters else None,
     )
 
@@ -254,12 +254,12 @@ def unmapped_by_device(segments: Iterable[Mapping[str, Any]], addresses: frozens
                 int(segment[f"{name}_size"]) for name in ("total", "allocated", "active")
             )
             split_bytes = total - active_bytes if live_bytes or active_bytes else 0
-            own = sums.get(segment["device"], NO_UNMAPPED_BYTES)
+            before = sums.get(segment["device"], NO_UNMAPPED_BYTES)
             sums[segment["device"]] = UnmappedBytes(
-                own.held_bytes + total,
-                own.live_bytes + live_bytes,
-                own.active_bytes + active_bytes,
-                own.split_bytes + split_bytes,
+                before.held_bytes + total,
+                before.live_bytes + live_bytes,
+                before.active_bytes + active_bytes,
+                before.split_bytes + split_bytes,
             )
     return sums
 

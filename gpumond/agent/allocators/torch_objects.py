@@ -31,7 +31,7 @@ class TorchObjects:
         self._modules: WeakValueDictionary[int, Any] | None = None
         self._optimizers: WeakValueDictionary[int, Any] | None = None
         self._hooked_modules: dict[str, ModuleType] = {}
-        self._has_older = False
+        self._has_older_objects = False
 
     def install(self) -> None:
         """Register with PyTorch, now or when the program imports it. Never imports it, and never raises."""
@@ -41,7 +41,7 @@ class TorchObjects:
                 if module is None:
                     when_imported(name, self.register_hooks)
                 elif self._hooked_modules.get(name) is not module and not is_importing(module):
-                    self._has_older = True
+                    self._has_older_objects = True
                     self.register_hooks(module)
         except Exception:  # a version of the library that is not understood
             return
@@ -49,12 +49,12 @@ class TorchObjects:
     @property
     def is_complete(self) -> bool:
         """True if every module and optimizer is known."""
-        return self._is_registered() and not self._has_older
+        return self._is_registered() and not self._has_older_objects
 
     @property
     def needs_search(self) -> bool:
         """True if only objects that are older than the registration are unknown."""
-        return self._is_registered() and self._has_older
+        return self._is_registered() and self._has_older_objects
 
     def _is_registered(self) -> bool:
         return bool(self._hooked_modules) and all(
@@ -68,7 +68,7 @@ class TorchObjects:
                 _add(self._modules, module)
             for optimizer in optimizers:
                 _add(self._optimizers, optimizer)
-            self._has_older = False
+            self._has_older_objects = False
 
     def modules(self) -> list[Any]:
         return _existing_objects(self._modules)

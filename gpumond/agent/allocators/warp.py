@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumond.agent.allocators import cuda
-from gpumond.agent.allocators.mempools import ArenaAdapter, allocator_counting_default_pool, arena_pool
+from gpumond.agent.allocators.mempools import KeepingAdapter, allocator_counting_default_pool, kept_pool
 from gpumond.facts.pools import PoolUsage
 
 
-class WarpAdapter(ArenaAdapter):
+class WarpAdapter(KeepingAdapter):
     name = "warp"
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def _usage(ordinal: int) -> PoolUsage | None:
     inside = allocator_counting_default_pool(ordinal, 0)
     if uuid is None or not pool_bytes or inside is None:
         return None
-    return arena_pool("warp", uuid, pool_bytes.used, pool_bytes.used, inside=inside)
+    return kept_pool("warp", uuid, pool_bytes.used, pool_bytes.used, inside=inside)
 
 
 def _is_capturing() -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpumond.agent.allocators.adapters import ADAPTERS, HistoryRecording, TensorTracking
-from gpumond.agent.loaded_allocators import ALLOCATORS, collect
+from gpumond.agent.loaded_allocators import ALLOCATORS, read_all
 from gpumond.agent.measure.steps import READ_TIMEOUT_SECONDS
 from gpumond.facts.messages import to_json
 from gpumond.facts.pools import PoolUsage
@@ -106,7 +106,7 @@ def _find_device(error: BaseException) -> str | None:
 def _own_limit(allocator: str, device: str | None) -> int | None:
     """Return the limit that the program has set for an allocator on a device, None without one."""
     limits = (ALLOCATORS.own_limits(adapter) for adapter in ALLOCATORS.adapters() if adapter.name == allocator)
-    return next((own[device] for own in limits if device in own), None) if device else None
+    return next((by_device[device] for by_device in limits if device in by_device), None) if device else None
 
 
 def _parse_size(pattern: str, error: BaseException) -> int | None:
@@ -144,10 +144,10 @@ class OomRecords:
         self._lock = threading.RLock()
         self._count = 0
         self._recent: deque[Oom] = deque(maxlen=MAX_OOMS)
-        self._last_counts: dict[tuple[str, str], int] = {}
+        self._previous_counts: dict[tuple[str, str], int] = {}
         self._unpublished: Oom | None = None
         """The record of an error that only a counter has shown so far."""
-        self.rescues = self._retries = self._reported_retries = 0
+        self.recoveries = self._retries = self._reported_retries = 0
 
     @property
     def has_records(self) -> bool:
@@ -171,9 +171,9 @@ class OomRecords:
 
     def add_recovery(self) -> None:
         with self._lock:
-            self.rescues += 1
+            self.recoveries += 1
 
-    def record_error(self, error: BaseException, seen: OomDetection) -> None:
+    def record_error(self, error: BaseException, detection: OomDetection) -> None:
         """Record an error, once, however many scopes and retries it passes. Never raises."""
         if getattr(error, "_gpumond_saw", False):
             return
@@ -182,8 +182,8 @@ class OomRecords:
             pools = ALLOCATORS.read(READ_TIMEOUT_SECONDS) or ()
             devices = self._devices_with_new_errors(pools, counts_first_reading=True)
             requested_bytes = request_bytes(error)
-            details = _details(error, FINAL_SEARCH_SECONDS if seen == "unhandled" else 0.0)
-            record = self._record(pools, devices, seen, requested_bytes, self.current_scope(), details)
+            details = _details(error, FINAL_SEARCH_SECONDS if detection == "unhandled" else 0.0)
+            record = self._record(pools, devices, detection, requested_bytes, self.current_scope(), details)
             allocator, device = raising_allocator(error), record.device_uuid or _find_device(error)
             complete = replace(record, device_uuid=device, free_bytes=free_bytes(error), allocator=allocator)
             self._publish(
@@ -201,12 +201,12 @@ class OomRecords:
         """Record the error that ends the program, if it is one."""
         self._record_newest(getattr(sys, "last_value", None), "unhandled")
 
-    def _record_newest(self, error: BaseException | None, seen: OomDetection) -> bool:
+    def _record_newest(self, error: BaseException | None, detection: OomDetection) -> bool:
         """Record the newest out-of-memory error in a chain of causes; return False if there is none to record."""
         oom = next(filter(is_oom, error_chain(error)), None)
         if oom is None or getattr(oom, "_gpumond_saw", False):
             return False
-        self.record_error(oom, seen)
+        self.record_error(oom, detection)
         return True
 
     def record_oom_pool(self, device: str | None, size_bytes: int, thread: int | None) -> None:
@@ -224,11 +224,11 @@ class OomRecords:
         except Exception:
             return
 
-    def record_counters(self, pools: Sequence[PoolUsage], is_last: bool = False) -> None:
+    def record_counters(self, pools: Sequence[PoolUsage], is_final: bool = False) -> None:
         """Record errors that only a counter shows.
 
         If the program still handles the error, the record is as complete as at the error. Otherwise it waits for the
-        next call, unless no call follows (``is_last``): the error may be on its way to a function that records it.
+        next call, unless no call follows (``is_final``): the error may be on its way to a function that records it.
         """
         devices = self._devices_with_new_errors(pools, counts_first_reading=False)
         unpublished, self._unpublished = self._unpublished, None
@@ -238,7 +238,7 @@ class OomRecords:
             unpublished = None
         details = ErrorDetails(classes=live_classes() if devices else ())
         records = [self._record(pools, [device], "counter", details=details) for device in devices]
-        newest = records.pop() if records and not is_last else None
+        newest = records.pop() if records and not is_final else None
         for record in (unpublished, *records):
             if record is not None:
                 self._publish(record)
@@ -265,16 +265,16 @@ class OomRecords:
         with self._lock:
             for pool in pools:
                 key, count = (pool.allocator, pool.device_uuid), pool.ooms or 0
-                if count > self._last_counts.get(key, 0 if counts_first_reading else count):
+                if count > self._previous_counts.get(key, 0 if counts_first_reading else count):
                     increased.append(pool.device_uuid)
-                self._last_counts[key] = count
+                self._previous_counts[key] = count
         return list(dict.fromkeys(increased))
 
     def _record(
         self,
         pools: Sequence[PoolUsage],
         devices: Sequence[str],
-        seen: OomDetection,
+        detection: OomDetection,
         requested_bytes: int | None = None,
         scope: str = "",
         details: ErrorDetails = NO_DETAILS,
@@ -286,7 +286,7 @@ class OomRecords:
         return Oom(
             number=0,
             at=time.time(),
-            seen=seen,
+            seen=detection,
             device_uuid=device,
             request_bytes=requested_bytes,
             scope=scope,
@@ -349,7 +349,7 @@ def live_classes(search_seconds: float = 0.0) -> tuple[LiveClasses, ...]:
     ``search_seconds``: time limit of each for a search of all objects; 0 for no search.
     """
     trackers = (adapter for adapter in ALLOCATORS.adapters() if isinstance(adapter, TensorTracking))
-    return tuple(collect(trackers, lambda adapter: adapter.live_classes(search_seconds))[:MAX_OOM_POOLS])
+    return tuple(read_all(trackers, lambda adapter: adapter.live_classes(search_seconds))[:MAX_OOM_POOLS])
 
 
 def _oom_pool(pool: PoolUsage, live_bytes: int, largest_free: Mapping[tuple[str, str], int]) -> OomPool:
@@ -379,13 +379,13 @@ def _live_sites() -> tuple[AllocationSite, ...]:
     return tuple(replace(site, calls=site.calls[:MAX_SITE_CALLS]) for site in live_sites[:MAX_SITES])
 
 
-def error_chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
-    """Yield the error, its causes and the errors of a group, each after those that it caused, and not ``until``."""
+def error_chain(error: BaseException | None, excluded: BaseException | None = None) -> Iterator[BaseException]:
+    """Yield the error, its causes and the errors of a group, each after those that it caused, and not ``excluded``."""
     yielded: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
         cause = pending.pop()
-        if cause is not None and cause is not until and id(cause) not in yielded:
+        if cause is not None and cause is not excluded and id(cause) not in yielded:
             yielded.add(id(cause))
             pending += (cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ()))
             yield cause

@@ -31,11 +31,11 @@ def check_retry(shrink: object, attempts: object, gc: object, borrow: object) ->
 
 
 def wrap_retry(
-    function: FunctionT, shrink: Shrink | None, attempts: int, flush: Flush, last_flush: Flush, borrow: bool
+    function: FunctionT, shrink: Shrink | None, attempts: int, flush: Flush, final_flush: Flush, borrow: bool
 ) -> FunctionT:
     """Return the function with its retries; for a coroutine function, a coroutine function.
 
-    ``flush`` is called before each attempt but the first, and ``last_flush`` instead of it before the last one. With
+    ``flush`` is called before each attempt but the first, and ``final_flush`` instead of it before the last one. With
     ``borrow``, the first attempt is repeated once with the same arguments, after a request to the daemon.
     """
     refuse_generators("retry_on_oom", function)
@@ -44,7 +44,7 @@ def wrap_retry(
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+            call = _Attempts(shrink, attempts, flush, final_flush, args, kwargs, borrow)
             while True:
                 try:
                     result = await function(*call.args, **call.kwargs)
@@ -52,7 +52,7 @@ def wrap_retry(
                 except Exception as error:
                     if not call.try_again(error):
                         raise
-                call.prepare()
+                call.make_room()
             call.record_success()
             return result
 
@@ -60,7 +60,7 @@ def wrap_retry(
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        call = _Attempts(shrink, attempts, flush, last_flush, args, kwargs, borrow)
+        call = _Attempts(shrink, attempts, flush, final_flush, args, kwargs, borrow)
         while True:
             try:
                 result = function(*call.args, **call.kwargs)
@@ -68,7 +68,7 @@ def wrap_retry(
             except Exception as error:
                 if not call.try_again(error):
                     raise
-            call.prepare()  # here Python has released the error and the objects that its frames hold
+            call.make_room()  # here Python has released the error and the objects that its frames hold
         call.record_success()
         return result
 
@@ -83,18 +83,18 @@ class _Attempts:
         shrink: Shrink | None,
         attempts: int,
         flush: Flush,
-        last_flush: Flush,
+        final_flush: Flush,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         borrow: bool,
     ) -> None:
         self.args, self.kwargs = args, kwargs
         self._shrink, self._remaining_attempts = shrink, attempts - 1
-        self._flush, self._last_flush = flush, last_flush
+        self._flush, self._final_flush = flush, final_flush
         self._error_of_caller = sys.exc_info()[1]
         self._retry_count = 0
         self._may_borrow = borrow
-        self._missing_bytes: int | None = None
+        self._borrow_bytes: int | None = None
         """The bytes to request before the next attempt, None for no request."""
 
     def try_again(self, error: Exception) -> bool:
@@ -111,7 +111,7 @@ class _Attempts:
         if not may_retry:
             return False
         if self._may_borrow:
-            self._may_borrow, self._missing_bytes = False, request_bytes(error)
+            self._may_borrow, self._borrow_bytes = False, request_bytes(error)
         else:
             is_shrunk = False
             try:
@@ -126,14 +126,14 @@ class _Attempts:
         clear_frames(error, self._error_of_caller)
         return True
 
-    def prepare(self) -> None:
+    def make_room(self) -> None:
         try:
-            (self._flush if self._remaining_attempts else self._last_flush)()
+            (self._flush if self._remaining_attempts else self._final_flush)()
         except Exception:  # the next attempt will raise the cause
             pass
-        if self._missing_bytes is not None:
-            BORROWING.request(OOMS.newest_device(), self._missing_bytes)
-            self._missing_bytes = None
+        if self._borrow_bytes is not None:
+            BORROWING.request(OOMS.newest_device(), self._borrow_bytes)
+            self._borrow_bytes = None
 
     def record_success(self) -> None:
         if self._retry_count:
@@ -157,12 +157,12 @@ class _Attempts:
         return True
 
 
-def clear_frames(error: BaseException, until: BaseException | None) -> None:
+def clear_frames(error: BaseException, excluded: BaseException | None) -> None:
     """Clear the frames of the traceback of an error and of its causes: their variables refer to tensors.
 
-    ``until``: the exception that was being handled before the call; it belongs to the caller.
+    ``excluded``: the exception that was being handled before the call; it belongs to the caller.
     """
-    for cause in error_chain(error, until):
+    for cause in error_chain(error, excluded):
         traceback, cause.__traceback__ = cause.__traceback__, None
         while traceback is not None:
             try:

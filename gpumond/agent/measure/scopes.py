@@ -106,14 +106,14 @@ class ScopeEntry:
         self.retries = retries_after - retries_before
 
     def _measure_peak(self, device: str, before: UsageByDevice, after: UsageByDevice) -> ScopePeak:
-        first, last = before.get(device, NO_USAGE), after.get(device, NO_USAGE)
+        start, end = before.get(device, NO_USAGE), after.get(device, NO_USAGE)
         low = self.sampled_peaks.get(device, 0)
-        if first.peak_bytes is None or last.peak_bytes is None:
+        if start.peak_bytes is None or end.peak_bytes is None:
             return ScopePeak(low, None)
         # A lower peak than before was reset within the block.
-        reached = last.is_only_pool and first.is_only_pool and last.peak_bytes != first.peak_bytes
-        bound = last.peak_bytes if last.peak_bytes >= first.peak_bytes else None
-        return ScopePeak(max(low, last.peak_bytes) if reached else low, bound)
+        is_exact = end.is_only_pool and start.is_only_pool and end.peak_bytes != start.peak_bytes
+        bound = end.peak_bytes if end.peak_bytes >= start.peak_bytes else None
+        return ScopePeak(max(low, end.peak_bytes) if is_exact else low, bound)
 
 
 class Scope:
@@ -127,24 +127,24 @@ class Scope:
         self, name: str, flush: Callable[[], object] | None, borrow: Callable[[], object] | None = None
     ) -> None:
         self._name, self._flush, self._borrow = name, flush, borrow
-        self._blocks: list[ScopeEntry] = []
+        self._entries: list[ScopeEntry] = []
 
     def __enter__(self) -> ScopeEntry:
-        block = ScopeEntry(self._name, _current.get())
-        _current.set(block)
-        self._blocks.append(block)
-        SCOPE_TOTALS.begin(block)
-        return block
+        entry = ScopeEntry(self._name, _current.get())
+        _current.set(entry)
+        self._entries.append(entry)
+        SCOPE_TOTALS.begin(entry)
+        return entry
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        block = self._blocks.pop()
+        entry = self._entries.pop()
         oom = error if error is not None and is_oom(error) else None
         if oom is not None:
             OOMS.record_error(oom, "scope")
-        _current.set(block.parent)
-        SCOPE_TOTALS.finish(block, is_out_of_memory=oom is not None)
+        _current.set(entry.parent)
+        SCOPE_TOTALS.finish(entry, is_out_of_memory=oom is not None)
         if oom is not None and self._borrow is not None:
             self._request_room(oom, self._borrow)
         if self._flush is not None:
@@ -196,19 +196,19 @@ class ScopeTotal:
         self.entries = self.ooms = self.retries = self.unmeasured = 0
         self.devices: dict[str, DeviceTotal] = {}
 
-    def add(self, block: ScopeEntry, is_out_of_memory: bool) -> None:
+    def add(self, entry: ScopeEntry, is_out_of_memory: bool) -> None:
         self.entries += 1
         self.ooms += is_out_of_memory
-        if block.retained is None or block.peaks is None:
+        if entry.retained is None or entry.peaks is None:
             self.unmeasured += 1
             return
-        self.retries += max(0, block.retries or 0)
-        for uuid, peak in block.peaks.items():
+        self.retries += max(0, entry.retries or 0)
+        for uuid, peak in entry.peaks.items():
             device = self.devices.get(uuid)
             if device is None:
                 device = self.devices[uuid] = DeviceTotal(peak)
             device.peak.merge(peak)
-            device.last_retained = block.retained[uuid]
+            device.last_retained = entry.retained[uuid]
             device.retained += device.last_retained
 
     def usage(self, name: str) -> ScopeUsage:
@@ -244,31 +244,31 @@ class Scopes:
         self._totals: dict[str, ScopeTotal] = {}
         self._open: WeakSet[ScopeEntry] = WeakSet()  # a generator may never finish its block
 
-    def begin(self, block: ScopeEntry) -> None:
-        block.before = read_usage()
-        if block.before is not None:
-            block.sample(block.before)
-        block.annotations = _begin_annotations(block.name)
+    def begin(self, entry: ScopeEntry) -> None:
+        entry.before = read_usage()
+        if entry.before is not None:
+            entry.sample(entry.before)
+        entry.annotations = _begin_annotations(entry.name)
         with self._lock:
-            self._open.add(block)
+            self._open.add(entry)
 
-    def finish(self, block: ScopeEntry, is_out_of_memory: bool) -> None:
-        for end in block.annotations:
+    def finish(self, entry: ScopeEntry, is_out_of_memory: bool) -> None:
+        for end in entry.annotations:
             end()
-        block.end(read_usage())
+        entry.end(read_usage())
         with self._lock:
-            self._open.discard(block)
-            self._total_of(block.name).add(block, is_out_of_memory)
+            self._open.discard(entry)
+            self._total_of(entry.name).add(entry, is_out_of_memory)
 
     @property
-    def has_open_blocks(self) -> bool:
+    def has_open_entries(self) -> bool:
         return bool(self._open)
 
     def sample(self, usage: UsageByDevice) -> None:
         """Update the open blocks with the values of a report."""
         with self._lock:
-            for block in self._open:
-                block.sample(usage)
+            for entry in self._open:
+                entry.sample(usage)
 
     def usage(self) -> tuple[ScopeUsage, ...]:
         with self._lock:
@@ -286,7 +286,7 @@ class Scopes:
     def open_scopes(self) -> tuple[str, ...]:
         """Return the names of the blocks that have begun and not ended, in all threads."""
         with self._lock:
-            return tuple(sorted({_reported_name(block) for block in self._open})[:MAX_RECORDED_SCOPES])
+            return tuple(sorted({_reported_name(entry) for entry in self._open})[:MAX_RECORDED_SCOPES])
 
     def _total_of(self, name: str) -> ScopeTotal:
         total = self._totals.get(name)
@@ -316,12 +316,12 @@ _current: ContextVar[ScopeEntry | None] = ContextVar("gpumond_scope", default=No
 
 def scope_name() -> str:
     """Return the name of the caller's innermost block; empty outside."""
-    block = _current.get()
-    return "" if block is None else _reported_name(block)
+    entry = _current.get()
+    return "" if entry is None else _reported_name(entry)
 
 
-def _reported_name(block: ScopeEntry) -> str:
-    return block.name if len(block.name) <= MAX_NAME_CHARACTERS else OTHER
+def _reported_name(entry: ScopeEntry) -> str:
+    return entry.name if len(entry.name) <= MAX_NAME_CHARACTERS else OTHER
 
 
 SCOPE_TOTALS = Scopes()

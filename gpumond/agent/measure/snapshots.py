@@ -138,9 +138,9 @@ def _file_name(workload: str) -> str:
 
 def snapshot_directory() -> str:
     """Return a directory of this user alone: below XDG_STATE_HOME, the home, or TMPDIR. Raises OSError."""
-    state, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
-    if state or home:
-        folder = os.path.join(state or os.path.join(str(home), ".local", "state"), "gpumond", "snapshots")
+    state_home, home = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+    if state_home or home:
+        folder = os.path.join(state_home or os.path.join(str(home), ".local", "state"), "gpumond", "snapshots")
     else:
         folder = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"gpumond-{os.geteuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -17,9 +17,9 @@ from gpumond.facts.program import Call, ThreadStack
 MAX_END_CALLS = 16
 """Number of innermost, and of outermost calls of a stack; those between them are omitted."""
 MAX_THREADS = 4
-THREAD_CALLS = 12
+MAX_THREAD_CALLS = 12
 MAX_DEPTH = 512
-SEARCHED_THREADS, SEARCHED_CALLS = 64, 32
+MAX_SEARCHED_THREADS, MAX_SEARCHED_CALLS = 64, 32
 
 AGENT_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(gpumond.__file__)), "agent", "")
 LIBRARIES = tuple(spec.library for spec in ADAPTERS if spec.library != "gpumond.agent.allocators.cuda")
@@ -49,14 +49,14 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
     del frames[threading.get_ident()]  # a frame that refers to itself would keep the program's variables
     names: dict[int, str] = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
     threads: list[tuple[int, str, FrameType]] = []
-    for ident, frame in islice(frames.items(), SEARCHED_THREADS):
+    for ident, frame in islice(frames.items(), MAX_SEARCHED_THREADS):
         depth = _library_depth(frame)
         if depth is not None:
             threads.append((depth, names.get(ident, "unnamed"), frame))
     threads.sort(key=lambda entry: entry[:2])
     return tuple(
         ThreadStack(
-            printable_text(name)[:MAX_FUNCTION], tuple(_call(*call) for call in islice(_walk(frame), THREAD_CALLS))
+            printable_text(name)[:MAX_FUNCTION], tuple(_call(*call) for call in islice(_walk(frame), MAX_THREAD_CALLS))
         )
         for _, name, frame in threads[:MAX_THREADS]
     )
@@ -64,7 +64,7 @@ def of_allocating_threads() -> tuple[ThreadStack, ...]:
 
 def _library_depth(frame: FrameType | None) -> int | None:
     """Return the number of calls above the innermost one in a library with an allocator; None without one."""
-    for depth in range(SEARCHED_CALLS):
+    for depth in range(MAX_SEARCHED_CALLS):
         if frame is None:
             return None
         module = frame.f_globals.get("__name__")

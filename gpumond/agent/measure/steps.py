@@ -113,14 +113,14 @@ class StepCounter:
             return None
         if not samples:
             return StepUsage(steps=self.steps)
-        last = samples[-1]
-        retries = max(0, last.retries - (self._first_retries or 0))
+        newest = samples[-1]
+        retries = max(0, newest.retries - (self._first_retries or 0))
         return StepUsage(
             steps=self.steps,
             steps_per_second=_steps_per_second(samples),
             retained_bytes=trend(samples),
-            live_bytes=last.live_bytes,
-            stranded_bytes=last.stranded_bytes,
+            live_bytes=newest.live_bytes,
+            stranded_bytes=newest.stranded_bytes,
             retries=retries,
         )
 
@@ -153,8 +153,8 @@ def trend(samples: Sequence[StepSample]) -> float | None:
 
 def _steps_per_second(samples: Sequence[StepSample]) -> float | None:
     """Return the steps per second over the samples."""
-    passed = samples[-1].at - samples[0].at
-    return (samples[-1].step - samples[0].step) / passed if passed > 0 else None
+    seconds = samples[-1].at - samples[0].at
+    return (samples[-1].step - samples[0].step) / seconds if seconds > 0 else None
 
 
 STEPS = StepCounter()

@@ -58,7 +58,7 @@ class QuotaEntry:
 class QuotaRegistry(Registry[Quota, QuotaEntry]):
     """``table`` contains the quotas in effect; it is replaced as a whole."""
 
-    noun, limit = "quota", MAX_QUOTAS
+    noun, max_values = "quota", MAX_QUOTAS
 
     def __init__(self, file_quotas: Iterable[Quota], store: Transactions) -> None:
         super().__init__(quota_table(store))

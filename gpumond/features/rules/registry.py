@@ -65,7 +65,7 @@ class RuleEntry:
 class RuleRegistry(Registry[Rule, RuleEntry], RuleService):
     """Registry of rules. ``rules`` is the current tuple; it is replaced as a whole, never changed in place."""
 
-    noun, limit = "rule", MAX_RULES
+    noun, max_values = "rule", MAX_RULES
 
     def __init__(self, settings: Settings, store: Transactions) -> None:
         super().__init__(rule_table(store))

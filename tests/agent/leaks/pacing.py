@@ -2,7 +2,7 @@
 
 import sys
 
-from gpumond.agent.allocators import torch_classes
+from gpumond.agent.allocators import torch_live_classes
 from gpumond.agent.retainers import RetentionSearch
 
 
@@ -22,7 +22,7 @@ def steps():
         return result[0]
 
     yield from range(5)
-    search = in_thread(lambda: RetentionSearch(lambda: torch_classes.tracked_tensors(torch, "cpu")))
+    search = in_thread(lambda: RetentionSearch(lambda: torch_live_classes.tracked_tensors(torch, "cpu")))
     yield from range(5, 15)
     in_thread(search.advance)
     yield from range(15, 25)

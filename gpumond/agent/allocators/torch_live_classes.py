@@ -24,7 +24,7 @@ from gpumond.agent.allocators.gil import tensors_unchanged
 from gpumond.agent.allocators.torch_objects import TORCH_OBJECTS
 from gpumond.facts.program import LiveClasses
 
-CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
+LIVE_CLASSES = ("parameters", "gradients", "optimizer", "buffers", "tensors")
 
 VISIT_SECONDS = 0.03
 """Time limit for the first four classes, which an out-of-memory error waits for."""
@@ -48,7 +48,7 @@ MAX_NESTING = 4
 
 Reference = weakref.ref[Any]
 BytesByClass = Mapping[int, Sequence[int | None]]
-"""Bytes of each of ``CLASSES`` by device index; None for a class that was not visited completely."""
+"""Bytes of each of ``LIVE_CLASSES`` by device index; None for a class that was not visited completely."""
 
 
 def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -> BytesByClass:
@@ -67,8 +67,8 @@ def measure_classes(torch: Any, device_type: str, search_seconds: float = 0.0) -
         if TORCH_OBJECTS.is_complete:
             visit.add_registered(time.thread_time() + VISIT_SECONDS)
             if tensors is not None:
-                visit.add(_with_gradients(_existing_objects(tensors)), deadline + VISIT_SECONDS)
-        return visit.devices()
+                visit.add_next_class(_with_gradients(_existing_objects(tensors)), deadline + VISIT_SECONDS)
+        return visit.bytes_by_class()
 
 
 def annotate(torch: Any, device_type: str, snapshot: Mapping[str, Any]) -> None:
@@ -114,16 +114,16 @@ def _tracked_objects(torch: Any, deadline: float) -> tuple[list[Reference], ...]
 
     The other threads are paused: they fail to build a tuple that the list of all objects refers to.
     """
-    base_numbers = _BaseNumbers(torch)
+    type_index = _TypeIndex(torch)
     references: tuple[list[Reference], ...] = ([], [], [])
     objects = gc.get_objects()
     for start in range(0, len(objects), CHUNK_OBJECTS):
         if time.thread_time() > deadline:
             return None
         chunk = objects[start : start + CHUNK_OBJECTS]
-        for obj in compress(chunk, map(base_numbers.__getitem__, map(type, chunk))):
+        for obj in compress(chunk, map(type_index.__getitem__, map(type, chunk))):
             try:
-                references[base_numbers[type(obj)] - 1].append(weakref.ref(obj))
+                references[type_index[type(obj)] - 1].append(weakref.ref(obj))
             except TypeError:  # a subclass without weak references
                 continue
     return references
@@ -153,14 +153,14 @@ def tracked_tensors(torch: Any, device_type: str) -> list[TrackedTensor]:
     return tracked
 
 
-def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid: str, live_bytes: int) -> LiveClasses:
+def classes_of_device(measured: BytesByClass, ordinal: int, allocator: str, uuid: str, live_bytes: int) -> LiveClasses:
     """Return the classes of one device, with the rest. ``live_bytes`` is the allocator's count."""
-    sizes = measured.get(ordinal, measured[NO_DEVICE])
+    sizes = measured.get(ordinal, measured[ANY_OTHER_DEVICE])
     remainder = live_bytes - sum(size or 0 for size in sizes)
     parameters, gradients, optimizer, buffers, tensors = sizes
     return LiveClasses(
         allocator=allocator,
-        device_uuid=device_uuid,
+        device_uuid=uuid,
         live_bytes=live_bytes,
         parameters_bytes=parameters,
         gradients_bytes=gradients,
@@ -172,11 +172,11 @@ def with_rest(measured: BytesByClass, ordinal: int, allocator: str, device_uuid:
     )
 
 
-NO_DEVICE = -1
+ANY_OTHER_DEVICE = -1
 """Index of a device without tensors: 0 for each class that was visited."""
 
 
-class _BaseNumbers(dict[type, int]):
+class _TypeIndex(dict[type, int]):
     """Maps a type to its number among the bases plus 1, and other types to 0. Called from C for each object."""
 
     def __init__(self, torch: Any) -> None:
@@ -198,31 +198,31 @@ class _Visit:
         self.addresses: dict[int, str] = {}
         """Class by the address of a storage, if addresses are read."""
         self._storages: set[int] = set()
-        self._devices: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(CLASSES))
+        self._sizes: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(LIVE_CLASSES))
         self._finished_classes = 0
-        """Number of classes that were visited completely, in the order of ``CLASSES``."""
+        """Number of classes that were visited completely, in the order of ``LIVE_CLASSES``."""
         self._is_in_time = True
         self._slot_names = _SlotNames()
 
-    def devices(self) -> BytesByClass:
-        unknown: list[int | None] = [None] * (len(CLASSES) - self._finished_classes)
-        devices = {ordinal: [*sizes[: self._finished_classes], *unknown] for ordinal, sizes in self._devices.items()}
-        return {**devices, NO_DEVICE: [0] * self._finished_classes + unknown}
+    def bytes_by_class(self) -> BytesByClass:
+        unknown: list[int | None] = [None] * (len(LIVE_CLASSES) - self._finished_classes)
+        visited = {ordinal: [*sizes[: self._finished_classes], *unknown] for ordinal, sizes in self._sizes.items()}
+        return {**visited, ANY_OTHER_DEVICE: [0] * self._finished_classes + unknown}
 
     def add_registered(self, deadline: float) -> None:
         modules = [vars(module) for module in TORCH_OBJECTS.modules()]
         optimizers = [vars(optimizer) for optimizer in TORCH_OBJECTS.optimizers()]
         parameters = [*_registered_tensors(modules, "_parameters"), *_optimized_parameters(optimizers)]
-        classes = (
+        tensors_by_class = (
             parameters,
             map(_gradient, parameters),
             _optimizer_states(optimizers),
             _registered_tensors(modules, "_buffers"),
         )
-        for tensors in classes:
-            self.add(tensors, deadline)
+        for tensors in tensors_by_class:
+            self.add_next_class(tensors, deadline)
 
-    def add(self, tensors: Iterable[Any], deadline: float) -> None:
+    def add_next_class(self, tensors: Iterable[Any], deadline: float) -> None:
         """Visit the next class, if the one before was finished."""
         if not self._is_in_time:
             return
@@ -252,9 +252,9 @@ class _Visit:
         key = storage._cdata
         if device.type == self._device_type and key not in self._storages:
             self._storages.add(key)
-            self._devices[device.index or 0][self._finished_classes] += storage.nbytes()
+            self._sizes[device.index or 0][self._finished_classes] += storage.nbytes()
             if self._read_address is not None:
-                self.addresses[self._read_address(tensor)] = CLASSES[self._finished_classes]
+                self.addresses[self._read_address(tensor)] = LIVE_CLASSES[self._finished_classes]
 
 
 def _is_wrapper(tensor: Any) -> bool:
@@ -266,8 +266,8 @@ class _SlotNames(dict[type, tuple[str, ...]]):
     """Maps a type to the names of the attributes that its objects have in slots."""
 
     def __missing__(self, cls: type) -> tuple[str, ...]:
-        own = (vars(base).get("__slots__", ()) for base in type.__getattribute__(cls, "__mro__"))
-        self[cls] = names = tuple(name for each in own for name in ((each,) if isinstance(each, str) else each))
+        slots = (vars(base).get("__slots__", ()) for base in type.__getattribute__(cls, "__mro__"))
+        self[cls] = names = tuple(name for each in slots for name in ((each,) if isinstance(each, str) else each))
         return names
 
 
