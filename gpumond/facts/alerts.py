@@ -66,8 +66,8 @@ class Rule:
 
     def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
         for name, pattern in self.match:
-            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
-            if not any(fnmatchcase(text, pattern) for text in own):
+            texts = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
+            if not any(fnmatchcase(text, pattern) for text in texts):
                 return False
         return True
 
@@ -138,17 +138,17 @@ class Notification:
 
 
 class AlertState(NamedTuple):
-    """State of one alert. ``*_elapsed`` are monotonic, so no clock change fires or resolves.
+    """State of one alert. ``*_since`` are monotonic, so no clock change fires or resolves.
 
-    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_elapsed``: the first
+    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_since``: the first
     evaluation without a breach, while ``keep_firing_for`` delays the resolution. ``returned_at``: when a
     breach followed.
     """
 
     alert: Alert
     process: ProcessKey | None
-    active_elapsed: float
-    cleared_elapsed: float | None = None
+    active_since: float
+    cleared_since: float | None = None
     returned_at: float | None = None
 
 
@@ -188,11 +188,11 @@ def to_stored(states_by_rule: Mapping[str, AlertStates], started_monotonic: floa
     """Yield the alerts to be stored; ``started_monotonic`` is the monotonic time at which elapsed time was 0."""
     for states in states_by_rule.values():
         for labels, state in states.items():
-            cleared = state.cleared_elapsed
+            cleared = state.cleared_since
             yield StoredAlert(
                 labels,
                 state.alert,
-                started_monotonic + state.active_elapsed,
+                started_monotonic + state.active_since,
                 None if cleared is None else started_monotonic + cleared,
             )
 

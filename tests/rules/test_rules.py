@@ -74,7 +74,7 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
         row = Row(LABELS, value, texts={"live": live})
         activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, UnreadableSubjects(), at, at)
     (activity,) = activities.values()
-    assert activity.cleared_elapsed == 1
+    assert activity.cleared_since == 1
     over = "ended at 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
     assert activity.alert.annotations == (("summary", over),)
     for at in (3, 4):
@@ -83,7 +83,7 @@ def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last
     (activity,) = activities.values()
     again = "; again since 00:00:03 UTC"
     assert activity.alert.annotations == (("summary", f"90%, 1 GiB live now{again}"),)
-    assert (activity.alert.active_at, activity.cleared_elapsed) == (0, None)
+    assert (activity.alert.active_at, activity.cleared_since) == (0, None)
 
 
 @pytest.mark.parametrize("start", [100, None])

@@ -175,7 +175,7 @@ class AlertDispatcher:
             self._flushes.start(self._run_action(order))
         notices = self._outbox.put(dispatch.firing, dispatch.changed)
         state = frozenset(
-            (labels, each.alert.phase, each.active_elapsed, each.cleared_elapsed, each.alert.labels)
+            (labels, each.alert.phase, each.active_since, each.cleared_since, each.alert.labels)
             for active in dispatch.activities.values()
             for labels, each in active.items()
         )

@@ -89,7 +89,7 @@ def keep_awaited_alerts(
         if not same_process(before[rule][labels].process, present_by_rule[rule][labels]):
             return False
         activity = after[rule].get(labels)
-        return rule in verdict_rules and (activity is None or activity.cleared_elapsed is not None)
+        return rule in verdict_rules and (activity is None or activity.cleared_since is not None)
 
     still_awaited = frozenset((rule, labels) for rule, labels in awaited if rule in after and is_awaited(rule, labels))
     merged = {rule: dict(active) for rule, active in after.items()}
@@ -253,14 +253,14 @@ def _next_state(
     now: float,
     elapsed: float,
 ) -> AlertState | None:
-    if not is_breached(rule, value, active=before is not None and before.cleared_elapsed is None):
+    if not is_breached(rule, value, active=before is not None and before.cleared_since is None):
         return _next_cleared_state(rule, before, now, elapsed) if before else None
     owner = _owner_labels_of_alert(before.alert) if before else _owner_labels(subjects, row, process)
     alert_labels = _alert_labels(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != alert_labels:
         before = None  # the rule has other labels now: another alert
-    returned_at = None if before is None else before.returned_at if before.cleared_elapsed is None else now
-    active_at, since = (before.alert.active_at, before.active_elapsed) if before else (now, elapsed)
+    returned_at = None if before is None else before.returned_at if before.cleared_since is None else now
+    active_at, since = (before.alert.active_at, before.active_since) if before else (now, elapsed)
     if before and before.process and process and process.start_ticks is None:
         process = before.process  # /proc no longer has the pid
     phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
@@ -286,9 +286,9 @@ def _next_cleared_state(rule: Rule, before: AlertState, now: float, elapsed: flo
     """
     if before.alert.phase == "pending" or not rule.keep_firing_for_seconds:
         return None
-    if before.cleared_elapsed is None:
-        return before._replace(alert=_with_ended_breach(before.alert, now), cleared_elapsed=elapsed)
-    return before if elapsed - before.cleared_elapsed < rule.keep_firing_for_seconds else None
+    if before.cleared_since is None:
+        return before._replace(alert=_with_ended_breach(before.alert, now), cleared_since=elapsed)
+    return before if elapsed - before.cleared_since < rule.keep_firing_for_seconds else None
 
 
 def _owner_labels(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
