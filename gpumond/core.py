@@ -29,7 +29,7 @@ from gpumond.facts.quota import Admission, GrantedRequest
 from gpumond.facts.snapshot import AgentReport, DeviceReading, Fault, Reading, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt
 from gpumond.host.runtime_directory import nonstandard_directory
-from gpumond.host.tasks import Signal
+from gpumond.host.tasks import Broadcast
 from gpumond.metrics.dcgm import Compat
 from gpumond.metrics.exposition import ALL_GROUPS, Exposition, Group, Scrape, ScrapeFormat
 from gpumond.metrics.telemetry import Telemetry
@@ -179,7 +179,7 @@ class EngineStep(Protocol):
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device."""
 
-    def continue_returns(self) -> None:
+    def resume_restorations(self) -> None:
         """Continue to return engines to service, as the previous daemon did."""
 
     async def close(self) -> None: ...
@@ -268,7 +268,7 @@ class Core:
         """Encoded responses of the API about this frame, by route."""
         self.parts: tuple[Part, ...] = ()
         self.first_frame_seconds = FIRST_FRAME_SECONDS
-        self._frame_changed = Signal()
+        self._frame_changed = Broadcast()
         self._services: dict[type, object] = dict(dependencies.services)
 
     def provide(self, kind: type[Any], service: object) -> None:

@@ -25,7 +25,7 @@ from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionReceipt, largest_programs
 from gpumond.facts.units import caller_text, clock_text, duration_text, size_text
 from gpumond.facts.verdicts import PATTERN_NAMES
-from gpumond.host.tasks import Signal
+from gpumond.host.tasks import Broadcast
 
 EventKind = Literal[
     "agent-connected",
@@ -685,7 +685,7 @@ class EventLog:
         self._receipts: list[Receipt] = []
         self._suspensions: list[SuspensionReceipt] = []
         self._events: deque[Event] = deque(maxlen=capacity)
-        self._published = Signal()
+        self._published = Broadcast()
 
     def add_receipt(self, receipt: Receipt) -> None:
         """Record a receipt; its event is published with the next frame."""

@@ -143,13 +143,13 @@ class Settings:
 
     def active_rules(self) -> tuple[Rule, ...]:
         """Return the file's rules, and the built-in rules that it neither replaces nor disables, with its overrides."""
-        own = {rule.name: rule for rule in self.rules}
+        configured = {rule.name: rule for rule in self.rules}
         built_in = {
             rule.name: with_overrides(rule, changed)
             for rule in self.built_in_rules()
             if (changed := self.rule_overrides.get(rule.name, {})).get("enabled", True)
         }
-        return tuple({**built_in, **own}.values())
+        return tuple({**built_in, **configured}.values())
 
     def built_in_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in BUILT_IN if rule.name not in self.disabled_rules)
@@ -199,9 +199,9 @@ ONLY_IN_FILE = ("disabled_rules", "rule_overrides", "rules", "receivers", "engin
 
 def require_source(name: str) -> str:
     """Return the name. Raises ValueError."""
-    known = ("auto", *(spec.name for spec in SOURCES))
-    if name not in known:
-        raise ValueError(f"expected one of {', '.join(known)}")
+    names = ("auto", *(spec.name for spec in SOURCES))
+    if name not in names:
+        raise ValueError(f"expected one of {', '.join(names)}")
     return name
 
 
@@ -361,10 +361,10 @@ class SettingsConfig(StrictModel):
     @field_validator("disabled_rules", "rule_overrides")
     @classmethod
     def _known_rules(cls, names: Collection[str]) -> Collection[str]:
-        known = [rule.name for rule in BUILT_IN]
+        rule_names = [rule.name for rule in BUILT_IN]
         for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"; expected one or more of {', '.join(known)}"
+            if name not in rule_names:
+                hint = did_you_mean(name, rule_names) or f"; expected one or more of {', '.join(rule_names)}"
                 raise ValueError(f"unknown built-in rule {name!r}{hint}")
         return names
 

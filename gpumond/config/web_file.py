@@ -351,8 +351,8 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(f"web_config {unreadable_text(path, error, expected)}") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         line, problem = yaml_problem(error)
-        place = "" if line is None else f", line {line}"
-        raise ConfigError(f"web_config {path}{place}: {problem}") from None
+        line_text = "" if line is None else f", line {line}"
+        raise ConfigError(f"web_config {path}{line_text}: {problem}") from None
     return {} if content is None else content
 
 

@@ -138,17 +138,17 @@ class Notification:
 
 
 class AlertState(NamedTuple):
-    """State of one alert. ``*_since`` are monotonic, so no clock change fires or resolves.
+    """State of one alert. ``*_monotonic``: monotonic times, so no clock change fires or resolves.
 
-    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_since``: the first
+    ``process`` is that of the alert, as one object: a tick compares thousands of them. ``cleared_monotonic``: the first
     evaluation without a breach, while ``keep_firing_for`` delays the resolution. ``returned_at``: when a
     breach followed.
     """
 
     alert: Alert
     process: ProcessKey | None
-    active_since: float
-    cleared_since: float | None = None
+    active_monotonic: float
+    cleared_monotonic: float | None = None
     returned_at: float | None = None
 
 
@@ -188,11 +188,11 @@ def to_stored(states_by_rule: Mapping[str, AlertStates], started_monotonic: floa
     """Yield the alerts to be stored; ``started_monotonic`` is the monotonic time at which elapsed time was 0."""
     for states in states_by_rule.values():
         for labels, state in states.items():
-            cleared = state.cleared_since
+            cleared = state.cleared_monotonic
             yield StoredAlert(
                 labels,
                 state.alert,
-                started_monotonic + state.active_since,
+                started_monotonic + state.active_monotonic,
                 None if cleared is None else started_monotonic + cleared,
             )
 

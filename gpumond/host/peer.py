@@ -71,10 +71,10 @@ def listener_uid(connection: socket.socket, timeout_seconds: float) -> int | Non
     started = time.monotonic()
     deadline, lookup_deadline = started + timeout_seconds, started + min(timeout_seconds, LOOKUP_SECONDS)
     while True:
-        owner, now = _remote_owner(connection), time.monotonic()
-        if owner is not None and owner[1]:
-            return owner[0]
-        if owner is None and now > lookup_deadline:
+        end, now = _remote_end(connection), time.monotonic()
+        if end is not None and end[1]:
+            return end[0]
+        if end is None and now > lookup_deadline:
             return None
         if now > deadline:
             raise TimeoutError
@@ -83,22 +83,22 @@ def listener_uid(connection: socket.socket, timeout_seconds: float) -> int | Non
 
 def loopback_uid(connection: socket.socket) -> int | None:
     """Return the uid that owns the other end of a local TCP connection, or None if the kernel does not report it."""
-    owner = _remote_owner(connection)
-    return owner[0] if owner is not None and owner[1] else None
+    end = _remote_end(connection)
+    return end[0] if end is not None and end[1] else None
 
 
-def _remote_owner(connection: socket.socket) -> tuple[int, int] | None:
+def _remote_end(connection: socket.socket) -> tuple[int, int] | None:
     """Return uid and inode of the other end of a local TCP connection, or None if the kernel does not report it.
 
     A socket that its program has closed, or not accepted yet, has no inode, and is reported as root's. Requests that
     one socket from the kernel (sock_diag(7)), which takes 30 us regardless of the number of sockets.
     """
     try:
-        peer, own = connection.getpeername(), connection.getsockname()
+        peer, local = connection.getpeername(), connection.getsockname()
     except OSError:
         return None  # the peer has disconnected
-    addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, own))
-    socket_id = _SOCKET_ID.pack(peer[1], own[1], *addresses, 0, b"\xff" * 8)
+    addresses = (socket.inet_pton(connection.family, address[0]).ljust(16, b"\0") for address in (peer, local))
+    socket_id = _SOCKET_ID.pack(peer[1], local[1], *addresses, 0, b"\xff" * 8)
     request = _DIAG_REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, 0, ALL_STATES) + socket_id
     header = _NETLINK_HEADER.pack(_NETLINK_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
     try:
@@ -188,8 +188,8 @@ class SubordinateUids:
         lines = [line.split(":") for line in read_text(self._subuid).splitlines()]
         accounts = (line.split(":") for line in read_text(self._passwd).splitlines())
         uids = {fields[0]: fields[2] for fields in accounts if len(fields) > 2}
-        for owner, start, count in (line for line in lines if len(line) == 3):
-            uid = owner if owner.isdecimal() else uids.get(owner, "")
+        for user, start, count in (line for line in lines if len(line) == 3):
+            uid = user if user.isdecimal() else uids.get(user, "")
             if start.isdecimal() and count.isdecimal():
                 person = int(uid) if uid.isdecimal() and int(uid) >= FIRST_PERSON_UID else None
                 yield int(start), int(start) + int(count), person

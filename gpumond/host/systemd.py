@@ -44,12 +44,12 @@ async def keep_alive(frame: Callable[[], Frame | None], environ: Mapping[str, st
     watchdog_seconds = int(environ.get("WATCHDOG_USEC", 0)) / 1e6
     pause_seconds = min(STATUS_SECONDS, watchdog_seconds / 3) if watchdog_seconds else STATUS_SECONDS
     clock = asyncio.get_running_loop().time
-    last, last_at = frame(), clock()
+    seen, seen_at = frame(), clock()
     while True:
         newest = frame()
-        if newest is not last:
-            last, last_at = newest, clock()
-        is_alive = clock() - last_at < STALLED_SECONDS
+        if newest is not seen:
+            seen, seen_at = newest, clock()
+        is_alive = clock() - seen_at < STALLED_SECONDS
         notify(f"STATUS={status_text(newest)}" + ("\nWATCHDOG=1" if is_alive else ""), environ)
         await asyncio.sleep(pause_seconds)
 

@@ -66,7 +66,7 @@ async def serve_pending_requests() -> None:
         await asyncio.sleep(0)
 
 
-class Signal:
+class Broadcast:
     """Wakes those who wait for it now; later ones wait for the next."""
 
     def __init__(self) -> None:

@@ -87,11 +87,11 @@ def _without_comments(text: str) -> str:
 
 
 def _constant(found: re.Match[str]) -> str:
-    names, whole, module = found.groups()
-    if names is None and whole is None:
+    names, namespace, module = found.groups()
+    if names is None and namespace is None:
         return ""
-    if whole:
-        return f"const {whole} = ${module};\n"
+    if namespace:
+        return f"const {namespace} = ${module};\n"
     return f"const {{{re.sub(r' as ', ': ', names)}}} = ${module};\n"
 
 
@@ -131,7 +131,7 @@ def _content_hash(body: bytes) -> str:
 
 def words_module() -> str:
     """Return the daemon's vocabulary as a JavaScript module."""
-    known: dict[str, object] = {
+    constants: dict[str, object] = {
         "SHARES": list(SHARES),
         "OF_PROCESSES": [share for share in SHARES if share != "unattributed"],
         "ORDINARY": sorted(PATTERN_NAMES),
@@ -150,7 +150,7 @@ def words_module() -> str:
         "OWN_FILES": PROGRAM_PATHS,
         "FORCED": API_FORCE_HINT,
     }
-    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in known.items())
+    return "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in constants.items())
 
 
 def rule_values_module() -> str:
@@ -189,7 +189,7 @@ def page_files() -> dict[str, File]:
     page = _without_indentation((DIRECTORY / "index.html").read_text("utf-8"))
     script, lazyviews, forms = bundles(MODULES, "page", "lazyviews", "forms")
     names: dict[str, str] = {}
-    for name, source, media_type in (
+    for file_name, source, media_type in (
         ("page.js", script, "text/javascript"),
         ("lazyviews.js", lazyviews, "text/javascript"),
         ("forms.js", forms, "text/javascript"),
@@ -197,12 +197,12 @@ def page_files() -> dict[str, File]:
         ("page.css", STYLE_WHITESPACE.sub("", (DIRECTORY / "page.css").read_text("utf-8")), "text/css"),
     ):
         text = _without_indentation(source)
-        for known, hashed in names.items():
-            text = text.replace(f'"./{known}"', f'"./{hashed}"')
-        stem, suffix = name.split(".")
-        names[name] = f"{stem}-{_content_hash(text.encode())}.{suffix}"
-        found[f"/{names[name]}"] = file(text.encode(), media_type, IMMUTABLE)
-        page = page.replace(f'"{name}"', f'"{names[name]}"')
+        for name, hashed in names.items():
+            text = text.replace(f'"./{name}"', f'"./{hashed}"')
+        stem, suffix = file_name.split(".")
+        names[file_name] = f"{stem}-{_content_hash(text.encode())}.{suffix}"
+        found[f"/{names[file_name]}"] = file(text.encode(), media_type, IMMUTABLE)
+        page = page.replace(f'"{file_name}"', f'"{names[file_name]}"')
     return {"/": file(page.encode(), "text/html"), **found}
 
 

@@ -177,13 +177,13 @@ def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str
     """Add a code or a session, and return its secret. Removes those that have ended."""
     for key in [key for key, entry in entries.items() if entry.ends_at < now]:
         del entries[key]
-    own = [
+    sign_ins = [
         key
         for key, entry in entries.items()
         if rate_limit_name(entry.caller.name) == rate_limit_name(added.caller.name)
     ]
-    if len(own) >= MAX_SIGN_INS_PER_CALLER:
-        del entries[own[0]]
+    if len(sign_ins) >= MAX_SIGN_INS_PER_CALLER:
+        del entries[sign_ins[0]]
     elif len(entries) >= MAX_SIGN_INS:
         del entries[next(iter(entries))]
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)

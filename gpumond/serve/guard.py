@@ -227,8 +227,8 @@ def _check_origin(scope: Mapping[str, Any]) -> None:
     scheme = scope["scheme"]
     if "identity" in (scope.get("state") or {}):  # the proxy may terminate TLS
         scheme = header(scope["headers"], b"x-forwarded-proto").lower() or scheme
-    own = f"{scheme}://{header(scope['headers'], b'host').strip().lower()}"
-    if origins not in ([], [own]):
+    own_origin = f"{scheme}://{header(scope['headers'], b'host').strip().lower()}"
+    if origins not in ([], [own_origin]):
         raise HTTPException(403, "requests from other origins may not modify state")
 
 

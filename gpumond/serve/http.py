@@ -300,14 +300,14 @@ def in_pieces(scope: Scope, send: Send, unsent: UnsentResponses) -> Send:
         if len(body) <= PIECE_BYTES:
             await send(message)
             return
-        view, more = memoryview(body), message.get("more_body", False)
+        view, has_more = memoryview(body), message.get("more_body", False)
         response = unsent.begin(counted_user(scope), body, drop)
         try:
             end = 0
             while end < len(body):
                 start, size = end, LARGE_PIECE_BYTES if unsent.response_count <= FEW_RESPONSES else PIECE_BYTES
                 end += size
-                await send({**message, "body": view[start:end], "more_body": more or end < len(body)})
+                await send({**message, "body": view[start:end], "more_body": has_more or end < len(body)})
         finally:
             unsent.end(response)
 

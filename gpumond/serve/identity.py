@@ -126,20 +126,22 @@ def tenant_frame(frame: Frame, tenant: Tenant) -> Frame:
     a device remain without their texts, which may name programs.
     """
     snapshot = frame.snapshot
-    own = {key for key, owner in snapshot.owners.items() if tenant.owns(owner.user, owner.pod_namespace)}
+    keys = {key for key, owner in snapshot.owners.items() if tenant.owns(owner.user, owner.pod_namespace)}
 
     def own_values(values: Iterable[T], key: Callable[[T], ProcessKey | None]) -> tuple[T, ...]:
-        return tuple(each for each in values if key(each) in own)
+        return tuple(each for each in values if key(each) in keys)
 
     tenant_snapshot = replace(
         snapshot,
-        devices=tuple(_device(device, own) for device in snapshot.devices),
+        devices=tuple(_device(device, keys) for device in snapshot.devices),
         reports=own_values(snapshot.reports, lambda each: each.key),
         faults=tuple(replace(fault, detail="") for fault in snapshot.faults),
         ends=own_values(snapshot.ends, lambda each: each.key),
         excesses=own_values(snapshot.excesses, lambda each: each.key),
         engines=tuple(
-            engine for engine in snapshot.engines if engine.processes and {each.key for each in engine.processes} <= own
+            engine
+            for engine in snapshot.engines
+            if engine.processes and {each.key for each in engine.processes} <= keys
         ),
         quotas=own_values(snapshot.quotas, lambda each: each.key),
         suspensions=own_values(snapshot.suspensions, lambda each: each.process),
@@ -148,22 +150,22 @@ def tenant_frame(frame: Frame, tenant: Tenant) -> Frame:
     )
     return Frame(
         snapshot=tenant_snapshot,
-        ledger=Ledger(tuple(_lines(frame.ledger, own, snapshot)), frame.ledger.overcounts),
+        ledger=Ledger(tuple(_lines(frame.ledger, keys, snapshot)), frame.ledger.overcounts),
         verdicts=own_values(frame.verdicts, lambda each: each.process),
-        alerts=tuple(_alerts(frame.alerts, own)),
+        alerts=tuple(_alerts(frame.alerts, keys)),
     )
 
 
-def _device(device: DeviceReading, own: Collection[ProcessKey]) -> DeviceReading:
+def _device(device: DeviceReading, keys: Collection[ProcessKey]) -> DeviceReading:
     if device.processes is None:
         return device
-    return replace(device, processes=tuple(each for each in device.processes if each.key in own))
+    return replace(device, processes=tuple(each for each in device.processes if each.key in keys))
 
 
-def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[LedgerLine]:
+def _lines(ledger: Ledger, keys: Collection[ProcessKey], snapshot: Snapshot) -> Iterable[LedgerLine]:
     others: dict[str, int] = {}
     for line in ledger.lines:
-        if line.process in own or line.share == "unattributed":
+        if line.process in keys or line.share == "unattributed":
             yield line
         else:
             others[line.device_uuid] = others.get(line.device_uuid, 0) + line.used_bytes
@@ -171,9 +173,9 @@ def _lines(ledger: Ledger, own: Collection[ProcessKey], snapshot: Snapshot) -> I
         yield LedgerLine(device_uuid=uuid, share="opaque", used_bytes=used, workload=OTHERS)
 
 
-def _alerts(alerts: Iterable[Alert], own: Collection[ProcessKey]) -> Iterable[Alert]:
+def _alerts(alerts: Iterable[Alert], keys: Collection[ProcessKey]) -> Iterable[Alert]:
     for alert in alerts:
-        if alert.process in own:
+        if alert.process in keys:
             yield alert
         elif alert.process is None and not {"pid", "workload", "uid", "engine"} & {name for name, _ in alert.labels}:
             yield replace(alert, annotations=(), silenced_by=())

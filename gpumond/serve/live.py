@@ -23,7 +23,7 @@ from gpumond.core import Core
 from gpumond.events import Event, EventLog
 from gpumond.facts.frame import Frame, FullFrame
 from gpumond.facts.units import accepts
-from gpumond.host.tasks import Signal
+from gpumond.host.tasks import Broadcast
 from gpumond.serve import examples
 from gpumond.serve.authentication import counted_user
 from gpumond.serve.full_frame import full_frame
@@ -110,7 +110,7 @@ class FrameStream:
     def __init__(self, core: Core, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
         self._core, self._heartbeat_seconds = core, heartbeat_seconds
         self._readers = 0
-        self._has_readers, self._published = asyncio.Event(), Signal()
+        self._has_readers, self._published = asyncio.Event(), Broadcast()
         self._encoding = asyncio.Lock()
         self.number = 0
         """Number of the newest message."""
@@ -239,18 +239,18 @@ class FrameChanges:
     tables: dict[str, TableChanges]
 
 
-def live_frame(whole: FullFrame) -> FullFrame:
+def live_frame(frame: FullFrame) -> FullFrame:
     """Return a frame without the driver's lists of processes, the ledger's lines of processes and the agents' reports:
     ``processes`` has what a table shows of them. The reports of workloads that it doesn't contain stay.
     """
     devices = (
-        device if device.processes is None else replace(device, processes=()) for device in whole.snapshot.devices
+        device if device.processes is None else replace(device, processes=()) for device in frame.snapshot.devices
     )
-    lines = tuple(line for line in whole.ledger.lines if line.pid is None)
-    listed = {process.workload for process in whole.processes}
-    reports = tuple(report for report in whole.snapshot.reports if report.workload not in listed)
-    snapshot = replace(whole.snapshot, devices=tuple(devices), reports=reports)
-    return replace(whole, snapshot=snapshot, ledger=replace(whole.ledger, lines=lines))
+    lines = tuple(line for line in frame.ledger.lines if line.pid is None)
+    listed = {process.workload for process in frame.processes}
+    reports = tuple(report for report in frame.snapshot.reports if report.workload not in listed)
+    snapshot = replace(frame.snapshot, devices=tuple(devices), reports=reports)
+    return replace(frame, snapshot=snapshot, ledger=replace(frame.ledger, lines=lines))
 
 
 def frame_changes(before: FullFrame, after: FullFrame) -> FrameChanges:
@@ -275,12 +275,12 @@ def _table_changes(before: Sequence[Any], after: Sequence[Any], key: Callable[[A
     olds, news = [*map(key, before)], [*map(key, after)]
     same: Iterable[tuple[int, Any, Any]] = zip(count(), before, after, strict=False)
     if olds != news:
-        places = {each: place for place, each in enumerate(olds)}
+        places = {each: index for index, each in enumerate(olds)}
         unique = len(places) == len(olds) and len(set(news)) == len(news)
         rows = [places.get(each, -1) if unique else -1 for each in news]
         found["rows"] = rows
-        found["added"] = [row for row, place in zip(after, rows, strict=True) if place < 0]
-        same = ((now, before[place], after[now]) for now, place in enumerate(rows) if place >= 0)
+        found["added"] = [row for row, index in zip(after, rows, strict=True) if index < 0]
+        same = ((now, before[index], after[now]) for now, index in enumerate(rows) if index >= 0)
     cells: dict[str, tuple[list[int], list[Any]]] = {}
     for now, old, new in same:
         if old is not new and old != new:
@@ -355,8 +355,8 @@ async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> Async
         if core.frame is not None and core.frame is not shown:
             shown = core.frame
             if name not in core.responses:
-                whole = live_frame(full_frame(tenant_frame(shown, tenant)))
-                message = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(whole), b"[]")
+                frame = live_frame(full_frame(tenant_frame(shown, tenant)))
+                message = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(frame), b"[]")
                 core.responses[name] = message.compressed if compressed else message.plain
             yield core.responses[name]
         elif not await core.await_frame(HEARTBEAT_SECONDS):

@@ -202,12 +202,12 @@ def _document(title: str, *parts: str) -> Response:
 
 def paragraphs(text: str) -> Iterator[str]:
     """Convert paragraphs, lists, tables and blocks of code, with bold words and links to sections of the document."""
-    for place, part in enumerate(text.split("```\n")):
-        if place % 2:
+    for index, part in enumerate(text.split("```\n")):
+        if index % 2:
             yield f"<pre tabindex=0>{escape(part)}</pre>"
             continue
-        for block in filter(str.strip, part.split("\n\n")):
-            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", inline_html(block.strip()))
+        for paragraph in filter(str.strip, part.split("\n\n")):
+            bold = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", inline_html(paragraph.strip()))
             yield _block(LINK.sub(_link, bold))
 
 

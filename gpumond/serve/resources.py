@@ -182,11 +182,11 @@ async def frame(request: Request, if_none_match: Annotated[str | None, Header()]
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if if_none_match is not None and if_none_match.removeprefix("W/") == etag:
         return Response(status_code=304, headers=headers)
-    whole = cached_json(request, FullFrame, full_frame)
-    if "Content-Encoding" in whole.headers:
+    response = cached_json(request, FullFrame, full_frame)
+    if "Content-Encoding" in response.headers:
         headers["ETag"] = f"W/{etag}"  # the same frame in other bytes
-    whole.headers.update(headers)
-    return whole
+    response.headers.update(headers)
+    return response
 
 
 @router.read("/snapshot", "Values that were read for the last tick", Snapshot, examples.SNAPSHOT, (503,))
@@ -489,8 +489,8 @@ async def share_history(
         if pid is not None:
             raise HTTPException(422, "pid requires uuid")
         devices = frame.snapshot.devices if frame else ()
-        own = {device.uuid for device in devices}
-        roots = [device.uuid for device in devices if device.parent_uuid not in own]
+        uuids = {device.uuid for device in devices}
+        roots = [device.uuid for device in devices if device.parent_uuid not in uuids]
         chosen_resolution = _resolution_for(
             history, [history.age_seconds((each, None)) for each in roots], since, resolution
         )
@@ -518,7 +518,7 @@ async def past_moment(
 ) -> Response:
     """Returns the shares of each device and process at `at`, including the last 32 processes that ended."""
     history = core_of(request).history
-    own = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
+    wanted = None if uuid is None else find_device_uuid_in_frame(uuid, core_of(request).frame, others=history.devices)
     chosen_resolution = _resolution_for(
         history, [history.age_seconds((each, None)) for each in history.devices], at, resolution
     )
@@ -532,7 +532,7 @@ async def past_moment(
             **{f"{share}_bytes": getattr(point, share) for share in ("used", *SHARES)},
         )
         for (device, process), series, point in history.shares_at(at, chosen_resolution)
-        if own in (None, device)
+        if wanted in (None, device)
     )
     if not found:
         raise HTTPException(404, "no history for that time")

@@ -81,7 +81,7 @@ class TopApp:
         self.ancestors = AncestorCache()
         self.process_stats = ProcessStats()
         self.panel: Panel | None = None
-        self.shown: FrameView | None = None
+        self.view: FrameView | None = None
         self.paused_view: FrameView | None = None
         self.silent = False
         self._latest: FrameView | None = None
@@ -105,7 +105,7 @@ class TopApp:
             **dict.fromkeys(("t", "f5"), self._tree),
             **dict.fromkeys(("K", "f9"), self._signal),
             **dict.fromkeys(("enter", "d"), self._details),
-            "g": table.group,
+            "g": table.next_grouping,
             **dict.fromkeys(("x", " "), self._mark),
             "U": lambda: table.marks.clear(),
             "w": self._why,
@@ -146,16 +146,16 @@ class TopApp:
     def _refresh(self) -> None:
         """Determine the view to show: that of the pause, else the latest. ``silent``: no daemon has answered lately."""
         now = time.monotonic()
-        views = [each.shown(now) for each in self.connections]
+        views = [each.current_view(now) for each in self.connections]
         if any(view is not before for view, before in zip(views, self._views, strict=True)):
             latest = combine_views(self.connections, views)
             self._views, self._latest, self.silent = views, latest or self._latest, latest is None
-        self.shown = self.paused_view or self._latest
+        self.view = self.paused_view or self._latest
 
     def _connection_to(self, uuid: str) -> tuple[DaemonConnection, str]:
         """Return the connection to the daemon of a device, and its own UUID for it."""
-        place, own = split_merged_uuid(uuid) if len(self.connections) > 1 else (0, uuid)
-        return self.connections[place], own
+        index, own_uuid = split_merged_uuid(uuid) if len(self.connections) > 1 else (0, uuid)
+        return self.connections[index], own_uuid
 
     def _notices(self) -> list[FrameNotice]:
         now, several = time.monotonic(), len(self.connections) > 1
@@ -168,57 +168,57 @@ class TopApp:
 
     def _received(self) -> None:
         self._refresh()
-        shown = self.shown
+        view = self.view
         if self._latest:
             self.screen.sensors.add(self._latest)
-        if shown and not device_of(shown, self.device):
+        if view and not device_of(view, self.device):
             self.device = None
-        if shown and self.history:
-            missed = shown.taken_at - self.history.until > max(GAP_SECONDS, STALE_INTERVALS * shown.interval_seconds)
-            self.history = None if missed else extend_history(self.history, shown)
+        if view and self.history:
+            missed = view.taken_at - self.history.until > max(GAP_SECONDS, STALE_INTERVALS * view.interval_seconds)
+            self.history = None if missed else extend_history(self.history, view)
 
     def _subject(self) -> tuple[SubjectKey, str] | None:
         """Return the selected device, else the process under the cursor; in its details always the process."""
-        shown = self.shown
-        device, row = device_of(shown, self.device), self.table.chosen
+        view = self.view
+        device, row = device_of(view, self.device), self.table.selected_row
         if device and self.panel is None:
             return history_key_of(device), f"GPU {device.label} {device.name} "
-        if shown is None or row is None or row.members:
+        if view is None or row is None or row.members:
             return None
         return row.key, f"{row.process.program} (pid {row.process.pid}) "
 
     def _request_history(self) -> None:
         """Request the history of the subject unless it is there or a request is in progress."""
-        subject, shown = self._subject(), self.shown
+        subject, view = self._subject(), self.view
         if (
             subject is None
-            or shown is None
+            or view is None
             or self._is_requesting_history
             or (self.history and self.history.key == subject[0])
         ):
             return
         self._is_requesting_history = True
         connection, uuid = self._connection_to(subject[0][0])
-        of, until = subject[0], shown.taken_at
+        key, until = subject[0], view.taken_at
 
         def receive(answer: HistoryChart | DaemonError) -> None:
             self._is_requesting_history = False
-            self.history = answer if isinstance(answer, HistoryChart) else HistoryChart(of, until, ())
+            self.history = answer if isinstance(answer, HistoryChart) else HistoryChart(key, until, ())
 
-        self.requests.ask(lambda: read_history(connection.daemon, uuid, of, until), receive)
+        self.requests.ask(lambda: read_history(connection.daemon, uuid, key, until), receive)
 
     def _request_utilization(self) -> None:
         """Request the earlier utilization of the devices whose curves are shown, once."""
-        sensors, shown = self.screen.sensors, self.shown
-        while shown and sensors.unread:
+        sensors, view = self.screen.sensors, self.view
+        while view and sensors.unread:
             uuid = sensors.unread.pop()
-            connection, own = self._connection_to(uuid)
+            connection, own_uuid = self._connection_to(uuid)
 
             def receive(answer: list[tuple[float, float]] | DaemonError, uuid: str = uuid) -> None:
                 if not isinstance(answer, DaemonError):
                     sensors.prepend(uuid, answer)
 
-            self.requests.ask(partial(read_utilization, connection.daemon, own, shown.taken_at), receive)
+            self.requests.ask(partial(read_utilization, connection.daemon, own_uuid, view.taken_at), receive)
 
     def _chart(self, width: int, rows: int, named: bool = True) -> list[StyledLine]:
         subject = self._subject()
@@ -230,24 +230,24 @@ class TopApp:
     def _draw(self) -> None:
         self._refresh()
         width, height = self.terminal.size()
-        shown, notices = self.shown, self._notices()
-        rows = processes_on(shown, self.device) if shown else ()
+        view, notices = self.view, self._notices()
+        rows = processes_on(view, self.device) if view else ()
         local = [row.key[1] for row in rows if self._connection_to(row.key[0])[0].local]
         stats = self.process_stats.read(dict.fromkeys(local))
         rows = tuple(replace(row, host=stats.get(row.key[1])) for row in rows) if stats else rows
-        if shown:
-            self.table.marks &= {row.key for row in shown.processes}
+        if view:
+            self.table.marks &= {row.key for row in view.processes}
         self.table.fill(rows, self.ancestors.read(local if self.table.grouping == TREE else ()))
         self._request_history()
         silent = self.silent and self.paused_view is None
         self.screen.monochrome = self.table.monochrome = self.monochrome or silent
-        head = screen.head_line(self.connections, notices, shown, self.paused_view is not None, width)
+        head = screen.head_line(self.connections, notices, view, self.paused_view is not None, width)
         if self.panel:
             body = screen.panel_lines(self.panel, width, height - 2)
             hints = self.panel.hints
         else:
             body = self.screen.lines(
-                shown, notices, self.table, self.device, self._filtering, self._chart, width, height - 2, silent
+                view, notices, self.table, self.device, self._filtering, self._chart, width, height - 2, silent
             )
             hints = screen.FILTER_HINTS if self._filtering else screen.HINTS
         self._request_utilization()
@@ -257,7 +257,7 @@ class TopApp:
     def _all_notice_lines(self, width: int) -> list[StyledLine]:
         urls = [each.daemon.url for each in self.connections]
         completed = partial(with_commands, url=urls[0]) if len(urls) == 1 else str
-        concerned = self.shown and view_of_device(self.shown, self.device)
+        concerned = self.view and view_of_device(self.view, self.device)
         return notices_in_full(all_notices(concerned, self._notices()), width, completed)
 
     # keys and mouse
@@ -275,7 +275,7 @@ class TopApp:
         elif self._filtering:
             self._edit_filter(key)
         elif key.isdecimal() and len(key) == 1:
-            self._select_device(device_at_index(self.shown, int(key)) if self.shown else None, keep=True)
+            self._select_device(device_at_index(self.view, int(key)) if self.view else None, keep=True)
         elif key in self._actions:
             self._actions[key]()
 
@@ -306,26 +306,26 @@ class TopApp:
             rows = -WHEEL_ROWS if mouse.action == "up" else WHEEL_ROWS
             (self.panel.scroll if self.panel else self.table.move)(rows)
             return
-        for part, (first, height) in self.screen.parts.items():
-            if self.panel is None and first <= mouse.row < first + height:
+        for part, (top, height) in self.screen.parts.items():
+            if self.panel is None and top <= mouse.row < top + height:
                 if part == "table":
-                    self._click_table(mouse, mouse.row - first)
+                    self._click_table(mouse, mouse.row - top)
                 else:
-                    self._click_device(mouse.row - first)
+                    self._click_device(mouse.row - top)
 
-    def _click_table(self, mouse: Mouse, place: int) -> None:
+    def _click_table(self, mouse: Mouse, row: int) -> None:
         table = self.table
-        if place:
-            if table.first + place - 1 < len(table.rows):
-                table.select(table.first + place - 1)
+        if row:
+            if table.first_visible + row - 1 < len(table.rows):
+                table.select(table.first_visible + row - 1)
             return
         if column := column_at(table.columns_in(self.terminal.size()[0]), mouse.column):
             table.order = table.order.sorted_by(column.name)
 
-    def _click_device(self, place: int) -> None:
-        device = self.screen.device_of(place)
-        if self.shown and device is not None:
-            self._select_device(self.shown.devices[device].uuid)
+    def _click_device(self, row: int) -> None:
+        index = self.screen.device_of(row)
+        if self.view and index is not None:
+            self._select_device(self.view.devices[index].uuid)
 
     # actions
 
@@ -348,12 +348,12 @@ class TopApp:
         self.table.grouping = "" if self.table.grouping == TREE else TREE
 
     def _mark(self) -> None:
-        if row := self.table.chosen:
-            self.table.mark(row)
+        if row := self.table.selected_row:
+            self.table.toggle_marks(row)
             self.table.move(1)
 
     def _pause(self) -> None:
-        self.paused_view = None if self.paused_view else self.shown
+        self.paused_view = None if self.paused_view else self.view
 
     def _show_all(self) -> None:
         self.table.filter_text = ""
@@ -361,8 +361,8 @@ class TopApp:
         self.device = None
 
     def _step_device(self, step: int) -> None:
-        if (shown := self.shown) and len(shown.devices) > 1:
-            self._select_device(neighbor_uuid(shown, self.device, step))
+        if (view := self.view) and len(view.devices) > 1:
+            self._select_device(neighbor_uuid(view, self.device, step))
 
     def _select_device(self, uuid: str | None, keep: bool = False) -> None:
         """Select a device, or all. ``keep``: do nothing without a device."""
@@ -372,16 +372,16 @@ class TopApp:
         self.panel = ColumnDialog(self.table, self.terminal.size()[0]).panel
 
     def _details(self) -> None:
-        row = self.table.chosen
+        row = self.table.selected_row
         if row and row.members:
-            self.table.open(row)
+            self.table.toggle_group(row)
         elif row:
             key = row.key
             flush = {"f": lambda: self._flush(self._rows_of_process(key))}
             self.panel = Panel(lambda width: self._process_details(key, width), ("enter", "d"), flush)
 
     def _why(self) -> None:
-        row = self.table.chosen
+        row = self.table.selected_row
         if row and not row.members:
             self.panel = why_panel(self.requests, self._connection_to(row.key[0])[0].daemon, row.process)
         elif row:
@@ -389,7 +389,7 @@ class TopApp:
 
     def _rows_of_process(self, key: ProcessOnDevice) -> list[ProcessRow]:
         """Return the process, nothing if it no longer uses a GPU."""
-        return [row for row in self.shown.processes if row.key == key] if self.shown else []
+        return [row for row in self.view.processes if row.key == key] if self.view else []
 
     def _process_details(self, key: ProcessOnDevice, width: int) -> list[StyledLine]:
         rows = self._rows_of_process(key)
@@ -406,9 +406,9 @@ class TopApp:
 
     def _target_rows(self) -> list[ProcessRow]:
         """Return the marked processes, else those of the row under the cursor; one row for each process."""
-        marked = [row for row in self.shown.processes if row.key in self.table.marks] if self.shown else []
-        chosen = self.table.chosen
-        rows = marked or ([*chosen.processes] if chosen else [])
+        marked = [row for row in self.view.processes if row.key in self.table.marks] if self.view else []
+        selected = self.table.selected_row
+        rows = marked or ([*selected.processes] if selected else [])
         return [*{(self._connection_to(row.key[0])[0].name, row.key[1]): row for row in rows}.values()]
 
     def _flush(self, rows: Sequence[ProcessRow]) -> None:
@@ -422,7 +422,7 @@ class TopApp:
             self._ask_flush(targets, targets[0].name if len(targets) == 1 else f"{len(targets)} processes")
 
     def _flush_device(self) -> None:
-        device = device_of(self.shown, self.device)
+        device = device_of(self.view, self.device)
         if device:
             connection, uuid = self._connection_to(device.uuid)
             name = f"every program on GPU {device.label}"
@@ -449,19 +449,19 @@ class TopApp:
             self.message = f"you can {action} one program at a time; {unmark}"
 
     def _silence(self) -> None:
-        row = self.table.chosen
+        row = self.table.selected_row
         connection = self._connection_to(row.key[0])[0] if row and not row.members else self.connections[0]
         self.panel = SilenceDialog(self.requests, connection.daemon, row.process.pid if row else None).panel
 
     def _events(self) -> None:
         """Show the events of the daemon of the selected device or, without one, of the row under the cursor."""
-        row = self.table.chosen
-        place = self.device or (row.key[0] if row and not row.members else None)
-        connection = self._connection_to(place)[0] if place else self.connections[0]
+        row = self.table.selected_row
+        device_uuid = self.device or (row.key[0] if row and not row.members else None)
+        connection = self._connection_to(device_uuid)[0] if device_uuid else self.connections[0]
         places = [
-            (device.label, *self._connection_to(device.uuid)) for device in (self.shown.devices if self.shown else ())
+            (device.label, *self._connection_to(device.uuid)) for device in (self.view.devices if self.view else ())
         ]
-        gpus = {uuid: label for label, own, uuid in places if own is connection}
+        gpus = {uuid: label for label, each, uuid in places if each is connection}
         uuid = self._connection_to(self.device)[1] if self.device else None
         name = connection.name if len(self.connections) > 1 else ""
         self.panel = EventsDialog(self.requests, connection.daemon, uuid, gpus, name).panel

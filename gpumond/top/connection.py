@@ -47,13 +47,13 @@ class Requests:
         self._wake = wake
         self._answers: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
-    def ask(self, question: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
+    def ask(self, fetch: Callable[[], T], then: Callable[[T | DaemonError], None]) -> None:
         """Call the function in a new thread; ``then`` is called with the result or the error in ``deliver``."""
 
         def run() -> None:
             answer: T | DaemonError
             try:
-                answer = question()
+                answer = fetch()
             except GpumondError as error:
                 answer = error if isinstance(error, DaemonError) else DaemonError(str(error))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -92,17 +92,17 @@ class ConnectionState:
     def is_withdrawn(self, now: float) -> bool:
         return self.seq is None or now - self.answered_at > WITHDRAWN_SECONDS
 
-    def notice(self, now: float, wall: float, several: bool) -> FrameNotice | None:
-        """Return a notice about a problem with the connection, None without one. ``wall`` is ``now`` as Unix time.
+    def notice(self, now: float, unix_now: float, several: bool) -> FrameNotice | None:
+        """Return a notice about a problem with the connection, None without one. ``unix_now`` is ``now`` as Unix time.
 
         ``several``: there are other daemons, whose values are shown without this one's.
         """
         silence = now - self.answered_at
         if self.error or silence > SILENT_SECONDS:
-            known = self.seq is not None
-            title = f"no response since {clock_text(wall - silence)}" if known else "the daemon doesn't respond"
+            seen = self.seq is not None
+            title = f"no response since {clock_text(unix_now - silence)}" if seen else "the daemon doesn't respond"
             detail = self.error or f"no response for {duration_text(silence)}"
-            values = " These are the last values." if known and not several else ""
+            values = " These are the last values." if seen and not several else ""
             text = f"{detail}.{values} Retrying every second."
             return FrameNotice("bad", title, text, full_in=0.0)
         if self.starting:
@@ -143,7 +143,7 @@ class DaemonConnection:
 
         requests.ask(lambda: frame_view(self.daemon.frame()), receive)
 
-    def shown(self, now: float) -> FrameView | None:
+    def current_view(self, now: float) -> FrameView | None:
         """Return the latest view, None if the daemon hasn't answered since."""
         return None if self.state.is_withdrawn(now) else self.view
 

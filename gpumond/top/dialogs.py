@@ -102,7 +102,7 @@ class FlushDialog:
         ] or self.targets
         plans = {id(answer.target): answer.id for answer in before}
 
-        def question() -> list[FlushResponse]:
+        def fetch() -> list[FlushResponse]:
             return [_request_flush(target, dry_run, plans.get(id(target), "")) for target in targets]
 
         def receive(answers: list[FlushResponse] | DaemonError) -> None:
@@ -114,7 +114,7 @@ class FlushDialog:
             if not dry_run:
                 self.on_done(f"{self.name}: {self._summary()}")
 
-        self.requests.ask(question, receive)
+        self.requests.ask(fetch, receive)
 
     def _summary(self) -> str:
         problems = [answer.problem for answer in self.answers if answer.problem]
@@ -250,7 +250,7 @@ class SuspensionDialog:
         self.results = ["waiting for the daemon"]
         body: dict[str, object] = {"target": {"pid": self.pid}} | ({"dry_run": True} if dry_run else {})
 
-        def question() -> Any:
+        def fetch() -> Any:
             answer = self.daemon.post(ROUTES[self.action], body, COPY_SECONDS)
             return checked_as(tuple[SuspensionReceipt, ...], answer["receipts"], "receipts")
 
@@ -261,7 +261,7 @@ class SuspensionDialog:
             self.results = [_suspension_text(each) for each in receipts]
             self.confirmable = dry_run and any(each["outcome"] == "planned" for each in receipts)
 
-        self.requests.ask(question, receive)
+        self.requests.ask(fetch, receive)
 
     def _lines(self, width: int) -> list[StyledLine]:
         lines: list[StyledLine] = [[Span(f"{self.action} {self.name}", "bold")], []]
@@ -286,7 +286,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
     """Return the panel of what a program's live memory consists of, after its verdicts."""
     answer: list[str] = ["waiting for the program"]
 
-    def question() -> list[str]:
+    def fetch() -> list[str]:
         found = daemon.post(f"/api/v1/agents/{row.pid}/why", {}, TIMEOUT_SECONDS)
         record = with_commands(f"to see the lines that allocate: gpumond why --pid {row.pid} --record 30s", daemon.url)
         return [*why_lines(found, {row.key[0]: f"GPU {row.gpu}"}), *([] if found["sites"] else [record])]
@@ -299,7 +299,7 @@ def why_panel(requests: Requests, daemon: DaemonClient, row: ProcessRow) -> Pane
         title = [Span(f"memory of {row.program} (pid {row.pid})", "bold")]
         return [title, *(line for text in texts for line in wrap_line([Span(printable_excerpt(text, 600))], width))]
 
-    requests.ask(question, receive)
+    requests.ask(fetch, receive)
     return Panel(lines, ("w",))
 
 
@@ -319,7 +319,7 @@ class SilenceDialog:
         self.panel = Panel(self._lines, (), {**selection_keys(self._select), "enter": self._enter}, self._hints)
         self.requests, self.daemon, self.pid = requests, daemon, pid
         self.alerts: list[Any] = []
-        self.chosen = 0
+        self.cursor = 0
         self.result = "waiting for the daemon"
         self.refused = ("", "")
         """The reason that was not accepted, and why not."""
@@ -354,11 +354,11 @@ class SilenceDialog:
 
     def _select(self, step: int) -> None:
         if self.panel.entry is None:
-            self.chosen = max(0, min(self.chosen + step, len(self.alerts) - 1))
-            self.panel.revealed = self.chosen + 1, self.chosen + 1
+            self.cursor = max(0, min(self.cursor + step, len(self.alerts) - 1))
+            self.panel.revealed = self.cursor + 1, self.cursor + 1
 
     def _matchers(self) -> list[tuple[str, str]]:
-        alert = self.alerts[self.chosen]
+        alert = self.alerts[self.cursor]
         labels = dict(alert["labels"])
         subject = next((name for name in SUBJECT_LABELS if labels.get(name)), "")
         return [("rule", alert["rule"]), *([(subject, labels[subject])] if subject else [])]
@@ -370,7 +370,7 @@ class SilenceDialog:
         if not self.alerts:
             return
         if self.panel.entry is None:
-            self.panel.entry, self.panel.first = "", 0
+            self.panel.entry, self.panel.first_line = "", 0
             return
         alerts, typed = self.alerts, self.panel.entry
         reason = typed.strip()
@@ -398,9 +398,9 @@ class SilenceDialog:
             return wrap_line([Span(self.result)], width)
         if self.panel.entry is None:
             listed = enumerate("".join(_name_and_summary(each)) for each in self.alerts)
-            rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.chosen else "")] for at, text in listed]
+            rows = [[Span(cut(f" {text} ", width), "chosen" if at == self.cursor else "")] for at, text in listed]
             return [[Span("choose the alert to silence", "bold")], *rows]
-        name, summary = _name_and_summary(self.alerts[self.chosen])
+        name, summary = _name_and_summary(self.alerts[self.cursor])
         return [
             *wrap_line([Span(name, "bold"), Span(summary)], width),
             [],

@@ -48,7 +48,7 @@ class EventsDialog:
         self.title = f"events{of} until {clock_text(time.time())}, newest first"
         self.groups: list[list[Mapping[str, Any]]] = []
         self.remedies: list[str] = []
-        self.chosen = 0
+        self.cursor = 0
         self.result = "waiting for the daemon"
         self.minute: Moments | str | None = None
         self._selection_changed = False
@@ -57,10 +57,10 @@ class EventsDialog:
     def _hints(self) -> Hints:
         if not self.groups:
             return ()
-        last = (
+        hints = (
             (("→", "Minute before"), ("esc", "Close")) if self.minute is None else (("←", "Events"), ("esc", "Close"))
         )
-        return (("↑↓", "Event"), *last)
+        return (("↑↓", "Event"), *hints)
 
     def _read(self) -> tuple[list[list[Mapping[str, Any]]], list[str]]:
         found = self.daemon.get("/api/v1/events")
@@ -75,7 +75,7 @@ class EventsDialog:
         (self.groups, self.remedies), self.result = found, "no events since the daemon's start"
 
     def _select(self, step: int) -> None:
-        self.chosen = max(0, min(self.chosen + step, len(self.groups) - 1))
+        self.cursor = max(0, min(self.cursor + step, len(self.groups) - 1))
         if self.minute is not None:
             self._read_minute()
         self._selection_changed = True
@@ -88,11 +88,11 @@ class EventsDialog:
         """Request who held what a minute before the chosen event and at it: at it alone if before isn't known."""
         if not self.groups:
             return
-        event = self.groups[self.chosen][0]
+        event = self.groups[self.cursor][0]
         at = happened_at(event)
-        self.minute, self.panel.first = "waiting for the daemon", 0
+        self.minute, self.panel.first_line = "waiting for the daemon", 0
 
-        def question() -> Moments:
+        def fetch() -> Moments:
             last = holdings_at(self.daemon.get, at, event["device_uuid"])
             try:
                 return (time_text(at - BEFORE_SECONDS), time_text(at)), (
@@ -105,10 +105,10 @@ class EventsDialog:
                 return (time_text(at),), (last,)
 
         def receive(found: Moments | DaemonError) -> None:
-            if self.minute is not None and self.groups[self.chosen][0] is event:
+            if self.minute is not None and self.groups[self.cursor][0] is event:
                 self.minute = printable_excerpt(str(found), 600) if isinstance(found, DaemonError) else found
 
-        self.requests.ask(question, receive)
+        self.requests.ask(fetch, receive)
 
     def _lines(self, width: int) -> list[StyledLine]:
         if not self.groups:
@@ -116,33 +116,33 @@ class EventsDialog:
         if self.minute is None:
             parts = [[*self._group_lines(at, width)] for at in range(len(self.groups))]
             if self._selection_changed:
-                above = sum(map(len, parts[: self.chosen])) + 1
-                self._selection_changed, self.panel.revealed = False, (above, above + len(parts[self.chosen]) - 1)
+                above = sum(map(len, parts[: self.cursor])) + 1
+                self._selection_changed, self.panel.revealed = False, (above, above + len(parts[self.cursor]) - 1)
             return [[Span(self.title, "bold")], *(line for part in parts for line in part)]
         text = self.minute if isinstance(self.minute, str) else table_at(*self.minute, self.gpus, width)
         title, *rows = text.split("\n")
         table = [*wrap_line([Span(title)], width), *([Span(row)] for row in rows)]
-        return [*self._group_lines(self.chosen, width), [], *table]
+        return [*self._group_lines(self.cursor, width), [], *table]
 
     def _group_lines(self, at: int, width: int) -> Iterator[StyledLine]:
         """Yield the lines of a group: all of its events if it is chosen, else the one that tells most."""
         group, now = self.groups[at], time.time()
-        chosen = at == self.chosen
+        is_selected = at == self.cursor
         alike = [each for each in group if repeat_key(each) == repeat_key(group[0])]
-        text = group_text(group if chosen else alike, lambda at: clock_text(at, now).removesuffix(" UTC"))
-        if chosen:
+        text = group_text(group if is_selected else alike, lambda at: clock_text(at, now).removesuffix(" UTC"))
+        if is_selected:
             yield from ([Span(line, "chosen")] for line in wrap_text(text, width).split("\n"))
         else:
-            more = f"  +{len(group) - len(alike)}" if len(group) > len(alike) else ""
-            yield [Span(cut(text.split("\n")[0], width - len(more)) + more)]
+            count_text = f"  +{len(group) - len(alike)}" if len(group) > len(alike) else ""
+            yield [Span(cut(text.split("\n")[0], width - len(count_text)) + count_text)]
         if self.remedies[at]:
             remedy = with_commands(f"  -> {self.remedies[at]}", self.daemon.url)
-            yield from wrap_line([Span(remedy if chosen else cut(remedy, width))], width)
+            yield from wrap_line([Span(remedy if is_selected else cut(remedy, width))], width)
 
 
 def _remedy(event: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str:
     """Return what would have prevented an out-of-memory error; empty for other events. One case has several errors."""
     number = dict(event["details"]).get("number") if event["kind"] == "oom" else None
-    own = [each for each in cases if (each["pid"], each["start_ticks"]) == (event["pid"], event["start_ticks"])]
-    known = {count: each for each in own if (count := int(each["id"].rpartition("-")[2])) <= (number or 0)}
-    return printable_excerpt(known[max(known)]["remedy"], 400) if known else ""
+    of_process = [each for each in cases if (each["pid"], each["start_ticks"]) == (event["pid"], event["start_ticks"])]
+    numbered = {count: each for each in of_process if (count := int(each["id"].rpartition("-")[2])) <= (number or 0)}
+    return printable_excerpt(numbered[max(numbered)]["remedy"], 400) if numbered else ""

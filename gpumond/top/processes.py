@@ -72,16 +72,16 @@ Sortable = tuple[bool, float, str]
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column. On a narrow screen those with the highest ``rank`` are hidden first. Before those up to
-    ``MAX_NARROWED_RANK`` are hidden, each is narrower by at most ``spare``. Numbers are right-aligned.
+    """A column. On a narrow screen those with the highest ``hide_order`` are hidden first. Before those up to
+    ``MAX_NARROWED`` are hidden, each is narrower by at most ``shrinkable``. Numbers are right-aligned.
     """
 
     name: str
     width: int
-    rank: int
+    hide_order: int
     text: Callable[[ProcessRow], str]
     number: Callable[[ProcessRow], float | None] | None = None
-    spare: int = 0
+    shrinkable: int = 0
 
     def key(self, row: ProcessRow) -> Sortable:
         """Return the sort key. Unknown values come last when the largest are first."""
@@ -91,15 +91,17 @@ class TableColumn:
         return value is not None, float(value or 0), ""
 
 
-def _share_column(name: str, rank: int) -> TableColumn:
-    return TableColumn(name, SIZE_WIDTH, rank, lambda row: size_or_dash(row.shares[name]), lambda row: row.shares[name])
+def _share_column(name: str, order: int) -> TableColumn:
+    return TableColumn(
+        name, SIZE_WIDTH, order, lambda row: size_or_dash(row.shares[name]), lambda row: row.shares[name]
+    )
 
 
-def _ratio(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _age(seconds: float) -> str:
+def _age_text(seconds: float) -> str:
     """Format an age in five columns: ``42s``, ``5m``, ``3h``, ``12d``."""
     for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= length:
@@ -116,15 +118,15 @@ def _host_value(row: ProcessRow, name: str) -> float | None:
     return getattr(row.host, name) if row.host else None
 
 
-def _index(gpu: str) -> int | None:
+def _gpu_index(gpu: str) -> int | None:
     """Return the index at the end of a GPU's label."""
     index = gpu.rpartition(":")[2]
     return int(index) if index.isdecimal() else None
 
 
-MAX_NARROWED_RANK = 5
-"""Rank up to which columns are narrowed before one is hidden."""
-RANKS = {"live": 5, "cached": 3, "stranded": 6, "overhead": 8, "opaque": 9}
+MAX_NARROWED = 5
+"""Order up to which columns are narrowed before one is hidden."""
+HIDE_ORDERS = {"live": 5, "cached": 3, "stranded": 6, "overhead": 8, "opaque": 9}
 SIZE_WIDTH = 9
 """Width of a size, such as `999.9 MiB`."""
 PROGRAM_WIDTH = 14
@@ -133,25 +135,25 @@ EXTRA_VERDICT_WIDTH = 7
 SHARES_COLUMN = "shares"
 """The column that shows the shares as a bar, and gives no order."""
 COLUMNS = (
-    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _index(row.gpu), spare=1),
+    TableColumn("gpu", 4, 0, lambda row: row.gpu, lambda row: _gpu_index(row.gpu), shrinkable=1),
     TableColumn("pid", 7, 2, lambda row: str(row.pid or ""), lambda row: row.pid),
-    TableColumn("program", PROGRAM_WIDTH, 0, lambda row: row.program, spare=4),
+    TableColumn("program", PROGRAM_WIDTH, 0, lambda row: row.program, shrinkable=4),
     TableColumn("user", 10, 7, lambda row: row.user),
     TableColumn("used", SIZE_WIDTH, 0, lambda row: size_or_dash(row.used_bytes), lambda row: row.used_bytes),
     TableColumn("waste", SIZE_WIDTH, 4, lambda row: size_or_dash(row.waste_bytes), lambda row: row.waste_bytes),
     TableColumn(SHARES_COLUMN, 12, 11, lambda row: ""),
-    *(_share_column(name, RANKS[name]) for name in PROCESS_SHARES),
-    TableColumn("busy", 5, 10, lambda row: _ratio(row.busy_ratio), lambda row: row.busy_ratio),
-    TableColumn("verdict", 14, 1, lambda row: row.status, spare=1),
+    *(_share_column(name, HIDE_ORDERS[name]) for name in PROCESS_SHARES),
+    TableColumn("busy", 5, 10, lambda row: _percent(row.busy_ratio), lambda row: row.busy_ratio),
+    TableColumn("verdict", 14, 1, lambda row: row.status, shrinkable=1),
     TableColumn(
         "age",
         6,
         12,
-        lambda row: (row.host and _age(row.host.age_seconds)) or "",
+        lambda row: (row.host and _age_text(row.host.age_seconds)) or "",
         lambda row: _host_value(row, "age_seconds"),
     ),
     TableColumn(
-        "cpu", 5, 14, lambda row: _ratio(_host_value(row, "cpu_ratio")), lambda row: _host_value(row, "cpu_ratio")
+        "cpu", 5, 14, lambda row: _percent(_host_value(row, "cpu_ratio")), lambda row: _host_value(row, "cpu_ratio")
     ),
     TableColumn(
         "host",
@@ -162,7 +164,7 @@ COLUMNS = (
     ),
     TableColumn("command", 16, 13, lambda row: _without_folder(row.host.command) if row.host else ""),
 )
-TOTAL_SPARE_WIDTH = sum(column.spare for column in COLUMNS)
+TOTAL_SHRINKABLE = sum(column.shrinkable for column in COLUMNS)
 HIDEABLE = ("waste", *PROCESS_SHARES, "user", "busy", "age", "cpu", "host", "command")
 """Columns that are hidden while no row has a value other than 0; that of the user while there is only one."""
 
@@ -229,17 +231,17 @@ def empty_columns(rows: Sequence[ProcessRow]) -> set[str]:
 
 def columns_for_width(width: int, without: Collection[str] = ()) -> list[TableColumn]:
     """Return the columns that fit on a screen of that width, in their order, except those ``without``."""
-    chosen = {column.name for column in COLUMNS if column.name not in without}
-    for column in sorted(COLUMNS, key=lambda column: -column.rank):
+    fitting = {column.name for column in COLUMNS if column.name not in without}
+    for column in sorted(COLUMNS, key=lambda column: -column.hide_order):
         if (
-            column.name in chosen
-            and column.rank
-            and sum(each.width + 1 for each in COLUMNS if each.name in chosen)
+            column.name in fitting
+            and column.hide_order
+            and sum(each.width + 1 for each in COLUMNS if each.name in fitting)
             > width
-            + (column.rank <= MAX_NARROWED_RANK) * (TOTAL_SPARE_WIDTH + 1)  # the last column needs no space after it
+            + (column.hide_order <= MAX_NARROWED) * (TOTAL_SHRINKABLE + 1)  # the last column needs no space after it
         ):
-            chosen.remove(column.name)
-    return [column for column in COLUMNS if column.name in chosen]
+            fitting.remove(column.name)
+    return [column for column in COLUMNS if column.name in fitting]
 
 
 def sort_and_filter(rows: Iterable[ProcessRow], order: SortOrder, filter_text: str) -> list[ProcessRow]:
@@ -252,28 +254,27 @@ def sort_and_filter(rows: Iterable[ProcessRow], order: SortOrder, filter_text: s
 
 
 def lay_out_columns(
-    width: int, rows: Iterable[ProcessRow], chosen: Collection[str] = (), filled: Collection[str] = ()
+    width: int, rows: Iterable[ProcessRow], names: Collection[str] = (), filled: Collection[str] = ()
 ) -> list[TableColumn]:
     """Return the columns of a line of that width, in their final widths. A GPU's label is shown completely.
 
-    ``chosen``: names of the columns to show if they fit; none for those that have a value, or are in ``filled``.
+    ``names``: the columns to show if they fit; none for those that have a value, or are in ``filled``.
     """
     shown = [*rows]
-    longest = max((len(row.gpu) for row in shown), default=0)
-    more = max(0, longest - COLUMNS[0].width)
-    without = {column.name for column in COLUMNS} - {"program", *chosen} if chosen else empty_columns(shown) - {*filled}
-    columns = columns_for_width(width - 1 - more, without)
-    spare = width - 1 - more - sum(column.width + 1 for column in columns)
-    last = columns[-1].name == "command"
-    verdict = min(max(0, spare), EXTRA_VERDICT_WIDTH) if any(column.name == "verdict" for column in columns) else 0
-    program = min(max(0, spare - verdict), 10 if last else 30)
-    change = {"verdict": verdict, "program": program, "command": spare - verdict - program if last else 0}
-    missing = min(0, spare + 1)
+    extra_gpu_width = max(0, max((len(row.gpu) for row in shown), default=0) - COLUMNS[0].width)
+    without = {column.name for column in COLUMNS} - {"program", *names} if names else empty_columns(shown) - {*filled}
+    columns = columns_for_width(width - 1 - extra_gpu_width, without)
+    free = width - 1 - extra_gpu_width - sum(column.width + 1 for column in columns)
+    has_command = columns[-1].name == "command"
+    verdict = min(max(0, free), EXTRA_VERDICT_WIDTH) if any(column.name == "verdict" for column in columns) else 0
+    program = min(max(0, free - verdict), 10 if has_command else 30)
+    change = {"verdict": verdict, "program": program, "command": free - verdict - program if has_command else 0}
+    missing = min(0, free + 1)
     for column in columns:
         if missing:
-            change[column.name] = max(missing, -column.spare)
+            change[column.name] = max(missing, -column.shrinkable)
             missing -= change[column.name]
-    change["gpu"] = change.get("gpu", 0) + more
+    change["gpu"] = change.get("gpu", 0) + extra_gpu_width
     return [replace(column, width=column.width + change.get(column.name, 0)) for column in columns]
 
 
@@ -310,19 +311,19 @@ def table_head(columns: Sequence[TableColumn], order: SortOrder, count: str = ""
     arrow = "↑" if order.reverse else "↓"
     cells = []
     for column in columns:
-        first = column.name == "program"
-        name = f"by {grouping}" if grouping and first else column.name
+        is_program = column.name == "program"
+        name = f"by {grouping}" if grouping and is_program else column.name
         name = f"{name.upper()}{arrow if column.name == order.column else ''}"
-        end = f" {count}" if count and first else ""
+        end = f" {count}" if count and is_program else ""
         cells.append(pad(cut(name, column.width - len(end)) + end, column.width, bool(column.number)))
     return [Span(" " + " ".join(cells), "head")]
 
 
 def table_line(
-    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, chosen: bool, shares: StyledLine
+    row: TableRow, columns: Sequence[TableColumn], width: int, marked: bool, is_selected: bool, shares: StyledLine
 ) -> StyledLine:
     """Return the line of one row: a mark, then the columns. ``shares``: the bar."""
-    style = "chosen" if chosen else row.process.level or ("bold" if row.members else "")
+    style = "chosen" if is_selected else row.process.level or ("bold" if row.members else "")
     line, text = StyledLine(), "*" if marked else " "
     for column in columns:
         if column.name == SHARES_COLUMN:
@@ -343,12 +344,12 @@ def _cell_text(column: TableColumn, row: TableRow) -> str:
     return f"{'  ' * row.depth}{text}" if column.name == "program" else text
 
 
-def column_at(columns: Sequence[TableColumn], place: int) -> TableColumn | None:
+def column_at(columns: Sequence[TableColumn], x: int) -> TableColumn | None:
     """Return the column at a place of the line, None outside of the columns."""
     end = 1
     for column in columns:
         end += column.width + 1
-        if place < end:
+        if x < end:
             return column
     return None
 
@@ -370,14 +371,14 @@ class ProcessList:
         self.open_groups: set[ProcessOnDevice] = set()
         self.marks: set[ProcessOnDevice] = set()
         self.rows: list[TableRow] = []
-        self.first = 0
+        self.first_visible = 0
         self._cursor = 0
         self._key: ProcessOnDevice | None = None
-        self._filled: set[str] = set()
+        self._ever_filled: set[str] = set()
         """Columns that have had a value: they stay, or the table would move each second."""
 
     @property
-    def chosen(self) -> TableRow | None:
+    def selected_row(self) -> TableRow | None:
         """Return the row under the cursor."""
         return self.rows[self._cursor] if self._cursor < len(self.rows) else None
 
@@ -385,7 +386,7 @@ class ProcessList:
         """Replace the rows."""
         self.rows = [*table_rows(rows, self.order, self.filter_text, self.grouping, self.open_groups, ancestors)]
         if self.rows:
-            self._filled |= {*HIDEABLE} - empty_columns([row.process for row in self.rows])
+            self._ever_filled |= {*HIDEABLE} - empty_columns([row.process for row in self.rows])
         keys = [row.key for row in self.rows]
         if self._key in keys:
             self._cursor = keys.index(self._key)
@@ -393,28 +394,28 @@ class ProcessList:
 
     def columns_in(self, width: int) -> list[TableColumn]:
         """Return the columns of a line of that width."""
-        return lay_out_columns(width, (row.process for row in self.rows), self.columns, self._filled)
+        return lay_out_columns(width, (row.process for row in self.rows), self.columns, self._ever_filled)
 
     def move(self, rows: int) -> None:
         self.select(self._cursor + rows)
 
-    def select(self, place: int) -> None:
+    def select(self, index: int) -> None:
         """Move the cursor to a row, or to the nearest that exists."""
-        self._cursor = max(0, min(place, len(self.rows) - 1))
-        chosen = self.chosen
-        self._key = chosen.key if chosen else self._key
+        self._cursor = max(0, min(index, len(self.rows) - 1))
+        row = self.selected_row
+        self._key = row.key if row else self._key
 
-    def group(self) -> None:
+    def next_grouping(self) -> None:
         """Select the next grouping."""
         groupings = ["", *GROUPINGS]
         at = groupings.index(self.grouping) if self.grouping in groupings else 0
         self.grouping = groupings[(at + 1) % len(groupings)]
 
-    def open(self, row: TableRow) -> None:
+    def toggle_group(self, row: TableRow) -> None:
         """Show the members of a group, or hide them."""
         self.open_groups ^= {row.key}
 
-    def mark(self, row: TableRow) -> None:
+    def toggle_marks(self, row: TableRow) -> None:
         """Mark the processes of a row; unmark them if all are marked."""
         keys = {process.key for process in row.processes}
         self.marks = self.marks - keys if keys <= self.marks else self.marks | keys
@@ -422,18 +423,18 @@ class ProcessList:
     def lines(self, width: int, height: int) -> list[StyledLine]:
         """Return the head and the rows that fit below it, among them the one under the cursor."""
         count = max(1, height - 1)
-        self.first = max(0, min(self.first, len(self.rows) - count))
-        self.first = min(max(self.first, self._cursor - count + 1), self._cursor)
+        self.first_visible = max(0, min(self.first_visible, len(self.rows) - count))
+        self.first_visible = min(max(self.first_visible, self._cursor - count + 1), self._cursor)
         columns = self.columns_in(width)
         room = next((column.width for column in columns if column.name == SHARES_COLUMN), 0)
         largest = max((row.process.used_bytes or 0 for row in self.rows), default=0)
-        visible = self.rows[self.first : self.first + count]
+        visible = self.rows[self.first_visible : self.first_visible + count]
         shown = f"{len(visible)}/{len(self.rows)}" if len(self.rows) > count else ""
         found = [table_head(columns, self.order, shown, self.grouping if self.grouping in GROUPINGS else "")]
-        for place, row in enumerate(visible, self.first):
+        for index, row in enumerate(visible, self.first_visible):
             marked = all(process.key in self.marks for process in row.processes)
             shares = share_bar(row.process, largest, room, self.monochrome)
-            found.append(table_line(row, columns, width, marked, place == self._cursor, shares))
+            found.append(table_line(row, columns, width, marked, index == self._cursor, shares))
         if not self.rows and self.filter_text:
             found.append([Span(" no process matches the filter", "dim")])
         return found[:height]
@@ -542,15 +543,15 @@ def tree_rows(rows: Sequence[ProcessRow], ancestors: AncestorsByProcess) -> list
         if parent is not None:
             children.setdefault(parent.pid, []).append(row)
             names[parent.pid] = parent.name
-    pids_with_subtree = {pid for pid, own in children.items() if pid in by_pid or len(own) > 1}
+    pids_with_subtree = {pid for pid, members in children.items() if pid in by_pid or len(members) > 1}
     return list(_walk(rows, children, by_pid, pids_with_subtree, names))
 
 
 def _parent(row: ProcessRow, ancestors: AncestorsByProcess, by_pid: Mapping[int, ProcessRow]) -> Ancestor | None:
     """Return the nearest ancestor in the table, else the parent."""
-    own = ancestors.get(row.key[1], ())
-    listed = next((each for each in own if each.pid in by_pid), None)
-    return listed or next((each for each in own if each.pid > 1), None)
+    lineage = ancestors.get(row.key[1], ())
+    listed = next((each for each in lineage if each.pid in by_pid), None)
+    return listed or next((each for each in lineage if each.pid > 1), None)
 
 
 def _walk(
@@ -575,15 +576,15 @@ def _walk(
             yield from below(row, 0)
         elif parent not in by_pid and parent not in done:
             done.add(parent)
-            own = children[parent]
-            head = replace(_group_sum(f"parent {parent}", names[parent], own), pid=parent)
-            yield TableRow(head, 0, tuple(own))
-            for child in own:
+            members = children[parent]
+            head = replace(_group_sum(f"parent {parent}", names[parent], members), pid=parent)
+            yield TableRow(head, 0, tuple(members))
+            for child in members:
                 yield from below(child, 1)
 
 
 PROC = "/proc"
-MAX_DEPTH = 20
+MAX_ANCESTORS = 20
 STATS_SECONDS = 1.0
 COMMAND_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -594,12 +595,12 @@ class AncestorCache:
     """Ancestors of processes. They are read once for each process."""
 
     def __init__(self) -> None:
-        self._known: dict[ProcessKey, tuple[Ancestor, ...]] = {}
+        self._cached: dict[ProcessKey, tuple[Ancestor, ...]] = {}
 
     def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, tuple[Ancestor, ...]]:
         """Return the ancestors of each process, the parent first; none of a process of another machine."""
-        self._known = {key: self._known[key] if key in self._known else _ancestors(key) for key in processes}
-        return self._known
+        self._cached = {key: self._cached[key] if key in self._cached else _ancestors(key) for key in processes}
+        return self._cached
 
 
 class ProcessStats:
@@ -607,18 +608,18 @@ class ProcessStats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[ProcessKey, tuple[float, int, HostStats]] = {}
+        self._cached: dict[ProcessKey, tuple[float, int, HostStats]] = {}
         """By process: the time of the reading, its processor time in ticks, and what is shown."""
 
     def read(self, processes: Iterable[ProcessKey]) -> Mapping[ProcessKey, HostStats]:
         """Return what is known of each process; nothing of one of another machine."""
         now, fresh = self._clock(), {}
         for key in processes:
-            before = self._known.get(key)
+            before = self._cached.get(key)
             found = before if before and now - before[0] < STATS_SECONDS else _read_stats(key, before, now)
             if found:
                 fresh[key] = found
-        self._known = fresh
+        self._cached = fresh
         return {key: facts for key, (_, _, facts) in fresh.items()}
 
 
@@ -631,13 +632,13 @@ def _read_stats(
             return None
         uptime = float(read_head(f"{PROC}/uptime").split()[0])
         command = before[2].command if before else _command(key.pid)
-        spent = int(fields[11]) + int(fields[12])
+        cpu_ticks = int(fields[11]) + int(fields[12])
         resident = int(read_head(f"{PROC}/{key.pid}/statm").split()[1]) * PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return None
-    cpu = (spent - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
+    cpu = (cpu_ticks - before[1]) / TICKS_PER_SECOND / (now - before[0]) if before else None
     age = uptime - parse_process_stat(fields).start_ticks / TICKS_PER_SECOND
-    return now, spent, HostStats(command, max(0.0, age), resident, cpu)
+    return now, cpu_ticks, HostStats(command, max(0.0, age), resident, cpu)
 
 
 def _command(pid: int) -> str:
@@ -647,13 +648,13 @@ def _command(pid: int) -> str:
 
 
 def _ancestors(key: ProcessKey) -> tuple[Ancestor, ...]:
-    start = read_process_stat(PROC, key.pid)
-    if start is None or start.start_ticks != key.start_ticks:
+    stat = read_process_stat(PROC, key.pid)
+    if stat is None or stat.start_ticks != key.start_ticks:
         return ()
     found: list[Ancestor] = []
-    while start is not None and start.parent > 0 and len(found) < MAX_DEPTH:
-        found.append(Ancestor(start.parent, _name(start.parent)))
-        start = read_process_stat(PROC, start.parent)
+    while stat is not None and stat.parent > 0 and len(found) < MAX_ANCESTORS:
+        found.append(Ancestor(stat.parent, _name(stat.parent)))
+        stat = read_process_stat(PROC, stat.parent)
     return tuple(found)
 
 

@@ -48,20 +48,20 @@ class HistoryChart:
     points: tuple[tuple[float, Bands], ...]
 
 
-def read_history(daemon: DaemonClient, uuid: str, of: SubjectKey, until: float) -> HistoryChart:
+def read_history(daemon: DaemonClient, uuid: str, subject: SubjectKey, until: float) -> HistoryChart:
     """Return the history of a process or a device, which the daemon knows as ``uuid``. Raises DaemonError."""
-    process = of[1]
-    known = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
-    query = urlencode({"uuid": uuid, **known, "since": until - CHART_SECONDS})
+    process = subject[1]
+    key_fields = {name: value for name, value in (process._asdict() if process else {}).items() if value is not None}
+    query = urlencode({"uuid": uuid, **key_fields, "since": until - CHART_SECONDS})
     try:
         found = daemon.get(f"/api/v1/history/shares?{query}")
     except DaemonError as error:
         if error.status != NOT_FOUND:
             raise
-        return HistoryChart(of, until, ())
+        return HistoryChart(subject, until, ())
     columns = [found[share] for share in SHARES]
     points = zip(found["at"], zip(*columns, strict=True), strict=True)
-    return HistoryChart(of, until, tuple((float(at), _bands(values)) for at, values in points))
+    return HistoryChart(subject, until, tuple((float(at), _bands(values)) for at, values in points))
 
 
 def _bands(values: Iterable[float | None]) -> Bands:
@@ -158,17 +158,17 @@ class SensorHistory:
     def add(self, view: FrameView) -> None:
         self._points = {device.uuid: self._points.get(device.uuid, deque()) for device in view.devices}
         for device in view.devices:
-            own = self._points[device.uuid]
-            if not own or own[-1][0] != view.taken_at:
-                own.append((view.taken_at, device.busy_ratio, device.watts))
-            while own[0][0] < view.taken_at - CHART_SECONDS:
-                own.popleft()
+            points = self._points[device.uuid]
+            if not points or points[-1][0] != view.taken_at:
+                points.append((view.taken_at, device.busy_ratio, device.watts))
+            while points[0][0] < view.taken_at - CHART_SECONDS:
+                points.popleft()
 
     def prepend(self, uuid: str, busy: Iterable[tuple[float, float]]) -> None:
         """Add the earlier utilization of a device, as pairs of a unix time and a ratio, the oldest first."""
-        if own := self._points.get(uuid):
-            first = own[0][0]
-            own.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < first]))
+        if points := self._points.get(uuid):
+            begin = points[0][0]
+            points.extendleft(reversed([(at, ratio, None) for at, ratio in busy if at < begin]))
 
     def lines(self, uuid: str, width: int) -> list[StyledLine]:
         """Return a line with a curve of each value that is known, over the same time; none before the second value."""
@@ -179,20 +179,20 @@ class SensorHistory:
         busy = [(at, {"busy": round(100 * ratio)}) for at, ratio, _ in points if ratio is not None]
         watts = [(at, {"power": round(power)}) for at, _, power in points if power is not None]
         curves = [
-            (f"{name} up to {max(part[name] for _, part in own)}{unit} ", own, top)
-            for name, own, unit, top in (("busy", busy, "%", 100), ("power", watts, " W", 0))
-            if len(own) > 1
+            (f"{name} up to {max(part[name] for _, part in values)}{unit} ", values, highest)
+            for name, values, unit, highest in (("busy", busy, "%", 100), ("power", watts, " W", 0))
+            if len(values) > 1
         ]
         if not curves:
             return []
-        start, until = min(own[0][0] for _, own, _ in curves), points[-1][0]
+        start, until = min(values[0][0] for _, values, _ in curves), points[-1][0]
         line = [Span(f"last {duration_text(round(until - start, -1) or until - start)}: ", "dim")]
-        each = (width - width_of(line)) // len(curves)
-        for title, own, top in curves:
+        curve_width = (width - width_of(line)) // len(curves)
+        for title, values, highest in curves:
             curve = "".join(
                 map(
                     block_character,
-                    stacked_chart(own, start, until, max(1, each - display_width(title) - 2), 1, top)[0],
+                    stacked_chart(values, start, until, max(1, curve_width - display_width(title) - 2), 1, highest)[0],
                 )
             )
             line += [Span(title, "dim"), Span(f"{curve}  ")]
@@ -204,7 +204,7 @@ Hints = Sequence[tuple[str, str]]
 
 
 class Panel:
-    """Text that scrolls. ``lines`` returns it for a width. ``first``: the first line that is shown.
+    """Text that scrolls. ``lines`` returns it for a width. ``first_line``: the first line that is shown.
 
     ``hints`` returns the keys to show, if they are not those that close and scroll. ``entry`` is None, or the text that
     the user edits.
@@ -219,7 +219,7 @@ class Panel:
     ) -> None:
         self.lines, self.closing, self.keys = lines, ("escape", "q", *closing), keys
         self._hints = hints
-        self.first = 0
+        self.first_line = 0
         self.entry: str | None = None
         self.revealed: tuple[int, int] | None = None
         """The lines, first and last, that the next drawing scrolls to if they aren't visible."""
@@ -229,8 +229,8 @@ class Panel:
         return self._hints() or (("esc", "Close"), ("↑↓", "Scroll"))
 
     def scroll(self, lines: int) -> None:
-        """Move the text. The screen limits ``first`` to the lines that exist."""
-        self.first = max(0, self.first + lines)
+        """Move the text. The screen limits ``first_line`` to the lines that exist."""
+        self.first_line = max(0, self.first_line + lines)
 
 
 HELP = """
@@ -281,8 +281,8 @@ def help_lines(width: int) -> list[StyledLine]:
         if not is_key:
             lines += [*([[]] if lines else []), [Span(key, "bold")]]
             continue
-        first, *rest = wrap_line([Span(effect)], max(KEY_WIDTH, width - KEY_WIDTH - 2))
-        lines.append([Span(f"  {key:<{KEY_WIDTH}}", "bold"), *first])
+        line, *rest = wrap_line([Span(effect)], max(KEY_WIDTH, width - KEY_WIDTH - 2))
+        lines.append([Span(f"  {key:<{KEY_WIDTH}}", "bold"), *line])
         lines += [[Span(" " * (KEY_WIDTH + 2)), *line] for line in rest]
     return lines
 
@@ -300,10 +300,10 @@ def detail_lines(row: ProcessRow, history: Sequence[StyledLine], width: int) -> 
         lines += wrap_line([Span(sentence, row.level)], width)
     shares = [("used", row.used_bytes), *row.shares.items(), ("unmapped", row.unmapped_bytes)]
     holder, kv_cache = row.kv_cache or ("", "")
-    more = {holder: f" ({kv_cache})"} if kv_cache else {}
+    suffixes = {holder: f" ({kv_cache})"} if kv_cache else {}
     if row.overhead_parts:
-        more["overhead"] = f"{more.get('overhead', '')}: {row.overhead_parts}"
-    terms = [(share, size_text(size) + more.get(share, "")) for share, size in shares if size is not None]
+        suffixes["overhead"] = f"{suffixes.get('overhead', '')}: {row.overhead_parts}"
+    terms = [(share, size_text(size) + suffixes.get(share, "")) for share, size in shares if size is not None]
     terms += [("user", row.user)] if row.user else []
     if row.host:
         cpu = "" if row.host.cpu_ratio is None else f", {row.host.cpu_ratio:.0%} of a core"
@@ -357,12 +357,12 @@ class Screen:
         self.monochrome, self.curves = monochrome, curves
         self.sensors = SensorHistory()
         self.parts: dict[str, tuple[int, int]] = {}
-        self._devices_first = 0
+        self._first_line = 0
         self._device_lines: Sequence[StyledLine] = ()
 
     def lines(
         self,
-        shown: FrameView | None,
+        view: FrameView | None,
         notices: Sequence[FrameNotice],
         table: ProcessList,
         device: str | None,
@@ -378,14 +378,14 @@ class Screen:
         """
         curves = self.curves and height + 2 >= LARGE_ROWS
         devices, legend = clipped_device_lines(
-            shown,
+            view,
             width,
             height + 2,
             self.monochrome,
             device,
             lambda uuid: self.sensors.lines(uuid, width) if curves else (),
         )
-        concerned = shown and view_of_device(shown, device)
+        concerned = view and view_of_device(view, device)
         estimate = estimate_line(concerned, width)
         entry = filter_line(table.filter_text, filtering)
         about = [*all_notices(None if silent else concerned, notices)]
@@ -399,14 +399,14 @@ class Screen:
         chart = chart_lines(width, chart_rows(height + 2, free))
         room = heights(height, {**wanted, "chart": len(chart)}, len(table.rows) + 1)
         chart = chart if room["chart"] in (0, len(chart)) else chart_lines(width, room["chart"] - 1)
-        own = max(1, room["devices"] - len(legend))
-        if len(devices) > own > 1 and shown:
-            own -= 1
-            self._devices_first = first_line_shown(devices, own, self._devices_first, device)
-            legend = [pages_line(devices, self._devices_first, own, len(shown.devices)), *legend]
-        self._devices_first = first_line_shown(devices, own, self._devices_first, device)
+        device_rows = max(1, room["devices"] - len(legend))
+        if len(devices) > device_rows > 1 and view:
+            device_rows -= 1
+            self._first_line = first_line_shown(devices, device_rows, self._first_line, device)
+            legend = [pages_line(devices, self._first_line, device_rows, len(view.devices)), *legend]
+        self._first_line = first_line_shown(devices, device_rows, self._first_line, device)
         self._device_lines = devices
-        shown_devices = [*devices[self._devices_first : self._devices_first + own], *legend][: room["devices"]]
+        shown_devices = [*devices[self._first_line : self._first_line + device_rows], *legend][: room["devices"]]
         above = [*shown_devices, *estimate[: room["estimate"]]]
         rows = table.lines(width, room["table"])
         self.parts = {"devices": (1, len(shown_devices)), "table": (1 + len(above), room["table"])}
@@ -422,9 +422,9 @@ class Screen:
         """The rows of one page of the table."""
         return max(1, self.parts.get("table", (0, 2))[1] - 1)
 
-    def device_of(self, place: int) -> int | None:
+    def device_of(self, row: int) -> int | None:
         """Return the position of the device in a line of the part ``devices``; None below the last one."""
-        line = self._devices_first + place
+        line = self._first_line + row
         return device_at(self._device_lines, line) if line < len(self._device_lines) else None
 
 
@@ -437,16 +437,16 @@ def whole_screen(
     head: StyledLine, body: Sequence[StyledLine], message: str, hints: Hints, width: int, height: int
 ) -> list[StyledLine]:
     """Return the whole screen: head, body, and the message or else the keys."""
-    last = [Span(message, "bold")] if message else hint_line(hints, width)
-    return [pad_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(last, width)][:height]
+    bottom = [Span(message, "bold")] if message else hint_line(hints, width)
+    return [pad_line(clip_line(head, width), width, "head"), *body[: height - 2], clip_line(bottom, width)][:height]
 
 
 def panel_lines(panel: Panel, width: int, height: int) -> list[StyledLine]:
     content = panel.lines(width - 2)
     if panel.revealed:
-        first, last = panel.revealed
-        panel.first, panel.revealed = min(max(panel.first, last - height + 1), first), None
-    lines, panel.first = text_window(content, height, panel.first)
+        begin, end = panel.revealed
+        panel.first_line, panel.revealed = min(max(panel.first_line, end - height + 1), begin), None
+    lines, panel.first_line = text_window(content, height, panel.first_line)
     blank: list[StyledLine] = [[]] * (height - len(lines))
     return [*([Span(" "), *clip_line(line, width - 2)] for line in lines), *blank]
 
@@ -507,33 +507,33 @@ def clipped_device_lines(
     width: int,
     rows: int,
     monochrome: bool,
-    chosen: str | None,
+    selected: str | None,
     past: Callable[[str], Iterable[StyledLine]],
 ) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of the devices and of their legend, each as long as ``width``."""
     if view is None:
         return [], []
-    lines, legend = device_block(view, width, rows, monochrome, chosen, past)
+    lines, legend = device_block(view, width, rows, monochrome, selected, past)
     return [clip_line(line, width) for line in lines], [clip_line(line, width) for line in legend]
 
 
-def first_line_shown(lines: Sequence[StyledLine], height: int, first: int, chosen: str | None) -> int:
+def first_line_shown(lines: Sequence[StyledLine], height: int, first_line: int, selected: str | None) -> int:
     """Return the first line to show, so that the selected device is visible."""
-    marked = next((at for at, line in enumerate(lines) if chosen and line and line[0].style == "chosen"), first)
-    first = min(max(first, marked - height + 1), marked)
-    return max(0, min(first, len(lines) - height))
+    marked = next((at for at, line in enumerate(lines) if selected and line and line[0].style == "chosen"), first_line)
+    first_line = min(max(first_line, marked - height + 1), marked)
+    return max(0, min(first_line, len(lines) - height))
 
 
-def pages_line(lines: Sequence[StyledLine], first: int, height: int, count: int) -> StyledLine:
+def pages_line(lines: Sequence[StyledLine], first_line: int, height: int, count: int) -> StyledLine:
     """Return the line that states which of the devices are shown, and how to reach the others."""
-    begin, end = device_at(lines, first), device_at(lines, min(len(lines), first + height) - 1)
+    begin, end = device_at(lines, first_line), device_at(lines, min(len(lines), first_line + height) - 1)
     return [Span(f"GPUs {begin + 1} to {end + 1} of {count}; ← → and 0 to 9 select others", "dim")]
 
 
-def device_at(lines: Sequence[StyledLine], place: int) -> int:
+def device_at(lines: Sequence[StyledLine], index: int) -> int:
     """Return the position of the device to which a line belongs."""
     heads = [at for at, line in enumerate(lines) if line and line[0].style in ("bold", "chosen")]
-    return sum(head <= place for head in heads) - 1
+    return sum(head <= index for head in heads) - 1
 
 
 def estimate_line(view: FrameView | None, width: int) -> list[StyledLine]:
@@ -541,8 +541,8 @@ def estimate_line(view: FrameView | None, width: int) -> list[StyledLine]:
     if view is None:
         return []
     text = flush_estimate(view)
-    first = text.partition(";")[0]
-    versions = (text, first, re.sub(" of .* would", " would", first))
+    clause = text.partition(";")[0]
+    versions = (text, clause, re.sub(" of .* would", " would", clause))
     return [[Span(next((each for each in versions if display_width(each) <= width), versions[-1]))]]
 
 
@@ -577,10 +577,10 @@ def hint_line(hints: Hints, width: int) -> StyledLine:
     return line
 
 
-def text_window(lines: Sequence[StyledLine], height: int, first: int) -> tuple[list[StyledLine], int]:
+def text_window(lines: Sequence[StyledLine], height: int, first_line: int) -> tuple[list[StyledLine], int]:
     """Return the lines that are shown, and the first of them, which is at most the last page."""
-    first = max(0, min(first, len(lines) - height))
-    return [*lines[first : first + height]], first
+    first_line = max(0, min(first_line, len(lines) - height))
+    return [*lines[first_line : first_line + height]], first_line
 
 
 def pad_line(line: StyledLine, width: int, style: str) -> StyledLine:
@@ -622,37 +622,39 @@ def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     Notices of a kind share a line if not all have one. Those without a line are counted at the end of the last line.
     Lines that are left continue the first texts that do not fit in one.
     """
-    every = sorted(notices, key=_rank)
-    groups = [[each] for each in every] if len(every) <= rows else group_by_kind(every)
+    ordered = sorted(notices, key=_urgency)
+    groups = [[each] for each in ordered] if len(ordered) <= rows else group_by_kind(ordered)
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
-    spare, lines = rows - len(shown), list[StyledLine]()
+    free_rows, lines = rows - len(shown), list[StyledLine]()
     for group in shown:
-        first, more = group[0], _more_text(group, hidden if group is shown[-1] else 0, width)
-        subject, text = first.split_subject
-        rest = "; ".join(filter(None, (text, *first.steps)))
-        full = [] if more else wrap_line(_styled(first, subject, rest if text else f": {rest}"), width)
-        if 1 < len(full) <= 1 + spare:
-            spare -= len(full) - 1
-            lines += full
+        notice, count_text = group[0], _count_text(group, hidden if group is shown[-1] else 0, width)
+        subject, text = notice.split_subject
+        rest = "; ".join(filter(None, (text, *notice.steps)))
+        wrapped = [] if count_text else wrap_line(_styled(notice, subject, rest if text else f": {rest}"), width)
+        if 1 < len(wrapped) <= 1 + free_rows:
+            free_rows -= len(wrapped) - 1
+            lines += wrapped
         else:
-            line = _styled(first, *in_one_line(*first.split_subject, first.advice, width - display_width(more)))
-            lines.append([*line, Span(more)] if more else line)
+            line = _styled(
+                notice, *in_one_line(*notice.split_subject, notice.advice, width - display_width(count_text))
+            )
+            lines.append([*line, Span(count_text)] if count_text else line)
     return lines
 
 
-def _more_text(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
+def _count_text(group: Sequence[FrameNotice], hidden: int, width: int) -> str:
     """Return the number of notices that a line stands for, besides its own; empty if there are none."""
     others, kind = len(group) - 1, group[0].kind.removeprefix("alert ")
     of_kind = f"  {kind}: {others} more" if others else ""
-    more = of_kind + (f"  {hidden} more: press a" if hidden else "")
-    return more if 2 * display_width(more) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
+    text = of_kind + (f"  {hidden} more: press a" if hidden else "")
+    return text if 2 * display_width(text) <= width else f"  {others + hidden} more{': press a' if hidden else ''}"
 
 
 def _styled(notice: FrameNotice, subject: str, text: str) -> StyledLine:
     return [Span(subject, STYLE_BY_LEVEL[notice.level]), *([Span(text)] if text else [])]
 
 
-def _rank(notice: FrameNotice) -> tuple[int, float]:
+def _urgency(notice: FrameNotice) -> tuple[int, float]:
     return [*STYLE_BY_LEVEL].index(notice.level), notice.full_in
 
 
@@ -673,21 +675,21 @@ def in_one_line(subject: str, text: str, advice: str, width: int) -> tuple[str, 
     versions += [(subject, [*facts[:count], *steps[:1]]) for count in range(len(facts), 0, -1)]
     name, *shorter = (OMITTABLE.sub("", each) for each in (subject, *facts))
     step = OMITTABLE.sub("", steps[0] if steps else "")
-    command = COMMAND.search(step)
-    fact, last = "".join(shorter[:1]), command[0] if command else ""
+    found = COMMAND.search(step)
+    fact, command = "".join(shorter[:1]), found[0] if found else ""
     clause, room = _first_clause(fact), width - display_width(name)
-    versions += [(name, [*shorter[:count], last]) for count in range(len(shorter), 1, -1) if last]
+    versions += [(name, [*shorter[:count], command]) for count in range(len(shorter), 1, -1) if command]
     if full := FULL.search(text):
         words = _words_of(clause, room - display_width(full[0]) - 2)
         least = [words, full[0]] if words else [f": {full[0]}"]
-        ends = [clause, full[0], last], [clause, full[0]], least
+        ends = [clause, full[0], command], [clause, full[0]], least
         versions = [each for each in versions if full[0] in "; ".join(each[1])] + [(name, end) for end in ends]
     versions.append((name, [fact, step]))
-    if last:
-        versions += [(name, [fact, last]), (name, [clause, last])]
-        words = _words_of(fact, room - display_width(last) - 2)
-        versions += [(name, [words, last])] if words else []
-    versions += [] if last else [(name, [clause, step])]
+    if command:
+        versions += [(name, [fact, command]), (name, [clause, command])]
+        words = _words_of(fact, room - display_width(command) - 2)
+        versions += [(name, [words, command])] if words else []
+    versions += [] if command else [(name, [clause, step])]
     longest = max(
         (each for each in (_words_of(fact, room), clause) if display_width(each) <= room), key=display_width, default=""
     )
@@ -716,7 +718,7 @@ def notices_in_full(
 ) -> list[StyledLine]:
     """Return all notices by kind, the worst first, with their texts. ``completed`` completes the commands of a text."""
     lines: list[StyledLine] = []
-    for group in group_by_kind(sorted(notices, key=_rank)):
+    for group in group_by_kind(sorted(notices, key=_urgency)):
         lines += [[]] if lines else []
         for notice in group:
             rest = completed(notice.fact.removeprefix(notice.title))

@@ -186,7 +186,7 @@ def _named(character: str) -> str:
 
 
 def _sequence(number: str, letter: str) -> str | None:
-    first = number.partition(";")[0]
+    code = number.partition(";")[0]
     if letter == "~":
-        return _BY_NUMBER.get(int(first)) if first.isdecimal() else None
+        return _BY_NUMBER.get(int(code)) if code.isdecimal() else None
     return _BY_LETTER.get(letter)

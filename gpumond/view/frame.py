@@ -321,10 +321,10 @@ def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
     if uuid is None:
         return view
     devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
-    own = next((device for device in devices if device.uuid == uuid), None)
+    device_row = next((device for device in devices if device.uuid == uuid), None)
     processes = processes_on(view, uuid)
     refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
-    concerned = {None, own.parent_uuid if own else None, *(device.uuid for device in devices)}
+    concerned = {None, device_row.parent_uuid if device_row else None, *(device.uuid for device in devices)}
     notices: dict[str, Any] = {
         field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICE_FIELDS
     }
@@ -334,9 +334,9 @@ def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
         problems_elsewhere=sum(each.device_uuid not in concerned for each in (*view.alerts, *view.problems)),
         devices=devices,
         processes=processes,
-        reclaimable_bytes=own.reclaimable_bytes if own else None,
+        reclaimable_bytes=device_row.reclaimable_bytes if device_row else None,
         refused_bytes=sum(refusing),
-        only_device="" if own is None else own.uuid if own.parent_uuid else str(own.index),
+        only_device="" if device_row is None else device_row.uuid if device_row.parent_uuid else str(device_row.index),
     )
 
 
@@ -363,7 +363,7 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     Devices, processes and notices state the name. A UUID begins with the place of its daemon in ``views``, see
     ``split_merged_uuid``: two daemons can state the same, as those of simulated devices do.
     """
-    all_views = [_prefix_view(place, name, each) for place, (name, each) in enumerate(views) if each is not None]
+    all_views = [_prefix_view(index, name, each) for index, (name, each) in enumerate(views) if each is not None]
     known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
     return FrameView(
         seq=max((each.seq for each in all_views), default=0),
@@ -383,7 +383,7 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     )
 
 
-def _prefix_view(place: int, name: str, view: FrameView) -> FrameView:
+def _prefix_view(index: int, name: str, view: FrameView) -> FrameView:
     def prefixed(notices: Iterable[FrameNotice]) -> tuple[FrameNotice, ...]:
         return tuple(
             replace(
@@ -396,8 +396,8 @@ def _prefix_view(place: int, name: str, view: FrameView) -> FrameView:
             for notice in notices
         )
 
-    def uuid(own: str) -> str:
-        return f"{place}{DAEMON_SEPARATOR}{own}"
+    def uuid(daemon_uuid: str) -> str:
+        return f"{index}{DAEMON_SEPARATOR}{daemon_uuid}"
 
     notices: dict[str, Any] = {field: prefixed(getattr(view, field)) for field in NOTICE_FIELDS}
 
@@ -418,5 +418,5 @@ def _prefix_view(place: int, name: str, view: FrameView) -> FrameView:
 
 def split_merged_uuid(uuid: str) -> tuple[int, str]:
     """Return the place of the daemon, and its own UUID, of a device in a merged view."""
-    place, _, own = uuid.partition(DAEMON_SEPARATOR)
-    return int(place), own
+    index, _, daemon_uuid = uuid.partition(DAEMON_SEPARATOR)
+    return int(index), daemon_uuid

@@ -120,8 +120,8 @@ def curve(
     if top is not None:
         shapes.append(f'<line class="top" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y(top):.1f}" y2="{y(top):.1f}"/>')
     for at, name in marks:
-        place = f'x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"'
-        shapes.append(f'<line class="mark" {place}><title>{html_text(name)}</title></line>')
+        position = f'x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"'
+        shapes.append(f'<line class="mark" {position}><title>{html_text(name)}</title></line>')
     for part in _parts(points, gap):
         drawn = part if len(part) > 1 else part * 2  # a single point is a dot
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in drawn)
@@ -187,9 +187,9 @@ def bars(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], overlaid: bool = 
             if bar.value is not None:
                 size = f'width="{room * bar.value / scale:.1f}" height="{thick:g}"'
                 shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{at:g}" {size}/>')
-                place = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
+                position = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
                 shown = size_text(bar.value) if bar.text is None else html_text(bar.text)
-                shapes.append(f"<text {place}>{shown}</text>")
+                shapes.append(f"<text {position}>{shown}</text>")
             if bar.peak is not None:
                 x = left + room * bar.peak / scale
                 line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'

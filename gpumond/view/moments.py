@@ -93,14 +93,14 @@ def history_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: i
 
 def _changes(before: Sequence[Entry], after: Sequence[Entry], gpus: Mapping[str, str], width: int | None) -> str:
     """Return a table of what changed between two times: the used bytes, and each share's change."""
-    known = known_shares([*before, *after])
+    shares = known_shares([*before, *after])
     old, new = ({_key(entry): entry for entry in entries} for entries in (before, after))
-    header = ("GPU", ">PID", "PROGRAM", ">BEFORE", ">AFTER", ">CHANGE", *(f">{share.upper()}" for share in known))
+    header = ("GPU", ">PID", "PROGRAM", ">BEFORE", ">AFTER", ">CHANGE", *(f">{share.upper()}" for share in shares))
     rows = [
         [
             *_subject_cells(new.get(key, old.get(key, {})), gpus),
             *_used(*(entries[key]["used_bytes"] if key in entries else None for entries in (old, new))),
-            *(_change(old.get(key), new.get(key), name) for name in ("used", *known)),
+            *(_change(old.get(key), new.get(key), name) for name in ("used", *shares)),
         ]
         for key in map(_key, sorted((old | new).values(), key=_order))
     ]

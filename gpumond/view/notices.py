@@ -75,11 +75,11 @@ def frame_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     for device in frame["snapshot"]["devices"]:
         index[device["uuid"]] = f"GPU {device['index']}"
     if not source["up"]:
-        own = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
+        texts = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
         reason = printable_excerpt(source["reason"], 40)
         title = "detached from the driver for maintenance" if released else f"no GPU can be read ({reason})"
-        yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *own[:1]))
+        yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *texts[:1]))
     elif not index:
         yield FrameNotice("warn", "no GPU found", "the driver lists no GPUs")
     for fault in frame["faults"]:
@@ -138,10 +138,10 @@ def blank_repeated_texts(candidates: Iterable[FrameNotice], others: Collection[F
 
 def verdict_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
     """Yield the verdicts that require attention and of which no alert informs, the most urgent first."""
-    known = {(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]}
+    alerted = {(alert["rule"], dict(alert["labels"]).get("uuid"), alert["pid"]) for alert in frame["alerts"]}
 
     def is_new(verdict: Mapping[str, Any]) -> bool:
-        return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in known
+        return (verdict["kind"], verdict["device_uuid"], verdict["pid"]) not in alerted
 
     found = (each for each in frame["verdicts"] if each["kind"] not in PATTERN_NAMES and is_new(each))
     for verdict in sorted(found, key=lambda each: (time_to_full(each), each["since"])):
@@ -157,8 +157,8 @@ def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | Non
     """Return the program and the GPU that an alert or a verdict concerns, each empty if there is none."""
     gpu = next((f"GPU {each['index']}" for each in frame["snapshot"]["devices"] if each["uuid"] == uuid), "")
     key = process_of(value)
-    own = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
-    name = printable_excerpt(next((each["workload"] or each["comm"] for each in own), None) or "", 64)
+    of_process = (each for each in frame["processes"] if key and each["pid"] == key.pid and process_of(each) == key)
+    name = printable_excerpt(next((each["workload"] or each["comm"] for each in of_process), None) or "", 64)
     pid = f"pid {value['pid']}" if key else ""
     return f"{name} ({pid})" if name else pid, gpu
 
@@ -166,8 +166,8 @@ def _subject(frame: Mapping[str, Any], value: Mapping[str, Any], uuid: str | Non
 def group_by_kind(notices: Iterable[FrameNotice]) -> list[list[FrameNotice]]:
     """Return the notices of each kind together, in the order of the first of each kind."""
     kinds: dict[object, list[FrameNotice]] = {}
-    for place, notice in enumerate(notices):
-        kinds.setdefault((notice.kind, notice.level) if notice.kind else place, []).append(notice)
+    for index, notice in enumerate(notices):
+        kinds.setdefault((notice.kind, notice.level) if notice.kind else index, []).append(notice)
     return list(kinds.values())
 
 

@@ -241,8 +241,8 @@ def _subject(alert: Mapping[str, Any]) -> SubjectKey:
 
 def reclaimable_bytes(lines: Iterable[Mapping[str, Any]], refusing: Collection[ProcessKey | None]) -> int | None:
     """Return the bytes that a flush would release, processes that refuse excluded. None if no cache is reported."""
-    held = cached_lines(lines)
-    return sum(line["used_bytes"] for line in held if process_of(line) not in refusing) if held else None
+    cached = cached_lines(lines)
+    return sum(line["used_bytes"] for line in cached if process_of(line) not in refusing) if cached else None
 
 
 def _bytes_by_share(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -255,14 +255,14 @@ def _bytes_by_share(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def device_rows(frame: Mapping[str, Any], refusing: Collection[ProcessKey | None]) -> Iterator[DeviceRow]:
     overcounts = {each["device_uuid"]: each["overcount_bytes"] for each in frame["ledger"]["overcounts"]}
-    held: dict[str, list[Mapping[str, Any]]] = {}
+    lines_by_device: dict[str, list[Mapping[str, Any]]] = {}
     for line in frame["ledger"]["lines"]:
-        held.setdefault(line["device_uuid"], []).append(line)
+        lines_by_device.setdefault(line["device_uuid"], []).append(line)
     unmapped: Counter[str] = Counter()
     for process in frame["processes"]:
         unmapped[process["device_uuid"]] += process.get("unmapped_bytes") or 0
     for device in frame["snapshot"]["devices"]:
-        lines, sensors = held.get(device["uuid"], []), device["sensors"]
+        lines, sensors = lines_by_device.get(device["uuid"], []), device["sensors"]
         yield DeviceRow(
             uuid=str(device["uuid"]),
             index=int(device["index"]),
@@ -340,8 +340,8 @@ def claimed_bytes(request: Mapping[str, Any]) -> int | None:
 
 def earlier_requests(frame: Mapping[str, Any], request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the requests for the same device whose turn is before, the next one first."""
-    own = (each for each in frame["queue"] if each["device_uuid"] == request["device_uuid"])
-    return sorted((each for each in own if each["ahead"] < request["ahead"]), key=lambda each: int(each["ahead"]))
+    queue = (each for each in frame["queue"] if each["device_uuid"] == request["device_uuid"])
+    return sorted((each for each in queue if each["ahead"] < request["ahead"]), key=lambda each: int(each["ahead"]))
 
 
 def queue_position_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
@@ -418,11 +418,11 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
         for device in devices
         if device["uuid"] not in split and device["up"] and device["free_bytes"] is not None
     ]
-    size, place = max(free, default=(0, 0))
+    size, index = max(free, default=(0, 0))
     if size < request["need_bytes"]:
         return ""
-    other = f"GPU {-place} has {size_text(size)} available"
-    return f"{other}: to use it, start {requester(request)} with --need-device {-place}"
+    other = f"GPU {-index} has {size_text(size)} available"
+    return f"{other}: to use it, start {requester(request)} with --need-device {-index}"
 
 
 def waiting_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
@@ -634,11 +634,11 @@ def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None
     """Return the limit in effect where a quota sets one: the program's allocators may have a lower one."""
     if report is None:
         return f"limit {size_text(required)} ({owner}; not in effect: the program has no agent)"
-    own = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
-    if own and min(own) != required:
+    limits = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
+    if limits and min(limits) != required:
         origin = "set with gpumond limit or by the program"
-        return f"limit {size_text(min(own))} ({origin}; the limit of the {owner} quota is {size_text(required)})"
-    if own:
+        return f"limit {size_text(min(limits))} ({origin}; the limit of the {owner} quota is {size_text(required)})"
+    if limits:
         return f"limit {size_text(required)} ({owner})"
     reason = "no allocator has applied it" if report["allows_limit"] else "the program doesn't allow limits"
     return f"limit {size_text(required)} ({owner}; not in effect: {reason})"

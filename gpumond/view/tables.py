@@ -42,10 +42,10 @@ LEGEND_WIDTH = 140
 
 
 def device_lines(
-    view: FrameView, width: int, height: int, monochrome: bool, chosen: str | None = None
+    view: FrameView, width: int, height: int, monochrome: bool, selected: str | None = None
 ) -> list[StyledLine]:
-    """Return the lines of all devices. ``chosen``: UUID of the device whose name is highlighted."""
-    lines, legend = device_block(view, width, height, monochrome, chosen)
+    """Return the lines of all devices. ``selected``: UUID of the device whose name is highlighted."""
+    lines, legend = device_block(view, width, height, monochrome, selected)
     return [line for line in (*lines, *legend) if line]
 
 
@@ -54,7 +54,7 @@ def device_block(
     width: int,
     height: int,
     monochrome: bool,
-    chosen: str | None = None,
+    selected: str | None = None,
     past: Callable[[str], Iterable[StyledLine]] = lambda uuid: (),
 ) -> tuple[list[StyledLine], list[StyledLine]]:
     """Return the lines of all devices, and those of the legend that they have in common.
@@ -67,12 +67,12 @@ def device_block(
         column = max(display_width(device.label) for device in view.devices)
         longest = max(display_width(_model_name(device.name or device.uuid)) for device in view.devices)
         columns = max(2, column), max(MIN_NAME_WIDTH, min(longest, width // NAME_FRACTION))
-        lines = [_single_line(device, width, columns, monochrome, chosen) for device in view.devices]
+        lines = [_single_line(device, width, columns, monochrome, selected) for device in view.devices]
         return lines, [*_legend_area(_totals(known), width, monochrome)]
     return [
         line
         for device in view.devices
-        for line in (*_full_lines(device, width, monochrome, chosen), *past(device.uuid))
+        for line in (*_full_lines(device, width, monochrome, selected), *past(device.uuid))
     ], []
 
 
@@ -90,8 +90,8 @@ def flush_estimate(view: FrameView) -> str:
     return f"a flush of {programs} would release {what}{more}"
 
 
-def _full_lines(device: DeviceRow, width: int, monochrome: bool, chosen: str | None) -> Iterator[StyledLine]:
-    index, used = Span(f"GPU {device.label}", _style(device, chosen)), StyledLine()
+def _full_lines(device: DeviceRow, width: int, monochrome: bool, selected: str | None) -> Iterator[StyledLine]:
+    index, used = Span(f"GPU {device.label}", _style(device, selected)), StyledLine()
     sensors = [Span(f"  {sensor}", "dim") for sensor in _sensors(device)]
     if device.used_bytes is not None:
         used = [Span(f"  {_used(device)}", "bold")]
@@ -107,18 +107,18 @@ def _full_lines(device: DeviceRow, width: int, monochrome: bool, chosen: str | N
         yield from _legend_area(_parts(device), width, monochrome)
 
 
-def _style(device: DeviceRow, chosen: str | None) -> str:
-    return "chosen" if device.uuid == chosen else "bold"
+def _style(device: DeviceRow, selected: str | None) -> str:
+    return "chosen" if device.uuid == selected else "bold"
 
 
 def _single_line(
-    device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, chosen: str | None
+    device: DeviceRow, width: int, columns: tuple[int, int], monochrome: bool, selected: str | None
 ) -> StyledLine:
     """Return index, name, bar, memory, utilization, temperature and power of a device on one line.
 
     ``columns``: the widths of index and name.
     """
-    index = Span(pad(device.label, columns[0], right=True), _style(device, chosen))
+    index = Span(pad(device.label, columns[0], right=True), _style(device, selected))
     name = Span(f" {pad(_model_name(device.name or device.uuid), columns[1])} ")
     if device.used_bytes is None:
         return [index, name, Span(device.state, "alarm")]
@@ -379,8 +379,8 @@ def _processes_of(engine: Mapping[str, Any]) -> set[tuple[int, int]]:
 
 
 def _engine_row(engine: Mapping[str, Any], used: Mapping[tuple[int, int, str], int | None]) -> Iterator[str]:
-    own = _processes_of(engine)
-    sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in own and size_bytes is not None]
+    keys = _processes_of(engine)
+    sizes = [size_bytes for key, size_bytes in used.items() if key[:2] in keys and size_bytes is not None]
     ratio, idle = engine["kv_cache_used_ratio"], engine["idle_seconds"]
     total = sum(sizes) if sizes else None
     kv_cache = kv_cache_bytes(engine, total)

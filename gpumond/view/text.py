@@ -61,12 +61,12 @@ def bar(parts: Mapping[str, int], size: int, width: int) -> list[tuple[str, int]
     Borders are accurate to half a cell, so a smaller share may have no cell. If the parts exceed the size (an
     overcount), they fill the bar in proportion.
     """
-    known = {share: parts[share] for share in (*SHARES, "reserved") if parts.get(share)}
-    whole = max(size, sum(known.values()), 1)
+    sizes = {share: parts[share] for share in (*SHARES, "reserved") if parts.get(share)}
+    total = max(size, sum(sizes.values()), 1)
     cells, passed, drawn = [], 0, 0
-    for share, part in known.items():
+    for share, part in sizes.items():
         passed += part
-        until = round(passed * width / whole)
+        until = round(passed * width / total)
         if until > drawn:
             cells.append((share, until - drawn))
         drawn = max(drawn, until)
@@ -98,16 +98,16 @@ def stacked_chart(
     """
     highest: list[Mapping[str, int] | None] = [None] * width
     for at, parts in points:
-        place = int((at - start) / max(end - start, 1e-9) * width)
-        if 0 <= place <= width:
-            place = min(place, width - 1)
-            before = highest[place]
+        column = int((at - start) / max(end - start, 1e-9) * width)
+        if 0 <= column <= width:
+            column = min(column, width - 1)
+            before = highest[column]
             if before is None or sum(parts.values()) > sum(before.values()):
-                highest[place] = parts
+                highest[column] = parts
     _fill_gaps(highest, [at for at, _ in points], (end - start) / max(width, 1))
     top = max([top, *(sum(parts.values()) for parts in highest if parts is not None)]) or 1
     columns = [_column(parts, top, rows) for parts in highest]
-    return [[column[row] for column in columns] for row in reversed(range(rows))]
+    return [[cells[row] for cells in columns] for row in reversed(range(rows))]
 
 
 def _column(parts: Mapping[str, int] | None, top: int, rows: int) -> list[StackCell]:
@@ -126,8 +126,8 @@ def _column(parts: Mapping[str, int] | None, top: int, rows: int) -> list[StackC
 
 def _cell(spans: Iterable[tuple[str, int, int]], floor: int) -> StackCell:
     """Return the cell from ``floor`` on: its height, or, if it is full, the proportion of its two largest parts."""
-    own = [(min(until, floor + 8) - max(begin, floor), name) for name, begin, until in spans]
-    filled = [each for each in own if each[0] > 0]
+    overlaps = [(min(until, floor + 8) - max(begin, floor), name) for name, begin, until in spans]
+    filled = [each for each in overlaps if each[0] > 0]
     height = sum(size for size, _ in filled)
     if not filled:
         return EMPTY
@@ -156,10 +156,10 @@ def _fill_gaps(columns: list[Mapping[str, int] | None], times: Sequence[float], 
     steps = sorted(after - before for before, after in pairwise(times))
     seconds = max(GAP_SECONDS, 2 * steps[len(steps) // 2]) if steps else GAP_SECONDS
     longest = seconds / column_seconds if column_seconds else 0.0
-    known = [place for place, value in enumerate(columns) if value is not None]
-    for place, following in pairwise([*known, len(columns)]):
-        if following - place <= longest:
-            columns[place + 1 : following] = [columns[place]] * (following - place - 1)
+    known = [index for index, value in enumerate(columns) if value is not None]
+    for index, following in pairwise([*known, len(columns)]):
+        if following - index <= longest:
+            columns[index + 1 : following] = [columns[index]] * (following - index - 1)
 
 
 PART_COLORS: Mapping[str, str] = {**COLORS, "free": FREE_ON_DARK, "reserved": "#6B7480", "waiting": "#4A5260"}
@@ -238,12 +238,12 @@ def clip_line(line: StyledLine, width: int) -> StyledLine:
     kept: StyledLine = []
     room = max(1, width)
     for piece in line:
-        own = display_width(piece.text)
-        if own >= room:  # the ellipsis takes one column
+        piece_width = display_width(piece.text)
+        if piece_width >= room:  # the ellipsis takes one column
             kept.append(piece._replace(text=cut(piece.text + " ", room)))
             break
         kept.append(piece)
-        room -= own
+        room -= piece_width
     return kept
 
 
@@ -301,7 +301,7 @@ def _color(share: str, colors: Colors) -> str:
     red, green, blue = bytes.fromhex(PART_COLORS[share].lstrip("#"))
     if colors == "true":
         return f"2;{red};{green};{blue}"
-    places = [min(range(6), key=lambda place: abs(COLOR_CUBE_LEVELS[place] - part)) for part in (red, green, blue)]
+    places = [min(range(6), key=lambda level: abs(COLOR_CUBE_LEVELS[level] - part)) for part in (red, green, blue)]
     return f"5;{16 + 36 * places[0] + 6 * places[1] + places[2]}"
 
 
@@ -332,7 +332,7 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]], width: int
         widths = _shrink_widths(widths, _min_widths(header, widths), width - len(COLUMN_GAP) * (len(header) - 1))
     return [
         COLUMN_GAP.join(
-            pad(cell, own, to_right) for cell, own, to_right in zip(line, widths, right, strict=True)
+            pad(cell, cell_width, to_right) for cell, cell_width, to_right in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in lines
     ]
@@ -407,11 +407,11 @@ def table(
         at = names.index(name)
         cells = [row[:at] + row[at + 1 :] for row in cells]
         hidden.append(names.pop(at).lstrip(">"))
-    first, *lines = table_lines(names, cells)
+    head, *lines = table_lines(names, cells)
     if width is not None and not names[-1].startswith(">"):
-        room = width - len(first) + len(names[-1])
+        room = width - len(head) + len(names[-1])
         lines = [_wrap_last_cell(line, row[-1], width, room) for line, row in zip(lines, cells, strict=True)]
-    return "\n".join([first, *lines, *_hidden_note(hidden, complete, width)])
+    return "\n".join([head, *lines, *_hidden_note(hidden, complete, width)])
 
 
 def _hidden_note(hidden: Sequence[str], complete: str, width: int | None) -> list[str]:
@@ -422,14 +422,14 @@ MIN_LAST_WIDTH = 40
 """Width from which a column's text stays in its column; else it is below its row."""
 
 
-def _wrap_last_cell(line: str, last: str, width: int, room: int) -> str:
+def _wrap_last_cell(line: str, cell: str, width: int, room: int) -> str:
     """Return a row of a table whose last cell is broken into lines."""
-    if display_width(line) <= width or not last:
+    if display_width(line) <= width or not cell:
         return line
-    begin, indent = line.removesuffix(last.rstrip()), width - room
+    begin, indent = line.removesuffix(cell.rstrip()), width - room
     if room < MIN_LAST_WIDTH:
         begin, indent, room = f"{begin.rstrip()}\n    ", 4, width - 4
-    return begin + f"\n{' ' * indent}".join(textwrap.wrap(last, room, break_long_words=False, break_on_hyphens=False))
+    return begin + f"\n{' ' * indent}".join(textwrap.wrap(cell, room, break_long_words=False, break_on_hyphens=False))
 
 
 def fitting_table(
@@ -529,12 +529,12 @@ class ChartCurve:
         used = len(self._maxima)
         if not used:
             return []
-        own: list[list[float]] = [[] for _ in range(CHART_COLUMNS)]
+        columns: list[list[float]] = [[] for _ in range(CHART_COLUMNS)]
         for slot in range(max(used, CHART_COLUMNS)):
             value = self._maxima[slot * used // max(used, CHART_COLUMNS)]
             if value is not None:
-                own[slot * CHART_COLUMNS // max(used, CHART_COLUMNS)].append(value)
-        return [max(values, default=None) for values in own]
+                columns[slot * CHART_COLUMNS // max(used, CHART_COLUMNS)].append(value)
+        return [max(values, default=None) for values in columns]
 
     def points(self) -> list[tuple[float, float]]:
         """Return the start and the maximum of each interval with a point."""

@@ -11,7 +11,7 @@ import pytest
 from gpumond.diagnosis.trend import quantile
 from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.pools import Receipt
-from gpumond.features.baselines.recordings import MAX_WORKLOADS, BaselineRecorder
+from gpumond.features.baselines.recorder import MAX_WORKLOADS, BaselineRecorder
 from gpumond.features.baselines.statistics import (
     MAX_BLOCKS,
     Baseline,

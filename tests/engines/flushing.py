@@ -20,7 +20,9 @@ from gpumond.host.peer import PeerIdentity
 from gpumond.sim.device import SimDevice
 from tests.helpers.engines import FakeEngine, reading
 
-FAST = ReleaseTiming(idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, return_seconds=(0.1,))
+FAST = ReleaseTiming(
+    idle_seconds=0.2, poll_seconds=0.05, stable_seconds=0.1, settle_seconds=3.0, restore_pause_seconds=(0.1,)
+)
 BRIEF = replace(FAST, settle_seconds=0.5)
 """For a release that has no effect: its memory is awaited in vain."""
 

@@ -103,7 +103,7 @@ def make_fault(
 class TickState:
     """State that `advance` passes from one tick to the next."""
 
-    activities: Mapping[str, AlertStates] = field(default_factory=dict)
+    alert_states: Mapping[str, AlertStates] = field(default_factory=dict)
     recent: RuleWindow = field(default_factory=RuleWindow)
     awaited: AwaitedAlerts = frozenset()
     diagnosis: Diagnosis = field(default_factory=Diagnosis, compare=False)
@@ -128,6 +128,6 @@ def evaluate(state: TickState, rules: Sequence[Rule], snapshot: Snapshot, verdic
     """Conclude one frame from a snapshot and known verdicts."""
     window = next_window(state.recent, snapshot)
     frame = Frame(snapshot, make_ledger(snapshot), tuple(verdicts))
-    rule_state, evaluated = evaluate_rules(RuleState(state.activities, state.awaited), rules, frame, window)
-    memory = TickState(rule_state.activities, window, rule_state.awaited, state.diagnosis)
+    rule_state, evaluated = evaluate_rules(RuleState(state.alert_states, state.awaited), rules, frame, window)
+    memory = TickState(rule_state.alert_states, window, rule_state.awaited, state.diagnosis)
     return Advanced(memory, replace(frame, alerts=evaluated.alerts), evaluated.raised, evaluated.resolved)

@@ -14,7 +14,7 @@ from gpumond.devices.child.supervisor import DEADLINE_SECONDS
 from gpumond.facts.messages import MAX_MESSAGE_BYTES
 from gpumond.facts.program import MAX_OOMS, MAX_SCOPES
 from gpumond.features.alerts.outbox import QUEUE_LIMIT
-from gpumond.features.baselines.recordings import MAX_BASELINES
+from gpumond.features.baselines.recorder import MAX_BASELINES
 from gpumond.features.flush.alertmanager_hook import MAX_FIRINGS_PER_CALLER
 from gpumond.features.flush.flusher import COOLDOWN_SECONDS, MAX_RECEIPTS
 from gpumond.features.flush.routes import MAX_ALERTS, MAX_LABEL_LENGTH, MAX_LABELS

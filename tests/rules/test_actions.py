@@ -14,12 +14,12 @@ from gpumond.features.alerts.action_decisions import (
     ACTION_ANNOTATION,
     ActionOrder,
     ActionState,
-    Tracks,
+    ActionStates,
     annotate,
     decide_actions,
     forget_ended,
-    restored_tracks,
-    tracks_after_flush,
+    restored_states,
+    states_after_flush,
 )
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_pool, make_report
@@ -83,14 +83,14 @@ def test_program_without_cache_is_asked_to_end_and_flushed_otherwise_not():
 
 def test_results_of_requests_to_end_are_in_the_annotation():
     (order,), tracks = decide_actions([make_rule(request_end=True)], [ALERT], [wasting()], {}, 1000.0)
-    tracks = tracks_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to exit"])
+    tracks = states_after_flush(tracks, order, [make_receipt(GIB)], "", ["train (pid 10) was asked to exit"])
     (alert,) = annotate([ALERT], tracks)
     note = dict(alert.annotations)[ACTION_ANNOTATION]
     assert note.startswith("flushed train: 1.0 GiB released")
     assert note.endswith("; train (pid 10) was asked to exit")
 
 
-def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: Tracks | None = None) -> list[int]:
+def pids(rule: Rule, *reports: AgentReport, alert: Alert = ALERT, tracks: ActionStates | None = None) -> list[int]:
     flush_requests, _ = decide_actions([rule], [alert], reports, tracks or {}, 1000.0)
     return [pid for flush_request in flush_requests for pid in flush_request.pids]
 
@@ -119,14 +119,14 @@ def flushes_of(
     rule: Rule, released: int, regrows: bool, until: int = 20_000, failing: str = ""
 ) -> Iterator[tuple[int, ActionState]]:
     """Yield the times of the flushes of a program whose alert always fires, with the track after each."""
-    tracks: Tracks = {}
+    tracks: ActionStates = {}
     cached = 4 * GIB
     for now in range(0, until, 10):
         flush_requests, tracks = decide_actions([rule], [ALERT], [wasting(cached=cached)], tracks, float(now))
         tracks = forget_ended(tracks, [ALERT], float(now))
         for flush_request in flush_requests:
             receipts = [] if failing else [make_receipt(released)]
-            tracks = tracks_after_flush(tracks, flush_request, receipts, failing)
+            tracks = states_after_flush(tracks, flush_request, receipts, failing)
             cached = 4 * GIB if regrows else max(GIB, 4 * GIB - released)
             yield now, tracks[flush_request.key]
 
@@ -163,7 +163,7 @@ def test_refilled_flushes_back_off_exponentially_with_a_note():
     rule = make_rule(max_per_hour=1000)
     assert times(rule, released=4 * GIB, regrows=True) == [0, 200, 600, 1400, 3000, 6200, 12600]
     flush_requests, tracks = decide_actions([rule], [ALERT], [wasting()], {}, 0.0)
-    tracks = tracks_after_flush(tracks, flush_requests[0], [make_receipt(4 * GIB)])
+    tracks = states_after_flush(tracks, flush_requests[0], [make_receipt(4 * GIB)])
     _, tracks = decide_actions([rule], [ALERT], [wasting()], tracks, 100.0)
     assert "reallocated" in tracks[flush_requests[0].key].note
 
@@ -173,7 +173,7 @@ def test_refilled_flush_reported_by_an_agent_counts_after_the_memory_is_free_aga
         return make_report(10, (make_pool(live=GIB, cached=GIB, refilled_flushes=refilled_flushes),))
 
     (flush_request,), tracks = decide_actions([make_rule()], [ALERT], [reports_with_refills(3)], {}, 0.0)
-    tracks = tracks_after_flush(tracks, flush_request, [make_receipt(3 * GIB)])
+    tracks = states_after_flush(tracks, flush_request, [make_receipt(3 * GIB)])
     _, without = decide_actions([make_rule()], [ALERT], [reports_with_refills(3)], tracks, 100.0)
     _, refilled = decide_actions([make_rule()], [ALERT], [reports_with_refills(4)], tracks, 100.0)
     assert without[flush_request.key].failures == 0
@@ -191,7 +191,7 @@ def test_flush_that_cannot_start_backs_off():
 
 def test_suspension_that_cannot_start_is_not_called_a_flush():
     order = ActionOrder(alert=ALERT, action=Action(suspend=True), uid=1000, programs=(wasting(),))
-    note = tracks_after_flush({}, order, (), "the disk is full")[order.key].note
+    note = states_after_flush({}, order, (), "the disk is full")[order.key].note
     assert note.startswith("no suspension: the disk is full")
 
 
@@ -203,14 +203,14 @@ def test_flush_is_not_repeated_while_one_is_in_progress():
 
 def test_dry_run_notes_the_expected_bytes_and_is_no_failure():
     flush_request = ActionOrder(alert=ALERT, action=Action(dry_run=True), uid=1000, programs=(wasting(),))
-    track = tracks_after_flush({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
+    track = states_after_flush({}, flush_request, [make_receipt(0, outcome="planned")])[flush_request.key]
     assert track.note == "dry run: a flush of train would release 4.0 GiB"
     assert track.failures == 0
 
 
 def test_receipt_is_in_the_annotation_of_the_alert():
     flush_request = ActionOrder(alert=ALERT, action=Action(), uid=1000, programs=(wasting(),))
-    tracks = tracks_after_flush({}, flush_request, [make_receipt(3 * GIB)])
+    tracks = states_after_flush({}, flush_request, [make_receipt(3 * GIB)])
     (alert,) = annotate([ALERT], tracks)
     assert dict(alert.annotations)[ACTION_ANNOTATION] == "flushed train: 3.0 GiB released, 4.0 GiB expected"
     assert annotate([replace(ALERT, labels=())], tracks)[0].annotations == ALERT.annotations
@@ -218,7 +218,7 @@ def test_receipt_is_in_the_annotation_of_the_alert():
 
 def test_flushes_of_the_last_hour_survive_a_restart():
     key = (ALERT.rule, ALERT.labels, 1000)
-    tracks = restored_tracks([(key, 900.0), (key, 4950.0)], now=5000.0)
+    tracks = restored_states([(key, 900.0), (key, 4950.0)], now=5000.0)
     rule = make_rule()
     assert decide_actions([rule], [ALERT], [wasting()], tracks, 0.0)[0] == []
     assert len(decide_actions([rule], [ALERT], [wasting()], tracks, 50.0)[0]) == 1
@@ -245,7 +245,7 @@ def test_failures_of_one_user_do_not_delay_flushes_of_another():
             flushed.append((flush_request.uid, now))
             released = 0 if flush_request.uid == 7 else GIB
             after = PoolBytes(5 * GIB, GIB, 4 * GIB, None)
-            tracks = tracks_after_flush(
+            tracks = states_after_flush(
                 tracks, flush_request, [make_receipt(released, pid=flush_request.pids[0], after=after)]
             )
     assert [now for uid, now in flushed if uid == 1000] == [0, 100, 200]
@@ -254,7 +254,7 @@ def test_failures_of_one_user_do_not_delay_flushes_of_another():
 
 def test_negative_release_does_not_reduce_the_total():
     (flush_request,), tracks = decide_actions([make_rule()], [ALERT], [wasting(10), wasting(11)], {}, 0.0)
-    track = tracks_after_flush(tracks, flush_request, [make_receipt(-60 * GIB), make_receipt(2 * GIB, pid=11)])[
+    track = states_after_flush(tracks, flush_request, [make_receipt(-60 * GIB), make_receipt(2 * GIB, pid=11)])[
         flush_request.key
     ]
     assert track.failures == 0
@@ -266,7 +266,7 @@ def test_annotation_has_the_result_for_each_user():
         [make_rule()], [ALERT], [wasting(10), wasting(20, uid=7, workload="serve")], {}, 0.0
     )
     for flush_request in flush_requests:
-        tracks = tracks_after_flush(
+        tracks = states_after_flush(
             tracks, flush_request, [make_receipt(GIB, workload=flush_request.programs[0].workload)]
         )
     note = dict(annotate([ALERT], tracks)[0].annotations)[ACTION_ANNOTATION]

@@ -14,7 +14,7 @@ from gpumond.facts.frame import Alert
 from gpumond.facts.pools import Receipt
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport
-from gpumond.features.alerts.action_decisions import decide_actions, tracks_after_flush
+from gpumond.features.alerts.action_decisions import decide_actions, states_after_flush
 from gpumond.features.rules.settings import RuleConfig, rule_body
 from tests.helpers.agents import GIB
 from tests.helpers.values import make_device, make_pool, make_process, make_report, make_snapshot
@@ -139,7 +139,7 @@ def test_flush_without_effect_doubles_the_wait():
         started_at=0.0,
         duration_seconds=1.0,
     )
-    tracks = tracks_after_flush(tracks, order, [receipt])
+    tracks = states_after_flush(tracks, order, [receipt])
     assert [bool(orders(tracks, at)[0]) for at in (150.0, 250.0)] == [False, True]
     assert ProcessKey(20, 100) == ENGINE.processes[0].key
 

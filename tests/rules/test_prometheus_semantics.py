@@ -26,14 +26,14 @@ def states(series: Series, wall: Callable[[float], float] = lambda elapsed: 1e9 
     rule = Rule(
         name="r", scope="device", value="x", above=0.5, for_seconds=series.hold, keep_firing_for_seconds=series.keep
     )
-    activities: AlertStates = {}
+    alert_states: AlertStates = {}
     phases = []
     for number, (elapsed, value) in enumerate(zip(series.times, series.values, strict=True)):
         unreadable = UNREADABLE if value == UNKNOWN and number % 2 else UnreadableSubjects()
         known = value if isinstance(value, float) else None
         subjects = of("x") if value == GONE or unreadable is UNREADABLE else of("x", Row(LABELS, known))
-        activities = evaluate_rule(rule, subjects, activities, unreadable, wall(elapsed), elapsed)
-        phases.append(activities[LABELS].alert.phase if activities else "inactive")
+        alert_states = evaluate_rule(rule, subjects, alert_states, unreadable, wall(elapsed), elapsed)
+        phases.append(alert_states[LABELS].alert.phase if alert_states else "inactive")
     return phases
 
 

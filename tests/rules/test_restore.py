@@ -30,9 +30,9 @@ def run(memory: TickState, *seconds: float, device: DeviceReading | None = None)
 
 
 def restart(memory: TickState, lived: float, outage: float = 2.0, ended: bool = False) -> TickState:
-    alerts = list(to_stored(memory.activities, BEGAN))
-    activities = from_stored(alerts, ClockTimes(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
-    return TickState(activities, awaited=awaited_alerts(activities, lambda process: ended))
+    alerts = list(to_stored(memory.alert_states, BEGAN))
+    alert_states = from_stored(alerts, ClockTimes(1e6 + lived, BEGAN + lived), 1e6 + lived + outage)
+    return TickState(alert_states, awaited=awaited_alerts(alert_states, lambda process: ended))
 
 
 def test_firing_alert_continues_and_is_not_raised_again():

@@ -20,13 +20,13 @@ FULL, NONE = of("used_ratio", Row(LABELS, 0.9)), of("used_ratio")
 def run(rule: Rule, values: list[float | None], seconds: float = 1.0) -> list[str | None]:
     """The phase after each evaluation."""
     phases: list[str | None] = []
-    activities: AlertStates = {}
+    alert_states: AlertStates = {}
     for tick, value in enumerate(values):
         now = tick * seconds
-        activities = evaluate_rule(
-            rule, of("used_ratio", Row(LABELS, value)), activities, UnreadableSubjects(), 1e6 + now, now
+        alert_states = evaluate_rule(
+            rule, of("used_ratio", Row(LABELS, value)), alert_states, UnreadableSubjects(), 1e6 + now, now
         )
-        phases.append(activities[LABELS].alert.phase if activities else None)
+        phases.append(alert_states[LABELS].alert.phase if alert_states else None)
     return phases
 
 
@@ -69,42 +69,46 @@ def test_keep_firing_for_holds_for_a_connected_process_that_the_driver_no_longer
 
 def test_kept_alert_says_since_when_it_is_over_and_states_the_values_of_its_last_breach():
     rule = replace(make_rule(keep_firing_for_seconds=9), annotations=(("summary", "{value}, {live} live now"),))
-    activities: AlertStates = {}
+    alert_states: AlertStates = {}
     for at, (value, live) in enumerate(((0.9, "2 GiB"), (0.5, "1 GiB"), (0.5, "1 GiB"))):
         row = Row(LABELS, value, texts={"live": live})
-        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, UnreadableSubjects(), at, at)
-    (activity,) = activities.values()
-    assert activity.cleared_since == 1
+        alert_states = evaluate_rule(
+            rule, of("used_ratio", row, unit="ratio"), alert_states, UnreadableSubjects(), at, at
+        )
+    (activity,) = alert_states.values()
+    assert activity.cleared_monotonic == 1
     over = "ended at 00:00:01 UTC; the alert was: 90%, 2 GiB live now"
     assert activity.alert.annotations == (("summary", over),)
     for at in (3, 4):
         row = Row(LABELS, 0.9, texts={"live": "1 GiB"})
-        activities = evaluate_rule(rule, of("used_ratio", row, unit="ratio"), activities, UnreadableSubjects(), at, at)
-    (activity,) = activities.values()
+        alert_states = evaluate_rule(
+            rule, of("used_ratio", row, unit="ratio"), alert_states, UnreadableSubjects(), at, at
+        )
+    (activity,) = alert_states.values()
     again = "; again since 00:00:03 UTC"
     assert activity.alert.annotations == (("summary", f"90%, 1 GiB live now{again}"),)
-    assert (activity.alert.active_at, activity.cleared_since) == (0, None)
+    assert (activity.alert.active_at, activity.cleared_monotonic) == (0, None)
 
 
 @pytest.mark.parametrize("start", [100, None])
 def test_alert_of_a_process_without_a_known_start_continues_with_its_pid(start: int | None):
     rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    activities: AlertStates = {}
+    alert_states: AlertStates = {}
     for at, known in enumerate((start, None, start, start)):
         row = Row(labels, 0.9, process=ProcessKey(10, known))
-        activities = evaluate_rule(rule, of("used_ratio", row), activities, UnreadableSubjects(), at, at)
-    (activity,) = activities.values()
+        alert_states = evaluate_rule(rule, of("used_ratio", row), alert_states, UnreadableSubjects(), at, at)
+    (activity,) = alert_states.values()
     assert (activity.alert.phase, activity.alert.process) == ("firing", ProcessKey(10, start))
 
 
 @pytest.mark.parametrize("between", [None, 100])
 def test_alert_begins_again_for_another_process_with_the_same_pid(between: int | None):
     rule, labels = make_rule(for_seconds=2), (("pid", "10"), ("uuid", "GPU-a"))
-    activities: AlertStates = {}
+    alert_states: AlertStates = {}
     for at, start in enumerate((100, 100, 100, between, 101)):
         row = Row(labels, 0.9, process=ProcessKey(10, start))
-        activities = evaluate_rule(rule, of("used_ratio", row), activities, UnreadableSubjects(), at, at)
-    (activity,) = activities.values()
+        alert_states = evaluate_rule(rule, of("used_ratio", row), alert_states, UnreadableSubjects(), at, at)
+    (activity,) = alert_states.values()
     assert (activity.alert.phase, activity.alert.active_at) == ("pending", 4)
 
 

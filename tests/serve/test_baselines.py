@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from gpumond.features.baselines.recordings import BaselineService, baseline_table
+from gpumond.features.baselines.recorder import BaselineService, baseline_table
 from gpumond.features.baselines.statistics import Comparison, compare
 from gpumond.store.store import Store
 from tests.helpers.agents import GIB

@@ -21,7 +21,7 @@ from gpumond.facts.frame import Alert, Matcher, Silence
 from gpumond.facts.quota import StoredAdmission
 from gpumond.facts.suspension import SuspendedMemory, SuspendedProgram
 from gpumond.features.alerts.dispatcher import AlertDispatcher
-from gpumond.features.baselines.recordings import baseline_table
+from gpumond.features.baselines.recorder import baseline_table
 from gpumond.features.baselines.statistics import Baseline
 from gpumond.features.quotas.admissions import admission_table
 from gpumond.features.quotas.quotas import quota_table

@@ -83,7 +83,7 @@ def test_alerts_are_resumed_with_their_age(path: Path):
     with_store(path, fire, clock=lambda: now)
     alerts, alive = with_store(path, lambda store: store.stored_alerts(), clock=lambda: now)
     (activity,) = from_stored(alerts, alive, 1e6 + 61)["full"].values()
-    assert (activity.alert, activity.active_since) == (fired, -60.0)
+    assert (activity.alert, activity.active_monotonic) == (fired, -60.0)
 
 
 def test_store_of_the_first_version_is_upgraded(path: Path):

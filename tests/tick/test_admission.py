@@ -35,7 +35,9 @@ def request(name: str, need: int, uid: int | None = None) -> StoredAdmission:
 
 
 def room(free: int | None, *neighbors: Neighbor, reserved: int = 0) -> DeviceCapacity:
-    return DeviceCapacity(uuid="GPU-a", size_bytes=SIZE, free_bytes=free, reserved_bytes=reserved, neighbors=neighbors)
+    return DeviceCapacity(
+        uuid="GPU-a", size_bytes=SIZE, free_bytes=free, unused_reserve_bytes=reserved, neighbors=neighbors
+    )
 
 
 def neighbor(pid: int, reclaimable: int, idle: float = 0.0, uid: int = 1, refilled_flushes: int = 0) -> Neighbor:

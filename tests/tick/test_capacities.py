@@ -69,25 +69,25 @@ def test_device_without_a_current_reading_has_unknown_room():
 
 def test_unused_part_of_a_reserve_is_kept_and_lent_by_the_same_user_only():
     (capacity,) = capacities(reserve(10), (), "user")
-    assert (capacity.free_bytes, capacity.reserved_bytes, capacity.flushable_users) == (
+    assert (capacity.free_bytes, capacity.unused_reserve_bytes, capacity.flushable_users) == (
         9 * GIB,
         6 * GIB,
         frozenset({1001}),
     )
     assert capacities(reserve(10), (), "all")[0].flushable_users is None
-    assert capacities(reserve(3), (), "user")[0].reserved_bytes == 0
+    assert capacities(reserve(3), (), "user")[0].unused_reserve_bytes == 0
 
 
 def test_grant_and_reserve_of_one_program_count_once():
-    assert capacities(reserve(10), [replace(NEITHER, need_bytes=8 * GIB)], "user")[0].reserved_bytes == 2 * GIB
+    assert capacities(reserve(10), [replace(NEITHER, need_bytes=8 * GIB)], "user")[0].unused_reserve_bytes == 2 * GIB
 
 
 def test_processes_of_one_quota_share_its_reserve_which_the_device_bounds():
     quota = EffectiveQuota(reserve_bytes=90 * GIB, reserve_quota="team")
     both = tuple(ProcessQuota(pid=each.pid, start_ticks=each.start_ticks, quota=quota) for each in (PROCESS, OTHER))
-    assert capacities(snapshot(quotas=both), (), "user")[0].reserved_bytes == (90 - 78 - 4) * GIB
+    assert capacities(snapshot(quotas=both), (), "user")[0].unused_reserve_bytes == (90 - 78 - 4) * GIB
     huge = tuple(replace(each, quota=replace(quota, reserve_bytes=900 * GIB)) for each in both)
-    assert capacities(snapshot(quotas=huge), (), "user")[0].reserved_bytes == DEVICE.size_bytes
+    assert capacities(snapshot(quotas=huge), (), "user")[0].unused_reserve_bytes == DEVICE.size_bytes
 
 
 def test_neighbors_are_the_programs_that_allow_a_flush_and_can_return_memory():

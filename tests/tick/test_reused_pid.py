@@ -12,7 +12,7 @@ from gpumond.facts.flush import Target
 from gpumond.facts.frame import Verdict
 from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, ProcessUsage, Reading, Snapshot, SourceState
-from gpumond.features.alerts.action_decisions import annotate, decide_actions, tracks_after_flush
+from gpumond.features.alerts.action_decisions import annotate, decide_actions, states_after_flush
 from gpumond.metrics.catalog import FAMILIES
 from gpumond.serve.full_frame import holdings
 from gpumond.tick.observe import observe
@@ -138,7 +138,7 @@ def test_note_of_a_flush_is_not_on_the_alert_of_the_new_process():
     rules = (replace(RULES[0], action=Action()),)
     alert = next(alert for alert in with_old().frame.alerts if alert.rule == "full")
     (order,), tracks = decide_actions(rules, [alert], (REPORT,), {}, 0.0)
-    tracks = tracks_after_flush(tracks, order, (), "the agent disconnected")
+    tracks = states_after_flush(tracks, order, (), "the agent disconnected")
     assert dict(annotate([alert], tracks)[0].annotations)["action"].startswith("no flush: the agent disconnected")
     new = replace(alert, start_ticks=200)
     assert annotate([new], tracks) == (new,)

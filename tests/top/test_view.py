@@ -415,7 +415,7 @@ def test_head_of_the_table_counts_the_rows_if_not_all_are_visible():
 def test_head_of_groups_names_their_property():
     table = ProcessList()
     for name in ("BY USER", "BY WORKLOAD", "BY CONTAINER", "PROGRAM"):
-        table.group()
+        table.next_grouping()
         table.fill(ROWS, {})
         assert name in plain_text(table.lines(80, 9)[0])
 

@@ -313,8 +313,8 @@ def notes_on_excess(agent: Mapping[str, Any], limit_bytes: int, device_uuid: str
         held_bytes, cached_bytes = pool["held_bytes"], pool["reclaimable"]["likely"]
         if held_bytes - cached_bytes <= limit_bytes or device_uuid not in (None, pool["device_uuid"]):
             continue
-        more = f" besides its cache ({size_text(cached_bytes)})" if cached_bytes else ""
+        besides = f" besides its cache ({size_text(cached_bytes)})" if cached_bytes else ""
         name = printable(f"{agent['workload'] or 'the program'} (pid {agent['pid']})")
         excess = size_text(held_bytes - cached_bytes - limit_bytes)
-        consequence = f"its next allocation from the driver fails unless it frees {excess}{more}"
+        consequence = f"its next allocation from the driver fails unless it frees {excess}{besides}"
         yield f"{name} holds {size_text(held_bytes)}: with this limit, {consequence}"

@@ -28,7 +28,7 @@ REFILL_RATIO = 0.5
 ACTION_ANNOTATION = "action"
 
 
-TrackKey = tuple[str, Labels, int | None]
+ActionKey = tuple[str, Labels, int | None]
 """Rule and labels of an alert, and the user whose programs are flushed; None in audits of earlier versions"""
 
 PoolKey = tuple[ProcessKey, str, str]
@@ -49,7 +49,7 @@ class ActionOrder:
     """Names of the serving engines."""
 
     @property
-    def key(self) -> TrackKey:
+    def key(self) -> ActionKey:
         return self.alert.rule, self.alert.labels, self.uid
 
     @property
@@ -90,19 +90,19 @@ class ActionState:
         return self.attempt_times[-1] + max(action.cooldown_seconds, min(wait, MAX_WAIT_SECONDS))
 
 
-Tracks = Mapping[TrackKey, ActionState]
+ActionStates = Mapping[ActionKey, ActionState]
 
 
 def decide_actions(
     rules: Iterable[Rule],
     alerts: Iterable[Alert],
     reports: Sequence[AgentReport],
-    tracks: Tracks,
-    elapsed: float,
+    states: ActionStates,
+    monotonic_now: float,
     engines: Sequence[tuple[EngineReading, frozenset[str]]] = (),
     users_short_of_memory: Mapping[str, frozenset[int]] = {},
-) -> tuple[list[ActionOrder], Tracks]:
-    """Return the flushes that are due now; their tracks are ``is_under_way`` until ``tracks_after_flush``.
+) -> tuple[list[ActionOrder], ActionStates]:
+    """Return the flushes that are due now; their states are ``is_under_way`` until ``states_after_flush``.
 
     ``engines``: each with the devices that its processes use. ``users_short_of_memory``: by UUID, the users whose
     programs alone may be flushed by a rule on `reclaimable_under_pressure_ratio`, since nobody else ran short of
@@ -110,8 +110,8 @@ def decide_actions(
     """
     rules_with_action = {rule.name: rule for rule in rules if rule.action is not None}
     if not rules_with_action:
-        return [], tracks
-    next_tracks = dict(tracks)
+        return [], states
+    next_states = dict(states)
     orders: list[ActionOrder] = []
     for alert in alerts:
         rule = rules_with_action.get(alert.rule)
@@ -125,23 +125,23 @@ def decide_actions(
         idle_engines: defaultdict[int, list[str]] = defaultdict(list)
         for uid, name in _flushable_engines(alert, action, engines_in_scope):
             idle_engines[uid].append(name)
-        users_with_track = (
-            uid for rule, labels, uid in next_tracks if (rule, labels) == (alert.rule, alert.labels) and uid is not None
+        users_with_state = (
+            uid for rule, labels, uid in next_states if (rule, labels) == (alert.rule, alert.labels) and uid is not None
         )
         uuid = dict(alert.labels).get("uuid", "") if rule.value == "reclaimable_under_pressure_ratio" else ""
         for uid in {*programs, *idle_engines} - users_short_of_memory.get(uuid, {*programs, *idle_engines}):
             programs.pop(uid, None)
             idle_engines.pop(uid, None)
-        for uid in sorted({*programs, *idle_engines, *users_with_track}):
+        for uid in sorted({*programs, *idle_engines, *users_with_state}):
             key = (alert.rule, alert.labels, uid)
-            track = _judge_last_flush(
-                _reset_if_process_changed(next_tracks.get(key, ActionState()), alert), action, reports, elapsed
+            state = _judge_last_flush(
+                _reset_if_process_changed(next_states.get(key, ActionState()), alert), action, reports, monotonic_now
             )
-            is_due = not track.is_under_way and elapsed >= track.due_at(action)
+            is_due = not state.is_under_way and monotonic_now >= state.due_at(action)
             if (
                 (uid in programs or uid in idle_engines)
                 and is_due
-                and _attempts_in_last_hour(next_tracks, alert.rule, uid, elapsed) < action.max_per_hour
+                and _attempts_in_last_hour(next_states, alert.rule, uid, monotonic_now) < action.max_per_hour
             ):
                 orders.append(
                     ActionOrder(
@@ -153,56 +153,60 @@ def decide_actions(
                         engines=tuple(idle_engines[uid]),
                     )
                 )
-                attempts = (*_recent_attempts(track, elapsed), elapsed)
-                track = replace(track, is_under_way=True, attempt_times=attempts, releases=(), process=alert.process)
-            if track != ActionState():
-                next_tracks[key] = track
-    return orders, next_tracks
+                attempts = (*_recent_attempts(state, monotonic_now), monotonic_now)
+                state = replace(state, is_under_way=True, attempt_times=attempts, releases=(), process=alert.process)
+            if state != ActionState():
+                next_states[key] = state
+    return orders, next_states
 
 
-def tracks_after_flush(
-    tracks: Tracks, order: ActionOrder, receipts: Sequence[Receipt], problem: str = "", end_requests: Sequence[str] = ()
-) -> Tracks:
-    """Return the tracks after a flush; ``problem`` is the reason if there was none, ``end_requests`` the results of
+def states_after_flush(
+    states: ActionStates,
+    order: ActionOrder,
+    receipts: Sequence[Receipt],
+    problem: str = "",
+    end_results: Sequence[str] = (),
+) -> ActionStates:
+    """Return the states after a flush; ``problem`` is the reason if there was none, ``end_results`` the results of
     requests to end.
     """
-    track = tracks.get(order.key, ActionState())
+    state = states.get(order.key, ActionState())
     has_failed = not any(receipt.released_bytes > 0 for receipt in receipts) and not (order.action.dry_run and receipts)
-    track = replace(
-        track,
+    state = replace(
+        state,
         is_under_way=False,
-        failures=track.failures + 1 if has_failed else track.failures,
+        failures=state.failures + 1 if has_failed else state.failures,
         releases=tuple(_pool_releases(receipts, dict(order.refilled_flushes))),
     )
-    note = "; ".join((_note(order, receipts, problem), *end_requests))
+    note = "; ".join((_note(order, receipts, problem), *end_results))
     if has_failed:
-        note += f"; next attempt in {_wait_text(track, order.action)}"
-    return {**tracks, order.key: replace(track, note=note)}
+        note += f"; next attempt in {_wait_text(state, order.action)}"
+    return {**states, order.key: replace(state, note=note)}
 
 
-def restored_tracks(attempts: Iterable[tuple[TrackKey, float]], now: float) -> Tracks:
-    """Return the tracks of a daemon that starts, so a restart keeps the flushes of the last hour.
+def restored_states(attempts: Iterable[tuple[ActionKey, float]], now: float) -> ActionStates:
+    """Return the states of a daemon that starts, so a restart keeps the flushes of the last hour.
 
     ``attempts``: by key and Unix time, oldest first.
     """
-    tracks: dict[TrackKey, ActionState] = {}
+    states: dict[ActionKey, ActionState] = {}
     for key, at in attempts:
         ago = max(0.0, now - at)
         if ago < HOUR_SECONDS:
-            tracks[key] = ActionState(attempt_times=(*tracks.get(key, ActionState()).attempt_times, -ago))
-    return tracks
+            states[key] = ActionState(attempt_times=(*states.get(key, ActionState()).attempt_times, -ago))
+    return states
 
 
-def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
+def annotate(alerts: Iterable[Alert], states: ActionStates) -> tuple[Alert, ...]:
     """Return the alerts, each with the results of its action as an annotation."""
-    tracks_by_alert: defaultdict[tuple[str, Labels], list[ActionState]] = defaultdict(list)
-    for (rule, labels, _), track in tracks.items():
-        if track.note:
-            tracks_by_alert[rule, labels].append(track)
+    states_by_alert: defaultdict[tuple[str, Labels], list[ActionState]] = defaultdict(list)
+    for (rule, labels, _), state in states.items():
+        if state.note:
+            states_by_alert[rule, labels].append(state)
 
     def with_notes(alert: Alert) -> Alert:
-        own = tracks_by_alert.get((alert.rule, alert.labels), ())
-        notes = [track.note for track in own if same_process(track.process, alert.process)]
+        of_alert = states_by_alert.get((alert.rule, alert.labels), ())
+        notes = [state.note for state in of_alert if same_process(state.process, alert.process)]
         return (
             replace(alert, annotations=(*alert.annotations, (ACTION_ANNOTATION, "; ".join(notes)))) if notes else alert
         )
@@ -210,38 +214,38 @@ def annotate(alerts: Iterable[Alert], tracks: Tracks) -> tuple[Alert, ...]:
     return tuple(map(with_notes, alerts))
 
 
-def forget_ended(tracks: Tracks, alerts: Iterable[Alert], elapsed: float) -> Tracks:
-    """Return the tracks without those of alerts that ended before the longest wait."""
+def forget_ended(states: ActionStates, alerts: Iterable[Alert], monotonic_now: float) -> ActionStates:
+    """Return the states without those of alerts that ended before the longest wait."""
     active = {(alert.rule, alert.labels) for alert in alerts}
     return {
-        key: track if key[:2] in active else replace(track, note="")
-        for key, track in tracks.items()
+        key: state if key[:2] in active else replace(state, note="")
+        for key, state in states.items()
         if key[:2] in active
-        or track.is_under_way
-        or (track.attempt_times and elapsed - track.attempt_times[-1] < MAX_WAIT_SECONDS)
+        or state.is_under_way
+        or (state.attempt_times and monotonic_now - state.attempt_times[-1] < MAX_WAIT_SECONDS)
     }
 
 
-def _reset_if_process_changed(track: ActionState, alert: Alert) -> ActionState:
-    """Return the track, or only its attempts if the pid of the alert's process is reused: the limits remain."""
-    if track.is_under_way or same_process(track.process, alert.process):
-        return track
-    return ActionState(attempt_times=track.attempt_times)
+def _reset_if_process_changed(state: ActionState, alert: Alert) -> ActionState:
+    """Return the state, or only its attempts if the pid of the alert's process is reused: the limits remain."""
+    if state.is_under_way or same_process(state.process, alert.process):
+        return state
+    return ActionState(attempt_times=state.attempt_times)
 
 
 def _judge_last_flush(
-    track: ActionState, action: Action, reports: Sequence[AgentReport], elapsed: float
+    state: ActionState, action: Action, reports: Sequence[AgentReport], monotonic_now: float
 ) -> ActionState:
-    """Return the track with the effect of its last flush, once that is old enough."""
-    if not track.releases or track.is_under_way or elapsed < track.due_at(action):
-        return track
+    """Return the state with the effect of its last flush, once that is old enough."""
+    if not state.releases or state.is_under_way or monotonic_now < state.due_at(action):
+        return state
     pools = {(report.key, pool.device_uuid, pool.allocator): pool for report in reports for pool in report.pools}
-    released = sum(each.released_bytes for each in track.releases)
-    if sum(_reallocated_bytes(each, pools) for each in track.releases) < REFILL_RATIO * released:
-        return replace(track, failures=0, releases=())
-    track = replace(track, failures=track.failures + 1, releases=())
+    released = sum(each.released_bytes for each in state.releases)
+    if sum(_reallocated_bytes(each, pools) for each in state.releases) < REFILL_RATIO * released:
+        return replace(state, failures=0, releases=())
+    state = replace(state, failures=state.failures + 1, releases=())
     note = f"the programs reallocated the memory that the last flush released ({size_text(released)})"
-    return replace(track, note=f"{note}; next attempt {_wait_text(track, action)} after that flush")
+    return replace(state, note=f"{note}; next attempt {_wait_text(state, action)} after that flush")
 
 
 def _reallocated_bytes(release: PoolRelease, pools: Mapping[PoolKey, PoolUsage]) -> int:
@@ -268,9 +272,9 @@ def _in_scope(
     if rule.scope != "engine":
         return reports, engines
     name = dict(alert.labels).get("engine")
-    own = [each for each in engines if each[0].name == name]
-    keys = {process.key for engine, _ in own for process in engine.processes}
-    return [report for report in reports if report.key in keys], own
+    named = [each for each in engines if each[0].name == name]
+    keys = {process.key for engine, _ in named for process in engine.processes}
+    return [report for report in reports if report.key in keys], named
 
 
 def _flushable_programs(alert: Alert, action: Action, reports: Sequence[AgentReport]) -> Iterator[AgentReport]:
@@ -312,13 +316,13 @@ def _flushable_engines(
             yield engine.uid, engine.name
 
 
-def _recent_attempts(track: ActionState, elapsed: float) -> tuple[float, ...]:
-    return tuple(at for at in track.attempt_times if elapsed - at < HOUR_SECONDS)
+def _recent_attempts(state: ActionState, monotonic_now: float) -> tuple[float, ...]:
+    return tuple(at for at in state.attempt_times if monotonic_now - at < HOUR_SECONDS)
 
 
-def _attempts_in_last_hour(tracks: Tracks, rule: str, uid: int, elapsed: float) -> int:
-    own = (track for (name, _, user), track in tracks.items() if (name, user) == (rule, uid))
-    return sum(len(_recent_attempts(track, elapsed)) for track in own)
+def _attempts_in_last_hour(states: ActionStates, rule: str, uid: int, monotonic_now: float) -> int:
+    matching = (state for (name, _, user), state in states.items() if (name, user) == (rule, uid))
+    return sum(len(_recent_attempts(state, monotonic_now)) for state in matching)
 
 
 def _pool_releases(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKey, int]) -> Iterator[PoolRelease]:
@@ -335,9 +339,9 @@ def _pool_releases(receipts: Iterable[Receipt], refilled_flushes: Mapping[PoolKe
             )
 
 
-def _wait_text(track: ActionState, action: Action) -> str:
+def _wait_text(state: ActionState, action: Action) -> str:
     return duration_text(
-        track.due_at(action) - track.attempt_times[-1] if track.attempt_times else action.cooldown_seconds
+        state.due_at(action) - state.attempt_times[-1] if state.attempt_times else action.cooldown_seconds
     )
 
 

@@ -36,14 +36,14 @@ from gpumond.facts.program import ProcessKey
 from gpumond.facts.snapshot import AgentReport, Snapshot
 from gpumond.facts.suspension import SuspensionOutcome, SuspensionReceipt
 from gpumond.features.alerts.action_decisions import (
+    ActionKey,
     ActionOrder,
-    TrackKey,
-    Tracks,
+    ActionStates,
     annotate,
     decide_actions,
     forget_ended,
-    restored_tracks,
-    tracks_after_flush,
+    restored_states,
+    states_after_flush,
 )
 from gpumond.features.alerts.outbox import BACKOFF_SECONDS, Outbox
 from gpumond.features.alerts.receivers.base import NotSent, ReceiverType
@@ -84,8 +84,8 @@ class Dispatch:
     changed: Mapping[Labels, Alert]
     """Alerts with new annotations."""
     orders: tuple[ActionOrder, ...]
-    tracks: Tracks
-    activities: Mapping[str, AlertStates]
+    action_states: ActionStates
+    alert_states: Mapping[str, AlertStates]
 
 
 class AlertDispatcher:
@@ -110,9 +110,9 @@ class AlertDispatcher:
         self.past: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
         self._ended: dict[Labels, Alert] = {}
         self._unstored: deque[Alert] = deque(maxlen=MAX_PAST_ALERTS)
-        self._tracks: Tracks = {}
+        self._action_states: ActionStates = {}
         self._changed: dict[Labels, Alert] = {}
-        self._flushing: dict[TrackKey, Alert] = {}
+        self._flushing: dict[ActionKey, Alert] = {}
         self._stored_state: object = None
         self._flushes = Tasks()
         self._writes = Tasks()
@@ -126,32 +126,32 @@ class AlertDispatcher:
         except StoreUnavailable:
             return {}
         attempts = (_attempt(entry) for entry in entries if entry.action == ACTION_AUDIT)
-        self._tracks = restored_tracks([attempt for attempt in attempts if attempt], time.time())
-        activities = from_stored(alerts, last_activity, time.time())
-        if last_activity is not None and not activities:
+        self._action_states = restored_states([attempt for attempt in attempts if attempt], time.time())
+        alert_states = from_stored(alerts, last_activity, time.time())
+        if last_activity is not None and not alert_states:
             self._add_past(as_resolved(each.alert, last_activity.at) for each in alerts if each.alert.phase == "firing")
-        return activities
+        return alert_states
 
     def decide(
         self,
         rules: Sequence[Rule],
         alerts: Sequence[Alert],
         snapshot: Snapshot,
-        activities: Mapping[str, AlertStates],
+        alert_states: Mapping[str, AlertStates],
         resolved: Sequence[Alert] = (),
         users_short_of_memory: Mapping[str, frozenset[int]] = {},
     ) -> Dispatch:
         """Return the consequences of one frame's alerts, and change nothing. ``users_short_of_memory``: as in
         `decide_actions`."""
-        elapsed = snapshot.elapsed_seconds
-        orders, tracks = decide_actions(
-            rules, alerts, snapshot.reports, self._tracks, elapsed, snapshot.engine_devices, users_short_of_memory
+        now = snapshot.elapsed_seconds
+        orders, states = decide_actions(
+            rules, alerts, snapshot.reports, self._action_states, now, snapshot.engine_devices, users_short_of_memory
         )
         flushing = {alert.labels: alert for alert in self._flushing.values()}
         ended = {**self._ended, **{alert.labels: alert for alert in resolved}}
-        complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], tracks)
-        tracks = forget_ended(tracks, alerts, elapsed)
-        alerts = annotate(alerts, tracks)
+        complete = annotate([alert for labels, alert in ended.items() if labels not in flushing], states)
+        states = forget_ended(states, alerts, now)
+        alerts = annotate(alerts, states)
         awaiting = set(flushing) - {alert.labels for alert in alerts}
         return Dispatch(
             alerts=alerts,
@@ -160,8 +160,8 @@ class AlertDispatcher:
             incomplete={labels: alert for labels, alert in ended.items() if labels in flushing},
             changed={**self._changed, **{alert.labels: alert for alert in complete}},
             orders=tuple(orders),
-            tracks=tracks,
-            activities=activities,
+            action_states=states,
+            alert_states=alert_states,
         )
 
     def execute(self, dispatch: Dispatch) -> None:
@@ -169,21 +169,21 @@ class AlertDispatcher:
 
         ``dispatch`` is the last result of ``decide``, and nothing else has run on the event loop since.
         """
-        self._tracks, self._ended, self._changed = dispatch.tracks, dict(dispatch.incomplete), {}
+        self._action_states, self._ended, self._changed = dispatch.action_states, dict(dispatch.incomplete), {}
         self._add_past(dispatch.resolved)
         for order in dispatch.orders:
             self._flushes.start(self._run_action(order))
         notices = self._outbox.put(dispatch.firing, dispatch.changed)
         state = frozenset(
-            (labels, each.alert.phase, each.active_since, each.cleared_since, each.alert.labels)
-            for active in dispatch.activities.values()
+            (labels, each.alert.phase, each.active_monotonic, each.cleared_monotonic, each.alert.labels)
+            for active in dispatch.alert_states.values()
             for labels, each in active.items()
         )
         if (notices or self._unstored or state != self._stored_state) and self._store.writable:
             past = tuple(self._unstored)
             self._unstored.clear()
             self._stored_state = state
-            storing = self._store.store_alerts(to_stored(dispatch.activities, self._started_monotonic), notices, past)
+            storing = self._store.store_alerts(to_stored(dispatch.alert_states, self._started_monotonic), notices, past)
             self._writes.start(self._store_alerts(storing, past))
 
     async def close(self) -> None:
@@ -206,7 +206,7 @@ class AlertDispatcher:
     async def _run_action(self, order: ActionOrder) -> None:
         actor, problem = f"rule:{order.alert.rule}", ""
         receipts: list[Receipt] = []
-        end_requests: list[str] = []
+        end_results: list[str] = []
         self._flushing[order.key] = order.alert
         try:
             if not order.action.dry_run:
@@ -217,14 +217,14 @@ class AlertDispatcher:
             receipts += (receipt for each in flushed for receipt in each)
             receipts += [await self._suspend_one(order, each, actor) for each in order.programs if order.action.suspend]
             if order.action.request_end and not order.action.dry_run:
-                end_requests += [await self._ask_to_end(program, actor) for program in order.programs]
+                end_results += [await self._ask_to_end(program, actor) for program in order.programs]
         except StoreUnavailable as error:
             problem = str(error)
         finally:
             del self._flushing[order.key]
-            self._tracks = tracks_after_flush(self._tracks, order, receipts, problem, end_requests)
+            self._action_states = states_after_flush(self._action_states, order, receipts, problem, end_results)
             if order.alert.labels not in {alert.labels for alert in self._flushing.values()}:
-                (self._changed[order.alert.labels],) = annotate([order.alert], self._tracks)
+                (self._changed[order.alert.labels],) = annotate([order.alert], self._action_states)
 
     async def _suspend_one(self, order: ActionOrder, program: AgentReport, actor: str) -> Receipt:
         """Suspend one program after its flush. The receipt is in the form of a flush, for the rule's limits."""
@@ -267,7 +267,7 @@ def _requests(order: ActionOrder, actor: str) -> Iterator[tuple[FlushRequest, Re
         yield request, receipt_without_bytes(ProcessKey(0, None), name, "refused", "", actor, now)
 
 
-def _attempt(entry: AuditEntry) -> tuple[TrackKey, float] | None:
+def _attempt(entry: AuditEntry) -> tuple[ActionKey, float] | None:
     """Return key and time of an attempt to flush; None if the entry is damaged and does not name its alert."""
     try:
         labels = tuple((str(name), str(text)) for name, text in entry.detail["labels"])

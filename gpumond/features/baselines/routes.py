@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from gpumond.config.models import EncodableModel
 from gpumond.facts.units import DAY_SECONDS, GIB
-from gpumond.features.baselines.recordings import BaselineService
+from gpumond.features.baselines.recorder import BaselineService
 from gpumond.features.baselines.statistics import (
     NAME_PATTERN,
     Baseline,

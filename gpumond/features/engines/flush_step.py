@@ -189,7 +189,7 @@ def has_released_too_little(receipts: Sequence[Receipt]) -> bool:
     return bool(receipts)
 
 
-def missing_bytes(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]:
+def unreturned_bytes(receipts: Iterable[Receipt], memory: EngineMemory) -> dict[str, int]:
     """Return, by device, the bytes that the driver counts less for an engine than before its release."""
     return {
         receipt.device_uuid: max(0, (receipt.before.driver_used_bytes or 0) - memory.used.get(receipt.device_uuid, 0))
@@ -220,7 +220,7 @@ def last_released_bytes(receipts: Iterable[Receipt], name: str, method: str) -> 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseTiming:
     """``reads`` are spread over ``idle_seconds``. ``settle_seconds`` limits each method's own time. A server is
-    returned to service after the pauses ``return_seconds``, the last of which is repeated.
+    returned to service after the pauses ``restore_pause_seconds``, the last of which is repeated.
     """
 
     reads: int = 3
@@ -228,7 +228,7 @@ class ReleaseTiming:
     poll_seconds: float = 0.25
     stable_seconds: float = 1.0
     settle_seconds: float = 60.0
-    return_seconds: tuple[float, ...] = (2.0, 5.0, 10.0)
+    restore_pause_seconds: tuple[float, ...] = (2.0, 5.0, 10.0)
 
 
 class ReleaseRefused(Exception):
@@ -308,9 +308,9 @@ class _EngineFlush:
     def _device_estimate(self, used: int) -> ExpectedRelease:
         """Return the estimate for one device, in proportion to its part of the engine's memory."""
         assert self.expected is not None
-        whole, expected = max(1, self.before.total), self.expected
-        likely = None if expected.likely is None else expected.likely * used // whole
-        return ExpectedRelease(expected.low * used // whole, likely, expected.high * used // whole, expected.exactness)
+        total, expected = max(1, self.before.total), self.expected
+        likely = None if expected.likely is None else expected.likely * used // total
+        return ExpectedRelease(expected.low * used // total, likely, expected.high * used // total, expected.exactness)
 
 
 class EngineFlusher(EngineStep):
@@ -328,7 +328,7 @@ class EngineFlusher(EngineStep):
         self._under_way: dict[str, frozenset[ProcessKey]] = {}
         self._unanswered: dict[str, frozenset[ProcessKey]] = {}
         """By name: the listeners of an engine that did not answer its last release in time."""
-        self._returns: dict[str, asyncio.Task[None]] = {}
+        self._restorations: dict[str, asyncio.Task[None]] = {}
         """By name: the return to service of an engine that does not serve yet."""
 
     def readings(self) -> Sequence[EngineReading]:
@@ -339,15 +339,15 @@ class EngineFlusher(EngineStep):
     ) -> None:
         self._receipts, self._record_receipt = receipts, record_receipt
 
-    def continue_returns(self) -> None:
+    def resume_restorations(self) -> None:
         """Continue to return servers to service, as the previous daemon did."""
         for reading in self.engines.readings():
             release_receipts = last_release_receipts(self._receipts(), reading.name)
             if has_released_too_little(release_receipts):
-                self._start_return(reading.name, release_receipts)
+                self._start_restoration(reading.name, release_receipts)
 
     async def close(self) -> None:
-        await cancel_all(self._returns.values())
+        await cancel_all(self._restorations.values())
 
     async def flush(self, name: str, request: FlushRequest, requested_by: str) -> list[Receipt]:
         """Release the memory of one engine, or undo the last release, and return a receipt for each device.
@@ -382,7 +382,7 @@ class EngineFlusher(EngineStep):
             return
         if name in self._under_way or any(processes & other for other in self._under_way.values()):
             raise ReleaseRefused("another flush is in progress; wait for its receipt")
-        if name in self._returns and not request.wake:
+        if name in self._restorations and not request.wake:
             raise ReleaseRefused("gpumond is still returning the engine to service after the last release")
         if self._unanswered.get(name) == flush.before.listeners and not (request.force or request.wake):
             raise ReleaseRefused(
@@ -453,7 +453,7 @@ class EngineFlusher(EngineStep):
             self._unanswered[name] = flush.before.listeners
         receipts = flush.receipts(after, outcome, reason, time.monotonic() - began)
         if method.stops_service and method.undo and engine.wake and has_released_too_little(receipts):
-            self._start_return(name, receipts)
+            self._start_restoration(name, receipts)
             receipts = [
                 replace(each, reason=join_reasons(each.reason, "gpumond is returning the engine to service"))
                 for each in receipts
@@ -464,8 +464,8 @@ class EngineFlusher(EngineStep):
         expected = method.expected(flush.engine, state, flush.before.total)
         if expected.likely is not None:
             return expected
-        last = last_released_bytes(self._receipts(), flush.engine.name, method.name)
-        return replace(expected, likely=min(expected.high, last) if last else None)
+        last_bytes = last_released_bytes(self._receipts(), flush.engine.name, method.name)
+        return replace(expected, likely=min(expected.high, last_bytes) if last_bytes else None)
 
     async def _await_settled(
         self, flush: _EngineFlush, method: ReleaseMethod, expected: ExpectedRelease, error: EngineError | None
@@ -501,7 +501,7 @@ class EngineFlusher(EngineStep):
             raise ReleaseRefused("the configuration has wake: false for this engine")
         if method.undo is None:
             raise ReleaseRefused(f"the engine can't be woken: {method.wake_hint}")
-        needed_by_device = missing_bytes(release_receipts, before)
+        needed_by_device = unreturned_bytes(release_receipts, before)
         refuse_if(shortage_reason(needed_by_device, before.free))
         needed_bytes = sum(needed_by_device.values())
         flush.method, flush.models = method, release_receipts[0].models
@@ -509,7 +509,7 @@ class EngineFlusher(EngineStep):
             return [flush.receipt("planned", f"the engine would need {size_text(needed_bytes)} again")]
 
         # Undo it; the return to service repeats a failure.
-        if task := self._returns.get(engine.name):
+        if task := self._restorations.get(engine.name):
             await cancel_all([task])
         began, failure = time.monotonic(), None
         try:
@@ -522,7 +522,7 @@ class EngineFlusher(EngineStep):
             outcome: FlushOutcome = "timeout" if isinstance(failure, EngineTimeout) else "failed"
             note = "the call may still be in progress" if outcome == "timeout" else ""
             if method.stops_service:
-                self._start_return(engine.name, release_receipts)
+                self._start_restoration(engine.name, release_receipts)
                 note = "gpumond repeats the request until the engine serves"
             return [flush.receipt(outcome, join_reasons(failure, note))]
 
@@ -553,21 +553,21 @@ class EngineFlusher(EngineStep):
         if method.stops_service and not method.serves(await self.engines.read(engine.name), models):
             raise EngineError("the engine responds, but isn't serving requests yet")
 
-    def _start_return(self, name: str, release_receipts: Sequence[Receipt]) -> None:
+    def _start_restoration(self, name: str, release_receipts: Sequence[Receipt]) -> None:
         """Return a server to service in the background, unless this is in progress."""
-        if name not in self._returns:
-            self._returns[name] = task = asyncio.ensure_future(self._return(name, release_receipts))
-            task.add_done_callback(lambda finished: self._end_return(name, finished))
+        if name not in self._restorations:
+            self._restorations[name] = task = asyncio.ensure_future(self._restore_service(name, release_receipts))
+            task.add_done_callback(lambda finished: self._end_restoration(name, finished))
 
-    def _end_return(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._returns[name]
+    def _end_restoration(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._restorations[name]
         self.engines.set_out_of_service(name, None)
         if not task.cancelled() and (error := task.exception()):
             log.error("engine %s: returning it to service failed", name, exc_info=error)
 
-    async def _return(self, name: str, release_receipts: Sequence[Receipt]) -> None:
+    async def _restore_service(self, name: str, release_receipts: Sequence[Receipt]) -> None:
         """Undo a release until the server serves, or has ended. No undo is sent to one that serves."""
-        began, pauses, problem = time.monotonic(), list(self._timing.return_seconds), ""
+        began, pauses, problem = time.monotonic(), list(self._timing.restore_pause_seconds), ""
         self.engines.set_out_of_service(name, began)
         while (engine := self.engines.declaration(name)) and (method := _method_of(engine, release_receipts)):
             if method.undo is None or not engine.wake or not self._is_alive(_listener_of(release_receipts)):
@@ -578,7 +578,7 @@ class EngineFlusher(EngineStep):
                 if before.listener != _listener_of(release_receipts):
                     raise ReleaseRefused("another process listens at the engine's address")
                 if not method.serves(await self.engines.read(name), release_receipts[0].models):
-                    refuse_if(shortage_reason(missing_bytes(release_receipts, before), before.free))
+                    refuse_if(shortage_reason(unreturned_bytes(release_receipts, before), before.free))
                     await self._undo(engine, method, release_receipts, WAKE_TIMEOUT_SECONDS)
                     self._unanswered.pop(name, None)  # else the release may still be running
                 after = await self._read_memory(name)
@@ -589,7 +589,7 @@ class EngineFlusher(EngineStep):
                         engine=engine, requested_by=requested_by, method=method, before=after, models=models
                     )
                     returned_bytes = max(0, after.total - before.total)
-                    needed_bytes = returned_bytes + sum(missing_bytes(release_receipts, after).values())
+                    needed_bytes = returned_bytes + sum(unreturned_bytes(release_receipts, after).values())
                     duration_seconds = time.monotonic() - began
                     receipt = flush.wake_receipt("woken", returned_bytes, needed_bytes, duration_seconds)
                     await self._record_receipt(receipt)

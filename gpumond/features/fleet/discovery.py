@@ -198,12 +198,12 @@ def processes_by_instance(
         key = sample.labels.get("cluster", ""), instance
         latest = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
         instance_processes = processes.setdefault(key, {})
-        known = instance_processes.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
+        process = instance_processes.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
         instance_processes[int(pid)] = QueriedProcess(
-            known.pid,
-            known.ran_at,
-            known.uuids | _label_values(sample, "uuid"),
-            known.workloads | _label_values(sample, "workload"),
+            process.pid,
+            process.ran_at,
+            process.uuids | _label_values(sample, "uuid"),
+            process.workloads | _label_values(sample, "workload"),
         )
     return processes
 

@@ -192,18 +192,18 @@ def _plan_engines(
             continue
         mismatches = [] if queried is None else [_identity_mismatch(each, queried[each.pid]) for each in selected]
         used_bytes = 0 if criteria.wake else sum(each.used_bytes for each in engine_processes)
-        first = engine_processes[0] if engine_processes else None
+        process = engine_processes[0] if engine_processes else None
         yield PlannedFlush(
             machine=machine,
-            pid=first.pid if first else 0,
-            start_ticks=first.start_ticks if first else None,
+            pid=process.pid if process else 0,
+            start_ticks=process.start_ticks if process else None,
             workload=name,
-            user=first.user if first else "",
+            user=process.user if process else "",
             engine=name,
             likely_bytes=None,
             high_bytes=used_bytes,
             refusal=next(filter(None, mismatches), "")
-            or _engine_refusal(engine, first is not None, used_bytes, criteria),
+            or _engine_refusal(engine, process is not None, used_bytes, criteria),
         )
     for pid in sorted(unmatched_pids):
         reason = "the process belongs to no configured serving engine" if pid in processes else "the process has exited"
@@ -359,9 +359,9 @@ def _refuse_beyond_replicas(
 def _replica_refusal(total: int, awake: int, limits: FleetLimits) -> str:
     """Return the reason why no more replicas of a service may sleep, or an empty string."""
     if awake <= limits.keep:
-        last = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
+        replica_text = "the last replica" if awake == 1 else f"one of the last {awake} replicas"
         return (
-            f"the engine is {last} awake (--keep {limits.keep})"
+            f"the engine is {replica_text} awake (--keep {limits.keep})"
             if awake
             else f"no replica is awake (--keep {limits.keep})"
         )
@@ -398,9 +398,9 @@ def plan_waves(planned: Iterable[PlannedFlush], max_parallel: int, canary: bool 
     """
     groups = group_by_job(planned)
     waves = [groups.pop(_canary_index(groups))] if canary and groups else []
-    first = len(waves)
+    begin = len(waves)
     for group in groups:
-        if len(waves) > first and len(waves[-1]) + len(group) <= max_parallel:
+        if len(waves) > begin and len(waves[-1]) + len(group) <= max_parallel:
             waves[-1] += group
         else:
             waves.append(group)
@@ -412,8 +412,8 @@ def split_canary(waves: Sequence[Sequence[PlannedFlush]]) -> list[Sequence[Plann
     groups = group_by_job(waves[0]) if waves else []
     if len(groups) < 2:
         return [*waves]
-    first = groups.pop(_canary_index(groups))
-    return [first, [each for group in groups for each in group], *waves[1:]]
+    canary = groups.pop(_canary_index(groups))
+    return [canary, [each for group in groups for each in group], *waves[1:]]
 
 
 def _canary_index(groups: Sequence[Sequence[PlannedFlush]]) -> int:

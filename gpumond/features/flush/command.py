@@ -159,8 +159,8 @@ def receipt_table(
         return text
     total = f"{size_or_dash(sum(known_sizes))} released" + (" by flushes" if len(known_sizes) < len(released) else "")
     if receipts and not past:
-        first = min(receipts, key=itemgetter("started_at"))
-        total += f" at {time_text(first['started_at'])} by {_caller_text(first, user_name)}"
+        earliest = min(receipts, key=itemgetter("started_at"))
+        total += f" at {time_text(earliest['started_at'])} by {_caller_text(earliest, user_name)}"
     return f"{text}\n\n{total}"
 
 

@@ -338,7 +338,7 @@ class Flusher:
     def continue_engine_returns(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
         if self._engine_step:
-            self._engine_step.continue_returns()
+            self._engine_step.resume_restorations()
 
     async def close(self) -> None:
         if self._engine_step:

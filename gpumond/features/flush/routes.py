@@ -133,8 +133,8 @@ async def flushes(request: Request, body: FlushBody, caller: Caller = Depends(re
     core, device = core_of(request), body.target.device
     uuid = None if device is None else find_device_uuid_in_frame(device, core.frame, caller.uid)
     uid = caller.uid if body.target.user is None else uid_named(body.target.user, core.frame, caller.uid)
-    chosen = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
-    target = Target(**body.target.model_dump(exclude={"user"}) | chosen)
+    resolved = {"device": uuid, "uid": uid, "all": body.target.all or body.target.user is not None}
+    target = Target(**body.target.model_dump(exclude={"user"}) | resolved)
     timeout_seconds = body.timeout_seconds
     if not (target.pid or caller.may("admin")):
         timeout_seconds = min(timeout_seconds, SHARED_TIMEOUT_SECONDS)

@@ -86,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for listed in _command_line_options():
         meanings: dict[str, list[str]] = {}
         for scenario in SCENARIOS.values():
-            for own in (each for each in (*scenario.options, *COMMON_OPTIONS) if each.name == listed.name):
-                meanings.setdefault(f"{own.meaning} (default: {own.default_text})", []).append(scenario.name)
+            for option in (each for each in (*scenario.options, *COMMON_OPTIONS) if each.name == listed.name):
+                meanings.setdefault(f"{option.meaning} (default: {option.default_text})", []).append(scenario.name)
         text = "; ".join(
             meaning if len(names) == len(SCENARIOS) else f"{', '.join(names)}: {meaning}"
             for meaning, names in meanings.items()

@@ -106,8 +106,8 @@ def plan(scenario: str, seed: int = 0, **options: float | str) -> LoadPlan:
 
     Raises ConfigError.
     """
-    chosen = find_scenario(scenario)
-    return _make(chosen, seed, checked_options(chosen, options), inject=True)
+    found = find_scenario(scenario)
+    return _make(found, seed, checked_options(found, options), inject=True)
 
 
 def _make(scenario: Scenario, seed: int, given_options: Mapping[str, float | str], inject: bool) -> LoadPlan:
@@ -192,7 +192,7 @@ def simulate(steps: Iterable[PlanStep], builder: PlanBuilder) -> SimulatedRun:
     """Simulate ``steps`` in order of time. A program ends when the device is full."""
     devices = [program.device for program in builder.programs]
     used = [0] * (max(devices) + 1)
-    held: list[dict[int, int]] = [{} for _ in devices]
+    blocks: list[dict[int, int]] = [{} for _ in devices]
     used_by_program, is_running = [0] * len(devices), [False] * len(devices)
     peak, without_leak, oom_at = 0, 0.0, None
     onset = builder.expected_verdict.injected_at
@@ -212,16 +212,16 @@ def simulate(steps: Iterable[PlanStep], builder: PlanBuilder) -> SimulatedRun:
                     oom_at = at
                 action = "end"
             else:
-                held[program][block] = size
+                blocks[program][block] = size
                 used_by_program[program] += size
                 used[devices[program]] += size
         elif action == "give":
-            size = held[program].pop(block)
+            size = blocks[program].pop(block)
             used_by_program[program] -= size
             used[devices[program]] -= size
         if action == "end":
             used[devices[program]] -= used_by_program[program]
-            held[program], used_by_program[program], is_running[program] = {}, 0, False
+            blocks[program], used_by_program[program], is_running[program] = {}, 0, False
         if program == 0:
             peak = max(peak, used_by_program[0] - CONTEXT_BYTES)
             if onset is not None and at >= onset and oom_at is None:

@@ -334,13 +334,13 @@ def crash(builder: PlanBuilder) -> None:
     for index in range(times):
         share = builder.rng.uniform(0.1, 0.3)
         killed = at + builder.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
-        last = index + 1 == times
+        is_last = index + 1 == times
         if index == 0:
             builder.program("load")
         else:
             builder.start(at)
         ready = builder.fill(at + 1.0, share * builder.size_bytes, 20.0)
-        work(builder, ready, killed if builder.inject or not last else end, 0, QUIET_NOISE_BYTES)
+        work(builder, ready, killed if builder.inject or not is_last else end, 0, QUIET_NOISE_BYTES)
         filled_at = killed - builder.rng.uniform(5.0, 180.0)
         if builder.inject:
             room = 0.998 * builder.size_bytes - CONTEXT_BYTES - share * builder.size_bytes - 2.3 * GIB
@@ -350,7 +350,7 @@ def crash(builder: PlanBuilder) -> None:
                 builder.expected_verdict = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
             if index == 2 and killed < end:
                 builder.expected_verdict = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
-        elif not last:
+        elif not is_last:
             builder.end(killed)
         at = killed + builder.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
 
@@ -371,13 +371,13 @@ def stress(builder: PlanBuilder) -> None:
     end = builder.choose_length(HOUR_SECONDS)
     builder.choose_number("noise", QUIET_NOISE_BYTES)
     program = builder.program("load")
-    size, block = fill * builder.size_bytes, GIB
-    for number in range(int(size // block)):
+    size, block_bytes = fill * builder.size_bytes, GIB
+    for number in range(int(size // block_bytes)):
         at = 1.0 + 0.25 * number
-        builder.allocate(at, block, program)
+        builder.allocate(at, block_bytes, program)
         if (
             not builder.expected_verdict.kind
-            and (number + 1) * block + CONTEXT_BYTES > PRESSURE_RATIO * builder.size_bytes
+            and (number + 1) * block_bytes + CONTEXT_BYTES > PRESSURE_RATIO * builder.size_bytes
         ):
             builder.expected_verdict = ExpectedVerdict("pressure", injected_at=at, ends_at=end)
     for at in every(1.0, builder.duration, 10.0):
@@ -573,15 +573,15 @@ def fleet(builder: PlanBuilder) -> None:
             (at, swing * math.cos(2 * math.pi * (at - noon) / (24 * HOUR_SECONDS)) + load.value_after(30.0) + rising)
         )
     for device in range(programs):
-        own = builder.random(f"program {device}")
+        rng = builder.random(f"program {device}")
         program = builder.program(f"load-{device}", device=device)
-        lasting = own.uniform(0.2, 0.6) * builder.size_bytes
+        lasting = rng.uniform(0.2, 0.6) * builder.size_bytes
         builder.fill(1.0, lasting, 50.0, program)
-        level, gain, deviation = VaryingAmount(builder, 64 * MIB, program), own.uniform(0.7, 1.3), 0.0
+        level, gain, deviation = VaryingAmount(builder, 64 * MIB, program), rng.uniform(0.7, 1.3), 0.0
         for at, value in course:
             change = value - deviation
             deviation += change * min(1.0, 1.5 * GIB / 2 / max(1.0, abs(change)))  # 1.5 GiB a minute
-            level.resize(at, 6 * GIB + gain * deviation + own.gauss(0.0, 0.1 * GIB))
+            level.resize(at, 6 * GIB + gain * deviation + rng.gauss(0.0, 0.1 * GIB))
             builder.flush(at + 1.0, program)  # the driver's reading decreases, too
             builder.busy(at, 0.5 + deviation / (16 * GIB), program)
 

@@ -56,8 +56,8 @@ class Cases:
 
     def of_alert(self, process: ProcessKey, uuid: str | None) -> OomCase | None:
         """Return the newest case of a process on the alert's device, if possible one with remedies."""
-        own = [each for each in self._cases.values() if each.process == process and each.device_uuid in (uuid, None)]
-        return max(reversed(own), key=lambda case: bool(case.known_remedies), default=None)
+        cases = [each for each in self._cases.values() if each.process == process and each.device_uuid in (uuid, None)]
+        return max(reversed(cases), key=lambda case: bool(case.known_remedies), default=None)
 
     def newest_error_numbers(self) -> Mapping[ProcessKey, int]:
         """Return the number of each process's newest error that has a case."""
@@ -88,10 +88,10 @@ class Cases:
         self._cases.pop(case.id, None)
         self._cases[case.id] = case
         removed = []
-        own = Counter(each.process for each in self._cases.values())
+        counts = Counter(each.process for each in self._cases.values())
         for id, each in list(self._cases.items()):
-            if own[each.process] > MAX_CASES_PER_PROCESS or len(self._cases) > MAX_CASES:
-                own[each.process] -= 1
+            if counts[each.process] > MAX_CASES_PER_PROCESS or len(self._cases) > MAX_CASES:
+                counts[each.process] -= 1
                 del self._cases[id]
                 removed.append(id)
         return removed
@@ -293,10 +293,10 @@ def _ledger(evidence: Evidence) -> Iterator[LedgerLine]:
 
     The last lines are the bytes in use at the error that are in neither.
     """
-    own = evidence.report
+    report = evidence.report
     if evidence.uuid is None:
         return
-    freed = f"probably {own.workload or 'the program'}, freed since the error"
+    freed = f"probably {report.workload or 'the program'}, freed since the error"
     unaccounted = ((freed, evidence.freed_since_bytes), ("", evidence.unaccounted_bytes - evidence.freed_since_bytes))
     rest = [
         LedgerLine(device_uuid=evidence.uuid, share="unattributed", used_bytes=size, workload=name)
@@ -306,7 +306,7 @@ def _ledger(evidence: Evidence) -> Iterator[LedgerLine]:
     if not evidence.pools:
         yield from (*evidence.lines, *rest)
         return
-    yield from (line for line in evidence.lines if line.process != own.key)
+    yield from (line for line in evidence.lines if line.process != report.key)
     shares: Mapping[Share, int] = {
         "live": evidence.live_bytes,
         "cached": sum(pool.cached_bytes for pool in evidence.pools),
@@ -318,9 +318,9 @@ def _ledger(evidence: Evidence) -> Iterator[LedgerLine]:
             device_uuid=evidence.uuid,
             share=share,
             used_bytes=size,
-            pid=own.pid,
-            start_ticks=own.start_ticks,
-            workload=own.workload,
+            pid=report.pid,
+            start_ticks=report.start_ticks,
+            workload=report.workload,
         )
     yield from rest
 
@@ -336,8 +336,8 @@ def case_without_agent(process: ProcessUsage, device: DeviceReading, before: Fra
     at = before.snapshot.taken_at
     lines = tuple(line for line in before.ledger.lines if line.device_uuid == device.uuid)
     case_timeline = timeline(history, lines, device.uuid, at)
-    own = next((each for each in case_timeline.curves if each.pid == process.pid), None)
-    highest = max((value for value in own.used_bytes if value is not None), default=0) if own else 0
+    curve = next((each for each in case_timeline.curves if each.pid == process.pid), None)
+    highest = max((value for value in curve.used_bytes if value is not None), default=0) if curve else 0
     if used < NEAR_PEAK_RATIO * highest:
         return None
     name = f"{process.comm or 'a program'} (pid {process.pid})"
@@ -365,10 +365,10 @@ def case_without_agent(process: ProcessUsage, device: DeviceReading, before: Fra
     )
 
 
-def _cache_remedies(before: Frame, device: DeviceReading, own: ProcessKey) -> tuple[Remedy, ...]:
+def _cache_remedies(before: Frame, device: DeviceReading, ended_process: ProcessKey) -> tuple[Remedy, ...]:
     snapshot = before.snapshot
     reports = [each for each in snapshot.reports_by_device.get(device.uuid, ()) if each.flush_policy != "never"]
-    sizes = [(snapshot.reclaimable_from(each, device), each) for each in reports if each.key != own]
+    sizes = [(snapshot.reclaimable_from(each, device), each) for each in reports if each.key != ended_process]
     return tuple(
         Remedy(
             name="neighbor-cache",
@@ -396,9 +396,9 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
         if line.process is not None:
             used[line.process] += line.used_bytes
             names[line.process] = line.workload
-    whole = history.series((uuid, None), "used", since, until=at)
+    device_points = history.series((uuid, None), "used", since, until=at)
     series = {key: history.series((uuid, key), "used", since, until=at) for key, _ in used.most_common(MAX_PROGRAMS)}
-    begin = min((points[0].at for points in (whole, *series.values()) if points), default=at)
+    begin = min((points[0].at for points in (device_points, *series.values()) if points), default=at)
     times, step_seconds = _times(begin, at)
     curves = []
     for key, points in series.items():
@@ -408,7 +408,7 @@ def timeline(history: History, lines: Sequence[LedgerLine], uuid: str, at: float
     curves.sort(key=lambda curve: -max((value or 0 for value in curve.used_bytes), default=0))
     curves_shown = curves[:MAX_CURVES]
     total = sum(line.used_bytes for line in lines) if lines else None
-    rest = _uncovered_use((*_values(whole, times, step_seconds)[:-1], total), curves_shown)
+    rest = _uncovered_use((*_values(device_points, times, step_seconds)[:-1], total), curves_shown)
     if any(rest):
         curves_shown.append(Curve(pid=None, workload=REST_NAME, used_bytes=rest))
     return Timeline(tuple(round(time, 1) for time in times), tuple(curves_shown))
@@ -427,17 +427,17 @@ def _values(points: Sequence[Point], times: Sequence[float], step_seconds: float
     return tuple(int(points[index - 1].median) if index else None for index in indexes)
 
 
-def _uncovered_use(whole: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
+def _uncovered_use(device_bytes: Sequence[int | None], curves: Sequence[Curve]) -> tuple[int | None, ...]:
     """Return the use of the device besides these curves.
 
     It is 0 where only one point before the last differs: the medians of the device and of a program are there those of
     other readings.
     """
-    min_bytes = NOTABLE_RATIO * max((value or 0 for value in whole), default=0)
-    sums = [sum(curve.used_bytes[index] or 0 for curve in curves) for index in range(len(whole))]
+    min_bytes = NOTABLE_RATIO * max((value or 0 for value in device_bytes), default=0)
+    sums = [sum(curve.used_bytes[index] or 0 for curve in curves) for index in range(len(device_bytes))]
     rest = [
         None if total is None else max(0, total - used_by_curves)
-        for total, used_by_curves in zip(whole, sums, strict=True)
+        for total, used_by_curves in zip(device_bytes, sums, strict=True)
     ]
     notable = [False, *((value or 0) >= min_bytes > 0 for value in rest), True]
     lasting = [is_notable and (notable[index] or notable[index + 2]) for index, is_notable in enumerate(notable[1:-1])]

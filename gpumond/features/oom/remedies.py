@@ -110,8 +110,8 @@ class Evidence(FailedAllocation):
     @cached_property
     def grant(self) -> GrantedRequest | None:
         """The program's request for memory of the device that was granted, and not all held before the error."""
-        own = (each for each in self.frame_before.grants if each.device_uuid == self.uuid and self._is_own(each))
-        return next(own, None)
+        grants = (each for each in self.frame_before.grants if each.device_uuid == self.uuid and self._is_own(each))
+        return next(grants, None)
 
     def available_bytes(self, device: DeviceReading) -> int | None:
         """Return the minimum free bytes of another device in the last minute, without those that another program is
@@ -355,9 +355,9 @@ def _cgroup(evidence: Evidence) -> Iterator[Remedy]:
     if evidence.cgroup is not None and not evidence.is_limited:
         limit_bytes = evidence.cgroup.limit_bytes or 0
         enough_bytes = _rounded_limit_bytes(evidence.cgroup_need_bytes)
-        held = size_text(evidence.cgroup_need_bytes - (evidence.request_bytes or 0))
+        used = size_text(evidence.cgroup_need_bytes - (evidence.request_bytes or 0))
         text = (
-            f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {held}, from "
+            f"raise the limit of the cgroup {evidence.cgroup.cgroup}, which used {used}, from "
             f"{size_text(limit_bytes)} to {size_text(enough_bytes)} or more"
         )
         yield _remedy(evidence, "limit", text, enough_bytes - limit_bytes, "measured", "driver, for the cgroup")
@@ -372,13 +372,13 @@ def _own_limit_text(evidence: Evidence, limit_bytes: int) -> str:
 
 
 def _ranks(evidence: Evidence) -> Iterator[Remedy]:
-    own = evidence.report
-    for other in evidence.neighbors if own.program.distributed or own.rank is not None else ():
+    failed = evidence.report
+    for other in evidence.neighbors if failed.program.distributed or failed.rank is not None else ():
         report = other.report
-        is_same_job = (report.uid, report.job, report.workload) == (own.uid, own.job, own.workload)
-        if is_same_job and (report.program.distributed or report.rank is not None) and report.rank != own.rank:
+        is_same_job = (report.uid, report.job, report.workload) == (failed.uid, failed.job, failed.workload)
+        if is_same_job and (report.program.distributed or report.rank is not None) and report.rank != failed.rank:
             text = (
-                f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {own.rank} and "
+                f"put each rank on its own GPU (torch.cuda.set_device(LOCAL_RANK)): ranks {failed.rank} and "
                 f"{report.rank} share this one"
             )
             yield _remedy(evidence, "ranks", text, other.held_bytes, "measured", "driver, for the other rank")
@@ -546,10 +546,10 @@ def _unused_bytes(pool: PoolUsage) -> int:
 
 
 def _engines(evidence: Evidence) -> Iterator[Remedy]:
-    own = [engine.name for engine in evidence.own_engines()]
+    own_names = [engine.name for engine in evidence.own_engines()]
     for engine, used in evidence.engines():
         is_idle = engine.idle_seconds is not None and engine.idle_seconds >= IDLE_SECONDS
-        if engine.name not in own and engine.methods and not engine.sleeping and is_idle:
+        if engine.name not in own_names and engine.methods and not engine.sleeping and is_idle:
             text = (
                 f"release the idle serving engine {engine.name}: gpumond flush --workload {engine.name} --step engine"
             )
@@ -892,9 +892,9 @@ def _other_owners(evidence: Evidence) -> list[tuple[str, int | None, int]]:
         if line.process != evidence.report.key and line.used_bytes:
             process = None if line.process is None else listed.get(line.process)
             name = line.workload or (process.comm if process else "") or ""
-            owner = UNKNOWN_PROCESS if line.process is None else program_text(name, line.pid, "")
-            totals[owner, line.pid] = totals.get((owner, line.pid), 0) + line.used_bytes
-    return [(*owner, size) for owner, size in totals.items()]
+            subject = UNKNOWN_PROCESS if line.process is None else program_text(name, line.pid, "")
+            totals[subject, line.pid] = totals.get((subject, line.pid), 0) + line.used_bytes
+    return [(*subject, size) for subject, size in totals.items()]
 
 
 def _program_name(report: AgentReport) -> str:

@@ -115,8 +115,8 @@ async def report(request: Request, id: CaseId) -> Response:
 
 
 def _find_case(request: Request, id: str) -> RankedCase:
-    known = core_of(request).get(Cases)
-    found = known.find(id)
+    cases = core_of(request).get(Cases)
+    found = cases.find(id)
     if found is None:
         raise HTTPException(404, f"no case has the ID {id}; to list the cases: gpumond oom")
-    return RankedCase(case=found, ranks=known.rank_errors(found))
+    return RankedCase(case=found, ranks=cases.rank_errors(found))

@@ -54,14 +54,14 @@ class Neighbor:
 class DeviceCapacity:
     """Memory of one device. ``free_bytes`` is None if unknown.
 
-    ``reserved_bytes``: the part of the reserves of quotas that their programs do not use. ``flushable_users``: the
+    ``unused_reserve_bytes``: the part of quotas' reserves that their programs do not use. ``flushable_users``: the
     users whose programs may be flushed for them; None for all users.
     """
 
     uuid: str
     size_bytes: int | None
     free_bytes: int | None
-    reserved_bytes: int = 0
+    unused_reserve_bytes: int = 0
     flushable_users: frozenset[int] | None = None
     neighbors: tuple[Neighbor, ...] = ()
 
@@ -142,10 +142,10 @@ def decide(
     blocking: list[str] = []
     for capacity in capacities:
         available = available_bytes(capacity, grants, held_bytes, user_of)
-        if available is not None and available < 0 and capacity.reserved_bytes:
+        if available is not None and available < 0 and capacity.unused_reserve_bytes:
             flushable_users = capacity.flushable_users
             flushable = [each for each in capacity.neighbors if flushable_users is None or each.uid in flushable_users]
-            plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.reserved_bytes), available)
+            plans[capacity.uuid] = reclaim_plan(flushable, min(-available, capacity.unused_reserve_bytes), available)
         candidates: list[str] = []
         waiting_users: set[str] = set()
         requests = in_queue_order(queue.waiting, grants, capacity.uuid, user_of)
@@ -214,7 +214,7 @@ def available_bytes(
     if user is not None and capacity.size_bytes is not None:
         share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return capacity.free_bytes - claimed - whole_bytes - capacity.reserved_bytes
+    return capacity.free_bytes - claimed - whole_bytes - capacity.unused_reserve_bytes
 
 
 def admission_plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | None) -> AdmissionPlan:
@@ -337,7 +337,7 @@ def capacities(
 def _capacity(
     device: DeviceReading, snapshot: Snapshot, granted: Mapping[tuple[str, ProcessKey], int], reclaim: ReclaimPolicy
 ) -> DeviceCapacity:
-    reserved, reserve_users = 0, set[int]()
+    unused_bytes, reserve_users = 0, set[int]()
     for key, unused in snapshot.unused_reserves.get(device.uuid, {}).items():
         quotas = snapshot.quotas_by_process
         quota = quotas[key]
@@ -348,13 +348,13 @@ def _capacity(
         )
         ungranted = min(unused, (quota.reserve_bytes or 0) - sum(grants))
         if ungranted > 0:
-            reserved += ungranted
+            unused_bytes += ungranted
             reserve_users |= _user_ids(device, key, snapshot)
     return DeviceCapacity(
         uuid=device.uuid,
         size_bytes=device.size_bytes,
         free_bytes=device.current_free_bytes,
-        reserved_bytes=min(reserved, reserved if device.size_bytes is None else device.size_bytes),
+        unused_reserve_bytes=min(unused_bytes, unused_bytes if device.size_bytes is None else device.size_bytes),
         flushable_users=None if reclaim == "all" else frozenset(reserve_users),
         neighbors=() if reclaim == "off" else tuple(_neighbors(device, snapshot, granted)),
     )
@@ -752,7 +752,7 @@ class Admissions:
         user_of = {grant.id: rate_limit_name(grant.owner) for grant in others}
         available = available_bytes(capacity, others, held_bytes_by_grant(snapshot, others), user_of)
         reserve = snapshot.unused_reserves.get(device.uuid, {}).get(process, 0)
-        return capacity, None if available is None else available + min(reserve, capacity.reserved_bytes)
+        return capacity, None if available is None else available + min(reserve, capacity.unused_reserve_bytes)
 
     def _reclaim_for(self, key: str, plan: AdmissionPlan) -> None:
         device, now = self._device_of(key), self._clock()

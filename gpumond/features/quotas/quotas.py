@@ -113,8 +113,8 @@ def assign_quotas(
     reported = {report.key: report for report in reports}
     assigned: list[ProcessQuota] = []
     for key in {**listed, **reported}:
-        owner = _attributes_of(listed.get(key), reported.get(key))
-        quota = table.of(owner)
+        attributes = _attributes_of(listed.get(key), reported.get(key))
+        quota = table.of(attributes)
         if quota is not NO_QUOTA:
             assigned.append(ProcessQuota(pid=key.pid, start_ticks=key.start_ticks, quota=quota))
     return tuple(assigned)

@@ -162,13 +162,13 @@ class _ChartSeries:
     changes: list[tuple[VerdictChange, float]] = field(default_factory=list)
     omitted_changes: int = 0
 
-    def add(self, elapsed: float, live: int | None, used: int | None) -> None:
+    def add(self, at: float, live: int | None, used: int | None) -> None:
         """Add a point. The curve shows the live bytes, as the verdicts do; the used bytes until these are known."""
         if live is not None and "live" not in self.peaks:
             self.curve, self.peaks = ChartCurve(), {"live": live, **self.peaks}
         charted_bytes = live if "live" in self.peaks else used
         if charted_bytes is not None:
-            self.curve.add(elapsed, charted_bytes)
+            self.curve.add(at, charted_bytes)
         for measure, value in (("live", live), ("used", used)):
             if value is not None:
                 self.peaks[measure] = max(value, self.peaks.get(measure, 0))
@@ -196,7 +196,7 @@ class Findings:
         self._first = self._first or snapshot
         self._last = snapshot
         self._snapshot_count += 1
-        elapsed = snapshot.elapsed_seconds
+        now = snapshot.elapsed_seconds
         for device in snapshot.devices:
             if device.missed_readings:
                 continue
@@ -205,22 +205,22 @@ class Findings:
             without_pid = next((live_bytes for key, live_bytes in live.items() if key.pid == UNKNOWN_PID), None)
             device_live = without_pid if device.used_bytes is None else None
             name = f"GPU {device.index} {device.name}".rstrip()
-            self._add_point((device.uuid, None), "", name, elapsed, device_live, device.used_bytes, device.size_bytes)
+            self._add_point((device.uuid, None), "", name, now, device_live, device.used_bytes, device.size_bytes)
             for key, process in device.processes_by_key.items():
                 report = snapshot.reports_by_process.get(key)
                 workload = report.workload if report else ""
                 self._add_point(
-                    (device.uuid, key), workload, process.comm or "", elapsed, live.get(key), process.used_bytes
+                    (device.uuid, key), workload, process.comm or "", now, live.get(key), process.used_bytes
                 )
 
-    def add(self, change: VerdictChange, elapsed: float) -> None:
+    def add(self, change: VerdictChange, at: float) -> None:
         series = self._series_of((change.verdict.device_uuid, change.verdict.process), "")
         if change.onset:
             self._verdict_counts[change.verdict.kind] += 1
         elif change.verdict.kind == "growing":
             self._verdict_counts["growing"] -= 1  # a suspicion that has ended is not a finding
         if series is not None and len(series.changes) < MAX_CHANGES:
-            series.changes.append((change, elapsed))
+            series.changes.append((change, at))
         elif series is not None:
             series.omitted_changes += 1
 
@@ -236,7 +236,7 @@ class Findings:
         """Return the report as an HTML document. ``remarks``: messages about ignored parts of the log."""
         parts = [html_report.paragraph(line) for line in (*self._summary(), *self._others_text(), *remarks)]
         for key, series in self._charted_series():
-            marks = [(elapsed, change.verdict.kind) for change, elapsed in series.changes if _is_finding(change)]
+            marks = [(at, change.verdict.kind) for change, at in series.changes if _is_finding(change)]
             parts.append(html_report.heading(", ".join(_title(key, series))))
             parts.append(html_report.curve(series.curve.points(), series.size_bytes, marks))
             if rows := list(_change_rows(series)):
@@ -284,7 +284,7 @@ class Findings:
         key: SeriesKey,
         workload: str,
         name: str,
-        elapsed: float,
+        at: float,
         live: int | None,
         used: int | None,
         size_bytes: int | None = None,
@@ -293,7 +293,7 @@ class Findings:
         series = None if live is None and used is None else self._series_of(key, name)
         if series is not None:
             series.name, series.size_bytes = workload or series.name or name, size_bytes
-            series.add(elapsed, live, used)
+            series.add(at, live, used)
 
     def _series_of(self, key: SeriesKey, name: str) -> _ChartSeries | None:
         series = self._series.get(key)

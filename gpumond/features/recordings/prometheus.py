@@ -225,8 +225,8 @@ def _series_name(key: SeriesKey) -> str:
     return " ".join(part for part in (instance, device, "" if pid is None else f"pid {pid}") if part)
 
 
-def _is_json(first: str) -> bool:
-    return re.match(r"\{|\[\s*([\[{\"\d]|$)", first) is not None
+def _is_json(first_line: str) -> bool:
+    return re.match(r"\{|\[\s*([\[{\"\d]|$)", first_line) is not None
 
 
 FORMAT = Format("prometheus", _is_json, snapshot_reader(rows, lists_all_processes=True))

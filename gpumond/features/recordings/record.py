@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.perfetto is not None:
         return _record_trace(arguments)
     count = missed = 0
-    last: Snapshot | None = None
+    previous: Snapshot | None = None
     try:
         with _open_output(arguments.out) as out:
             if arguments.csv and os.fstat(out.fileno()).st_size == 0:
@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
                 out.write(csv_lines(snapshot).encode() if arguments.csv else to_json(snapshot) + b"\n")
                 out.flush()
                 count += 1
-                if last is not None and snapshot.seq > last.seq:
-                    missed += snapshot.seq - last.seq - 1
-                last = snapshot
+                if previous is not None and snapshot.seq > previous.seq:
+                    missed += snapshot.seq - previous.seq - 1
+                previous = snapshot
     except KeyboardInterrupt:
         pass
     missing = f", {missed} missed between two requests" if missed else ""
@@ -216,7 +216,7 @@ def new_snapshots(url: str, duration_seconds: float) -> Iterator[Snapshot]:
     Raises DaemonError if there is no daemon at first.
     """
     end = time.monotonic() + duration_seconds
-    last: Snapshot | None = None
+    previous: Snapshot | None = None
     poll_seconds = FIRST_POLL_SECONDS
     is_unreachable = False
     while time.monotonic() < end:
@@ -228,7 +228,7 @@ def new_snapshots(url: str, duration_seconds: float) -> Iterator[Snapshot]:
                 "version"
             ) from None
         except DaemonError as error:
-            if last is None and error.status != UNAVAILABLE:
+            if previous is None and error.status != UNAVAILABLE:
                 raise
             if not is_unreachable:
                 print_error(f"gpumond: {error}; waiting for the daemon")
@@ -236,11 +236,11 @@ def new_snapshots(url: str, duration_seconds: float) -> Iterator[Snapshot]:
             time.sleep(MAX_POLL_SECONDS)
             continue
         is_unreachable = False
-        if last is None or (snapshot.seq, snapshot.taken_at) != (last.seq, last.taken_at):
-            if last is not None and snapshot.seq == last.seq + 1:
-                tick_seconds = snapshot.elapsed_seconds - last.elapsed_seconds
+        if previous is None or (snapshot.seq, snapshot.taken_at) != (previous.seq, previous.taken_at):
+            if previous is not None and snapshot.seq == previous.seq + 1:
+                tick_seconds = snapshot.elapsed_seconds - previous.elapsed_seconds
                 poll_seconds = min(MAX_POLL_SECONDS, max(MIN_POLL_SECONDS, tick_seconds / POLLS_PER_TICK))
-            last = snapshot
+            previous = snapshot
             yield snapshot
         time.sleep(poll_seconds)
 
@@ -261,7 +261,7 @@ def read(
 
     After a restart of the daemon, elapsed seconds continue from the last snapshot.
     """
-    last: Snapshot | None = None
+    previous: Snapshot | None = None
     offset_seconds = 0.0
     for line in lines:
         try:
@@ -271,19 +271,19 @@ def read(
                 remarks.skip(lines.number, str(error))
             continue
         remarks.rows += 1
-        if last is not None:
-            if (snapshot.seq, snapshot.taken_at) == (last.seq, last.taken_at):
+        if previous is not None:
+            if (snapshot.seq, snapshot.taken_at) == (previous.seq, previous.taken_at):
                 remarks.duplicates += 1
                 continue
-            if snapshot.elapsed_seconds + offset_seconds <= last.elapsed_seconds:
+            if snapshot.elapsed_seconds + offset_seconds <= previous.elapsed_seconds:
                 remarks.note(
                     "back", f"line {lines.number}: the daemon was restarted; time continues from the last snapshot"
                 )
-                passed_seconds = max(1.0, snapshot.taken_at - last.taken_at)
-                offset_seconds = last.elapsed_seconds + passed_seconds - snapshot.elapsed_seconds
+                passed_seconds = max(1.0, snapshot.taken_at - previous.taken_at)
+                offset_seconds = previous.elapsed_seconds + passed_seconds - snapshot.elapsed_seconds
         if offset_seconds:
             snapshot = replace(snapshot, elapsed_seconds=snapshot.elapsed_seconds + offset_seconds)
-        last = snapshot
+        previous = snapshot
         yield _with_size(snapshot, size_bytes)
 
 

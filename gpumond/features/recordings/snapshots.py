@@ -111,17 +111,17 @@ class SnapshotBuilder:
     def snapshots(self, rows: Iterable[LogRow]) -> Iterator[Snapshot]:
         snapshot_rows: dict[SeriesKey, LogRow] = {}
         started = max_distance = 0.0
-        for elapsed, row in RowSorter(self._remarks).in_order(rows):
+        for now, row in RowSorter(self._remarks).in_order(rows):
             key = (row.device, row.pid)
             previous = snapshot_rows.get(key)
             if previous is not None and previous.at == row.at:
                 self._remarks.duplicates += 1
                 continue
-            if snapshot_rows and (previous is not None or elapsed - started > max_distance):
+            if snapshot_rows and (previous is not None or now - started > max_distance):
                 yield self._snapshot(started, snapshot_rows)
                 snapshot_rows = {}
             if not snapshot_rows:
-                started, max_distance = elapsed, 0.5 * self._interval(key)
+                started, max_distance = now, 0.5 * self._interval(key)
             snapshot_rows[key] = row
         if snapshot_rows:
             yield self._snapshot(started, snapshot_rows)
@@ -172,17 +172,17 @@ class SnapshotBuilder:
         series = self._series.get(key)
         return (series.interval_seconds if series and not series.ended else None) or 1.0
 
-    def _advance_clock(self, elapsed: float) -> float:
+    def _advance_clock(self, now: float) -> float:
         """Return the seconds during which the log was written. A gap in the log does not end a process."""
-        passed = elapsed - self._elapsed_seconds
+        passed = now - self._elapsed_seconds
         if self._seq == 1:
             self._interval_seconds = passed
         elif self._interval_seconds is not None:
             if passed > GAP_INTERVALS * self._interval_seconds:
                 self._gap_seconds += passed - self._interval_seconds
             self._interval_seconds = _smoothed_interval(self._interval_seconds, passed)
-        self._elapsed_seconds = elapsed
-        return elapsed - self._gap_seconds
+        self._elapsed_seconds = now
+        return now - self._gap_seconds
 
     def _update_device(self, row: LogRow) -> None:
         device = self._devices.get(row.device)
@@ -345,20 +345,20 @@ class RowSorter:
             at, _, row = heapq.heappop(self._waiting)
             if self._offset is None:
                 self._offset = self._elapsed - at
-            elapsed = at + self._offset
-            if elapsed > self._elapsed:
-                self._step, self._elapsed = elapsed - self._elapsed, elapsed
+            now = at + self._offset
+            if now > self._elapsed:
+                self._step, self._elapsed = now - self._elapsed, now
             yield self._elapsed, row
 
     def _jump(self, row: LogRow) -> Iterator[tuple[float, LogRow]]:
         """Continue from the time of the pending rows, once a series has continued there."""
         self._pending.append(row)
-        first = self._first_pending.setdefault((row.device, row.pid), row)
-        if first.at < row.at:
+        first_row = self._first_pending.setdefault((row.device, row.pid), row)
+        if first_row.at < row.at:
             yield from self._rows_until(float("inf"))
-            earliest = first.at - REORDER_SECONDS
+            earliest = first_row.at - REORDER_SECONDS
             yield from self._restart([each for each in self._pending if earliest <= each.at <= row.at])
-        elif first.at > row.at:
+        elif first_row.at > row.at:
             self._backward_steps += 1
             self._check_direction(MAX_BACKWARD_STEPS)
 
@@ -374,8 +374,8 @@ class RowSorter:
 
     def _restart(self, rows: list[LogRow]) -> Iterator[tuple[float, LogRow]]:
         self._remarks.strays += len(self._pending) - len(rows)
-        first = min(row.at for row in rows)
-        if self._newest is not None and first < self._newest:
+        earliest = min(row.at for row in rows)
+        if self._newest is not None and earliest < self._newest:
             self._remarks.note(
                 "back", f"line {rows[0].line}: the log's clock was set back; time continues from the last reading"
             )

@@ -315,21 +315,21 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], interval_sec
     for check in checks:
         if check.alertname not in rules:
             raise ValueError(f"{name}: no rule is named {check.alertname!r}; the rules are {', '.join(rules)}")
-    activities: dict[str, AlertStates] = {check.alertname: {} for check in checks}
+    alert_states: dict[str, AlertStates] = {check.alertname: {} for check in checks}
     if checks[-1].eval_time / interval_seconds > MAX_SAMPLES:
         raise ValueError(f"{name}: more than {MAX_SAMPLES} evaluations")
     at, evaluations = 0.0, 0
     for check in checks:
         while at <= check.eval_time:
             index = int(at / test.interval + 1e-9)
-            for rule_name, before in activities.items():
+            for rule_name, before in alert_states.items():
                 rule = rules[rule_name]
-                activities[rule_name] = evaluate_rule(
+                alert_states[rule_name] = evaluate_rule(
                     rule, _subjects(rule.scope, series, index), before, UnreadableSubjects(), at, at
                 )
             evaluations += 1
             at = evaluations * interval_seconds
-        alerts = [a.alert for a in activities[check.alertname].values() if a.alert.phase == "firing"]
+        alerts = [a.alert for a in alert_states[check.alertname].values() if a.alert.phase == "firing"]
         if not _is_met(check.exp_alerts, alerts):
             expected = _alerts_text((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
             got = _alerts_text((_own_labels(alert), dict(alert.annotations)) for alert in alerts)

@@ -57,13 +57,13 @@ AwaitedAlerts = frozenset[tuple[str, Labels]]
 """Restored alerts whose subject has not been observed yet: rule and the subject's labels"""
 
 
-def awaited_alerts(activities: Mapping[str, AlertStates], has_ended: Callable[[ProcessKey], bool]) -> AwaitedAlerts:
+def awaited_alerts(alert_states: Mapping[str, AlertStates], has_ended: Callable[[ProcessKey], bool]) -> AwaitedAlerts:
     """Return the restored alerts, except those on processes that ended while no daemon ran."""
     return frozenset(
         (rule, labels)
-        for rule, active in activities.items()
-        for labels, activity in active.items()
-        if activity.process is None or not has_ended(activity.process)
+        for rule, active in alert_states.items()
+        for labels, state in active.items()
+        if state.process is None or not has_ended(state.process)
     )
 
 
@@ -73,23 +73,23 @@ def keep_awaited_alerts(
     after: Mapping[str, AlertStates],
     present_by_rule: Mapping[str, Mapping[Labels, ProcessKey | None]],
     verdict_rules: frozenset[str],
-    elapsed: float,
+    monotonic_now: float,
 ) -> tuple[Mapping[str, AlertStates], AwaitedAlerts]:
     """Return ``after`` with the awaited alerts unchanged, and the alerts that are still awaited.
 
     A subject in ``present_by_rule`` (each with its process) is no longer awaited; an alert of one of the
     ``verdict_rules`` is awaited until its verdict is active again, or its pid is found to be reused.
     """
-    if not awaited or elapsed > max(GRACE_SECONDS, VERDICT_GRACE_SECONDS):
+    if not awaited or monotonic_now > max(GRACE_SECONDS, VERDICT_GRACE_SECONDS):
         return after, frozenset()
 
     def is_awaited(rule: str, labels: Labels) -> bool:
         if labels not in present_by_rule[rule]:
-            return elapsed <= GRACE_SECONDS
+            return monotonic_now <= GRACE_SECONDS
         if not same_process(before[rule][labels].process, present_by_rule[rule][labels]):
             return False
-        activity = after[rule].get(labels)
-        return rule in verdict_rules and (activity is None or activity.cleared_since is not None)
+        state = after[rule].get(labels)
+        return rule in verdict_rules and (state is None or state.cleared_monotonic is not None)
 
     still_awaited = frozenset((rule, labels) for rule, labels in awaited if rule in after and is_awaited(rule, labels))
     merged = {rule: dict(active) for rule, active in after.items()}
@@ -99,7 +99,12 @@ def keep_awaited_alerts(
 
 
 def evaluate_rule(
-    rule: Rule, subjects: Subjects[Row], before: AlertStates, unreadable: UnreadableSubjects, now: float, elapsed: float
+    rule: Rule,
+    subjects: Subjects[Row],
+    before: AlertStates,
+    unreadable: UnreadableSubjects,
+    now: float,
+    monotonic_now: float,
 ) -> AlertStates:
     """Return the rule's alerts after one evaluation."""
     after: dict[Labels, AlertState] = {}
@@ -114,22 +119,22 @@ def evaluate_rule(
         if process in unreadable.suspended:
             continue
         labels = subjects.labels(row)
-        activity = absent.pop(labels, None)
-        if activity is None and (value is None or not is_breached(rule, value, active=False)):
+        state = absent.pop(labels, None)
+        if state is None and (value is None or not is_breached(rule, value, active=False)):
             continue
         if rule.match and not rule.concerns(dict(labels), subjects.programs(row)):
             continue
-        if activity is not None and not same_process(activity.process, process):
-            activity = None  # the process of the alert has ended, and its pid is reused
+        if state is not None and not same_process(state.process, process):
+            state = None  # the process of the alert has ended, and its pid is reused
         if value is not None:
-            activity = _next_state(rule, subjects, row, labels, process, value, activity, now, elapsed)
-        if activity is not None:
-            after[labels] = activity
-    for labels, activity in absent.items():
-        if unreadable.covers(dict(labels), activity.process):
-            after[labels] = activity
-        elif activity.process in unreadable.connected and (
-            cleared := _next_cleared_state(rule, activity, now, elapsed)
+            state = _next_state(rule, subjects, row, labels, process, value, state, now, monotonic_now)
+        if state is not None:
+            after[labels] = state
+    for labels, state in absent.items():
+        if unreadable.covers(dict(labels), state.process):
+            after[labels] = state
+        elif state.process in unreadable.connected and (
+            cleared := _next_cleared_state(rule, state, now, monotonic_now)
         ):
             after[labels] = cleared
     return after
@@ -137,9 +142,9 @@ def evaluate_rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """State that one evaluation of all rules passes to the next. ``activities``: by the name of the rule."""
+    """State that one evaluation of all rules passes to the next. ``alert_states``: by the name of the rule."""
 
-    activities: Mapping[str, AlertStates] = field(default_factory=dict)
+    alert_states: Mapping[str, AlertStates] = field(default_factory=dict)
     awaited: AwaitedAlerts = frozenset()
 
 
@@ -160,15 +165,15 @@ def evaluate(
     scopes: dict[RuleScope, Subjects[Any]] = {
         scope: subjects(scope, context) for scope in {rule.scope for rule in rules}
     }
-    now, elapsed = snapshot.taken_at, snapshot.elapsed_seconds
-    activities: Mapping[str, AlertStates] = {
+    now, monotonic_now = snapshot.taken_at, snapshot.elapsed_seconds
+    alert_states: Mapping[str, AlertStates] = {
         rule.name: evaluate_rule(
             with_device_uuid(rule, snapshot.devices),
             scopes[rule.scope],
-            state.activities.get(rule.name, {}),
+            state.alert_states.get(rule.name, {}),
             unreadable,
             now,
-            elapsed,
+            monotonic_now,
         )
         for rule in rules
     }
@@ -178,28 +183,28 @@ def evaluate(
         present = {scope: {each.labels(row): each.process(row) for row in each.rows} for scope, each in scopes.items()}
         subjects_by_rule = {rule.name: present[rule.scope] for rule in rules}
         verdict_rules = frozenset(rule.name for rule in rules if rule.value in VALUES_WITHOUT_VERDICT)
-        activities, awaited = keep_awaited_alerts(
-            awaited, state.activities, activities, subjects_by_rule, verdict_rules, elapsed
+        alert_states, awaited = keep_awaited_alerts(
+            awaited, state.alert_states, alert_states, subjects_by_rule, verdict_rules, monotonic_now
         )
-    alerts = tuple(activity.alert for active in activities.values() for activity in active.values())
-    raised = tuple(_newly_firing(state.activities, activities))
-    resolved = tuple(_resolve(_newly_firing(activities, state.activities), rules, snapshot))
-    return RuleState(activities, awaited), EvaluatedAlerts(alerts, raised, resolved)
+    alerts = tuple(each.alert for active in alert_states.values() for each in active.values())
+    raised = tuple(_newly_firing(state.alert_states, alert_states))
+    resolved = tuple(_resolve(_newly_firing(alert_states, state.alert_states), rules, snapshot))
+    return RuleState(alert_states, awaited), EvaluatedAlerts(alerts, raised, resolved)
 
 
 def _newly_firing(before: Mapping[str, AlertStates], after: Mapping[str, AlertStates]) -> Iterator[Alert]:
     """Yield the alerts that fire in ``after`` and not in ``before``."""
     for rule, active in after.items():
-        known = before.get(rule, {})
-        for labels, activity in active.items():
-            alert = activity.alert
+        states_before = before.get(rule, {})
+        for labels, state in active.items():
+            alert = state.alert
             if alert.phase == "firing":
-                other = known.get(labels)
+                previous = states_before.get(labels)
                 if (
-                    other is None
-                    or other.alert.phase != "firing"
-                    or other.alert.labels != alert.labels
-                    or not same_process(other.process, activity.process)
+                    previous is None
+                    or previous.alert.phase != "firing"
+                    or previous.alert.labels != alert.labels
+                    or not same_process(previous.process, state.process)
                 ):
                     yield alert
 
@@ -251,19 +256,19 @@ def _next_state(
     value: float,
     before: AlertState | None,
     now: float,
-    elapsed: float,
+    monotonic_now: float,
 ) -> AlertState | None:
-    if not is_breached(rule, value, active=before is not None and before.cleared_since is None):
-        return _next_cleared_state(rule, before, now, elapsed) if before else None
+    if not is_breached(rule, value, active=before is not None and before.cleared_monotonic is None):
+        return _next_cleared_state(rule, before, now, monotonic_now) if before else None
     owner = _owner_labels_of_alert(before.alert) if before else _owner_labels(subjects, row, process)
     alert_labels = _alert_labels(rule.name, (*labels, *owner), rule.labels)
     if before is not None and before.alert.labels != alert_labels:
         before = None  # the rule has other labels now: another alert
-    returned_at = None if before is None else before.returned_at if before.cleared_since is None else now
-    active_at, since = (before.alert.active_at, before.active_since) if before else (now, elapsed)
+    returned_at = None if before is None else before.returned_at if before.cleared_monotonic is None else now
+    active_at, since = (before.alert.active_at, before.active_monotonic) if before else (now, monotonic_now)
     if before and before.process and process and process.start_ticks is None:
         process = before.process  # /proc no longer has the pid
-    phase: Phase = "firing" if elapsed - since >= rule.for_seconds else "pending"
+    phase: Phase = "firing" if monotonic_now - since >= rule.for_seconds else "pending"
     fired_at = None if phase == "pending" else (before and before.alert.fired_at) or now
     alert = Alert(
         rule=rule.name,
@@ -279,16 +284,16 @@ def _next_state(
     return AlertState(alert, process, since, returned_at=returned_at)
 
 
-def _next_cleared_state(rule: Rule, before: AlertState, now: float, elapsed: float) -> AlertState | None:
+def _next_cleared_state(rule: Rule, before: AlertState, now: float, monotonic_now: float) -> AlertState | None:
     """Keep the alert for ``keep_firing_for``, from the first evaluation without a breach, as Prometheus does.
 
     Its text then says so: it's that of the last breach.
     """
     if before.alert.phase == "pending" or not rule.keep_firing_for_seconds:
         return None
-    if before.cleared_since is None:
-        return before._replace(alert=_with_ended_breach(before.alert, now), cleared_since=elapsed)
-    return before if elapsed - before.cleared_since < rule.keep_firing_for_seconds else None
+    if before.cleared_monotonic is None:
+        return before._replace(alert=_with_ended_breach(before.alert, now), cleared_monotonic=monotonic_now)
+    return before if monotonic_now - before.cleared_monotonic < rule.keep_firing_for_seconds else None
 
 
 def _owner_labels(subjects: Subjects[Row], row: Row, process: ProcessKey | None) -> Labels:
@@ -407,10 +412,9 @@ def preview(rule: Rule, moments: Iterable[bytes]) -> Preview:
         times.append(snapshot.taken_at)
     fired = sorted([*resolved, *firing.values()], key=lambda alert: alert.active_at)[-MAX_PREVIEW_ALERTS:]
     omitted = resolved_count + len(firing) - len(fired)
-    first, last = (times[0], times[-1]) if times else (None, None)
     return Preview(
-        from_at=first,
-        to_at=last,
+        from_at=times[0] if times else None,
+        to_at=times[-1] if times else None,
         resolution_seconds=MOMENT_INTERVAL_SECONDS,
         snapshots=len(times),
         omitted=omitted,

@@ -215,8 +215,8 @@ class RulesPart(Part):
         if not self._is_resumed:
             self._is_resumed = True
             try:
-                activities = from_stored(*await self._store.stored_alerts(), time())
-                self._state = RuleState(activities, awaited_alerts(activities, has_ended))
+                alert_states = from_stored(*await self._store.stored_alerts(), time())
+                self._state = RuleState(alert_states, awaited_alerts(alert_states, has_ended))
             except StoreUnavailable:
                 pass  # the store has logged it
         invalid = await self.registry.load()
@@ -230,7 +230,7 @@ class RulesPart(Part):
             frame=replace(tick.frame, alerts=evaluated.alerts),
             raised=evaluated.raised,
             resolved=evaluated.resolved,
-            alert_states=self._state.activities,
+            alert_states=self._state.alert_states,
         )
 
     def act(self, tick: Tick) -> None:

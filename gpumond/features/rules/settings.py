@@ -150,8 +150,8 @@ class RuleConfig(StrictModel):
     def _check_units(cls, body: Any) -> Any:
         """Refuse a size or a percentage as the threshold of a value that is neither."""
         of_scope: Mapping[Any, Mapping[str, Unit]] = UNITS
-        known = isinstance(body, dict) and isinstance(body.get("scope"), str) and isinstance(body.get("value"), str)
-        unit = of_scope.get(body["scope"], {}).get(body["value"]) if known else None
+        named = isinstance(body, dict) and isinstance(body.get("scope"), str) and isinstance(body.get("value"), str)
+        unit = of_scope.get(body["scope"], {}).get(body["value"]) if named else None
         for name in ("above", "below", "clear") if unit else ():
             check_unit(name, body.get(name), body["value"], unit)
         return body
@@ -283,7 +283,7 @@ def rule_body(rule: Rule) -> dict[str, Any]:
     }
     body.update({name: number for name, number in numbers.items() if number is not None})
     texts = {"match": dict(rule.match), "labels": dict(rule.labels), "annotations": dict(rule.annotations)}
-    body.update({name: own for name, own in texts.items() if own})
+    body.update({name: text for name, text in texts.items() if text})
     if rule.receivers:
         body["receivers"] = list(rule.receivers)
     if (action := rule.action) is not None:

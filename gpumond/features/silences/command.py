@@ -99,9 +99,9 @@ def _add(arguments: argparse.Namespace) -> int:
         each["name"] for each in matchers if not any(each["name"] in alert for alert in alerts_of_rules or alerts)
     ]
     if alerts and unmatched:
-        known = ", ".join(sorted({name for alert in alerts_of_rules or alerts for name in alert}))
+        names = ", ".join(sorted({name for alert in alerts_of_rules or alerts for name in alert}))
         of_rule = f" of {' and '.join(rule_names)}" if alerts_of_rules else ""
-        print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; the labels are {known}")
+        print_error(f"gpumond: no active alert{of_rule} has the label {', '.join(unmatched)}; the labels are {names}")
     return DONE
 
 

@@ -215,9 +215,9 @@ class Silences(SilenceService):
         ended = sorted(
             (each for each in self._silences.values() if each.state(now) == "ended"), key=attrgetter("ends_at")
         )
-        own = [each for each in ended if _creator_of(each) == creator]
+        of_creator = [each for each in ended if _creator_of(each) == creator]
         yield from (each.id for each in ended if each.ends_at < now - ENDED_SECONDS)
-        yield from (each.id for each in own[: max(0, len(own) - MAX_ENDED + 1)])
+        yield from (each.id for each in of_creator[: max(0, len(of_creator) - MAX_ENDED + 1)])
 
     def _set_silences(self, silences: dict[str, Silence]) -> None:
         self._silences, self._matching_silences = silences, {}

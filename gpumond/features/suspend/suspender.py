@@ -397,8 +397,8 @@ class Suspender:
                 started_at=since,
             )
             with self._working(key):
-                owner = program.requested_by if program.grants else requested_by
-                program = replace(program, state="waiting", reason="", requested_by=owner, resume_since=since)
+                requester = program.requested_by if program.grants else requested_by
+                program = replace(program, state="waiting", reason="", requested_by=requester, resume_since=since)
                 if not await self._save(program):
                     self.programs[key] = replace(program, state="suspended", resume_since=None)
                     return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store")

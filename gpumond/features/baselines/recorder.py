@@ -183,10 +183,10 @@ class BaselineRecorder:
 
     def add(self, frame: Frame) -> None:
         """Add a frame. A device that did not answer adds nothing, and neither does a workload on it."""
-        elapsed = frame.snapshot.elapsed_seconds
-        passed_seconds = elapsed - self._now if self._started else 0.0
-        self._started = self._started or (frame.snapshot.taken_at, elapsed)
-        self._now = elapsed
+        now = frame.snapshot.elapsed_seconds
+        passed_seconds = now - self._now if self._started else 0.0
+        self._started = self._started or (frame.snapshot.taken_at, now)
+        self._now = now
         missing_devices = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
         for name, lines in self._lines(frame).items():
             if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
