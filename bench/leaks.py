@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from bench.result import publish
 from gpumond.diagnosis.leak_criteria import CandidateCurve
-from gpumond.diagnosis.serving_leak import SERVING_TESTS, ServingTest, UpperQuartiles, find_leak
+from gpumond.diagnosis.serving_leak import SERVING_TESTS, ServingTest, UpperQuartiles, find_serving_leak
 from gpumond.tick.history import (
     DEVICE_SIGNAL_COUNT,
     FIVE_MINUTES,
@@ -131,7 +131,7 @@ def onsets(points: Points, size: float) -> dict[str, list[float]]:
     last = dict.fromkeys(VARIANTS, -HOUR)
     for at, candidate, quartiles in evaluations(points, size):
         for name, tests in VARIANTS.items():
-            if find_leak(candidate, quartiles, tests) is not None:
+            if find_serving_leak(candidate, quartiles, tests) is not None:
                 if at - last[name] >= HOUR:
                     found[name].append(at)
                 last[name] = at
@@ -186,7 +186,7 @@ def delays(points: Points, start: float, size: float, alarms: Mapping[str, Seque
     for at, candidate, quartiles in evaluations(points, size, start):
         for name, tests in VARIANTS.items():
             if found[name] is None and not any(at - HOUR <= alarm <= at for alarm in alarms[name]):
-                found[name] = (at - start) / 60 if find_leak(candidate, quartiles, tests) is not None else None
+                found[name] = (at - start) / 60 if find_serving_leak(candidate, quartiles, tests) is not None else None
         if None not in found.values():
             break
     return found

@@ -122,20 +122,20 @@ def advance_events(
     """
     reported = dict(before.ooms)
     lost = set(before.lost)
-    now = frame.snapshot.reports_by_process
+    reports = frame.snapshot.reports_by_process
     earlier = before.frame.snapshot.reports_by_process if before.frame else {}
-    now_departed = {key: report.workload for key, report in earlier.items() if key not in now and report.workload}
+    now_departed = {key: report.workload for key, report in earlier.items() if key not in reports and report.workload}
     departed = (
         dict(list({**before.departed, **now_departed}.items())[-MAX_REMEMBERED:]) if now_departed else before.departed
     )
     drafts: list[Event] = [
         *_devices(before.frame, frame, lost),
         *_xids(before.frame, frame),
-        *_agents(earlier, now, frame.snapshot),
+        *_agents(earlier, reports, frame.snapshot),
         *_process_ends(before.frame, frame, departed),
         *(
             event
-            for process, report in (*((last.key, last) for last in exited_reports), *now.items())
+            for process, report in (*((report.key, report) for report in exited_reports), *reports.items())
             if report.program.ooms or any(pool.ooms for pool in report.pools)
             for event in _ooms(report, before.frame, frame, reported, before.since)
         ),
@@ -189,15 +189,15 @@ def _report_event(
 
 def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Event]:
     previous = before.snapshot.devices_by_uuid if before else {}
-    now = frame.snapshot.devices_by_uuid
+    current = frame.snapshot.devices_by_uuid
     for uuid, device in previous.items():
-        if device.up and (uuid not in now or not now[uuid].up):
+        if device.up and (uuid not in current or not current[uuid].up):
             lost.add(uuid)
             faults = [fault.detail for fault in frame.snapshot.faults if fault.device_uuid in (None, uuid)]
             why = f": {faults[0]}" if faults else ""
             summary = f"GPU {device.index} can't be read{why}"
             yield _unnumbered_event("device-lost", summary, device_uuid=uuid)
-    for uuid, device in now.items():
+    for uuid, device in current.items():
         if device.up and uuid in lost:
             lost.discard(uuid)
             summary = f"GPU {device.index} can be read again"
@@ -207,10 +207,10 @@ def _devices(before: Frame | None, frame: Frame, lost: set[str]) -> Iterator[Eve
 def _xids(before: Frame | None, frame: Frame) -> Iterator[Event]:
     previous = {(xid.device_uuid, xid.xid): xid.count for xid in (before.snapshot.xids if before else ())}
     for xid in frame.snapshot.xids:
-        more = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
-        if more > 0:
+        increase = xid.count - previous.get((xid.device_uuid, xid.xid), 0)
+        if increase > 0:
             summary = f"{_gpu_name(frame, xid.device_uuid)} reported Xid error {xid.xid}"
-            details: Details = (("xid", xid.xid), ("count", more), ("occurred_at", xid.last_seen_at))
+            details: Details = (("xid", xid.xid), ("count", increase), ("occurred_at", xid.last_seen_at))
             yield _unnumbered_event("xid", summary, device_uuid=xid.device_uuid, details=details)
 
 
@@ -221,15 +221,15 @@ ENDINGS: Mapping[Ending | None, str] = {
 
 
 def _agents(
-    previous: Mapping[ProcessKey, AgentReport], now: Mapping[ProcessKey, AgentReport], snapshot: Snapshot
+    previous: Mapping[ProcessKey, AgentReport], current: Mapping[ProcessKey, AgentReport], snapshot: Snapshot
 ) -> Iterator[Event]:
     endings = {end.key: end.ending for end in snapshot.ends}
-    for process, report in now.items():
+    for process, report in current.items():
         if report.uses_device and (process not in previous or not previous[process].uses_device):
             summary = f"{_program_name(report)} connected: {', '.join(report.frameworks) or 'no framework yet'}"
             yield _report_event(report, "agent-connected", summary)
     for process, report in previous.items():
-        if report.uses_device and process not in now:
+        if report.uses_device and process not in current:
             held = sum(pool.held_bytes for pool in report.pools if pool.inside is None)
             ending = endings.get(process)
             summary = (
@@ -243,10 +243,10 @@ def _process_ends(before: Frame | None, frame: Frame, departed: Mapping[ProcessK
     """Yield the ends of processes that held memory. A crash has the event of its verdict."""
     snapshot = frame.snapshot
     for device in before.snapshot.devices if before else ():
-        now = snapshot.device(device.uuid)
-        if now is None or now.missed_readings or now.processes is None:
+        device_now = snapshot.device(device.uuid)
+        if device_now is None or device_now.missed_readings or device_now.processes is None:
             continue
-        gone_processes = device.processes_by_key.keys() - now.processes_by_key.keys()
+        gone_processes = device.processes_by_key.keys() - device_now.processes_by_key.keys()
         names = _workloads_and_names(before, departed) if gone_processes else {}
         crashed = {each.process for each in frame.verdicts if each.kind == "crash" and each.device_uuid == device.uuid}
         for process in sorted(gone_processes - crashed, key=attrgetter("pid")):
@@ -274,9 +274,9 @@ def _ooms(
         if earlier is not None:
             yield from _counted_ooms(report, earlier, frame)
         return
-    last = reported.pop(process, 0)  # moved to the end: the newest processes are kept
-    snapshots = [oom for oom in report.program.ooms if oom.number > last]
-    reported[process] = max([last, *(oom.number for oom in snapshots)])
+    last_number = reported.pop(process, 0)  # moved to the end: the newest processes are kept
+    snapshots = [oom for oom in report.program.ooms if oom.number > last_number]
+    reported[process] = max([last_number, *(oom.number for oom in snapshots)])
     for oom in snapshots:
         if oom.at >= since:
             limit = FailedAllocation(oom, report, before or frame).limit_reached_bytes
@@ -288,8 +288,8 @@ def _advice(report: AgentReport, oom: Oom, frame: Frame) -> Details:
     uuids = {pool.device_uuid for pool in oom.pools} if oom.device_uuid is None else {oom.device_uuid}
     if len(uuids) != 1:
         return ()
-    case = replace(context_of(report, uuids.pop(), frame.snapshot), oom=oom)
-    clauses = advice_texts(case)
+    context = replace(context_of(report, uuids.pop(), frame.snapshot), oom=oom)
+    clauses = advice_texts(context)
     return (("advice", "; ".join(clauses)),) if clauses else ()
 
 
@@ -303,8 +303,8 @@ def _counted_ooms(report: AgentReport, before: AgentReport, frame: Frame) -> Ite
             details: Details = (("seen", "counter"),)
             if pool.live_bytes is not None:
                 cached = max(0, pool.held_bytes - pool.live_bytes - pool.stranded_bytes)
-                known = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
-                details += (*known, ("stranded_bytes", pool.stranded_bytes))
+                amounts = (("live_bytes", pool.live_bytes), ("cached_bytes", cached))
+                details += (*amounts, ("stranded_bytes", pool.stranded_bytes))
             yield _report_event(report, "oom", summary, pool.device_uuid, details)
 
 
@@ -312,9 +312,9 @@ def _oom_summary(report: AgentReport, oom: Oom, frame: Frame, limit: int | None)
     where = "" if oom.device_uuid is None else f" on {_gpu_name(frame, oom.device_uuid)}"
     request = "" if oom.request_bytes is None else f" when it requested {size_text(oom.request_bytes)}"
     scope = f" in the scope {oom.scope}" if oom.scope else ""
-    place = program_line_clause(oom.stack)
+    line = program_line_clause(oom.stack)
     later = " a moment later" if oom.seen == "counter" else ""  # the program may have freed memory since its error
-    return f"{_program_name(report)} {oom_text(oom, limit)}{where}{scope}{place}{request}: {amounts_text(oom)}{later}"
+    return f"{_program_name(report)} {oom_text(oom, limit)}{where}{scope}{line}{request}: {amounts_text(oom)}{later}"
 
 
 def _user_names(frame: Frame) -> dict[int, str]:
@@ -349,7 +349,7 @@ def _flush(receipt: Receipt, frame: Frame) -> Event:
 
 
 def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) -> Event:
-    suspended = (each for own in (frame, before) if own for each in own.snapshot.suspended_programs)
+    suspended = (each for either in (frame, before) if either for each in either.snapshot.suspended_programs)
     memory = next((each.memory for each in suspended if each.key == receipt.key), ())
     uuid = memory[0].device_uuid if len(memory) == 1 else None
     where = f" on {_gpu_name(frame, uuid)}" if uuid else ""
@@ -357,7 +357,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
     why = f": {receipt.reason}" if receipt.reason else ""
     who = f"{receipt.workload or 'a program'} (pid {receipt.pid}{size})"
     by = caller_text(receipt.requested_by, receipt.requested_for, _user_names(frame).get)
-    known = (
+    values = (
         ("outcome", receipt.outcome),
         ("expected_bytes", receipt.expected_bytes),
         ("released_bytes", receipt.released_bytes),
@@ -375,7 +375,7 @@ def _suspension(receipt: SuspensionReceipt, before: Frame | None, frame: Frame) 
         device_uuid=uuid,
         process=receipt.key,
         workload=receipt.workload,
-        details=tuple((name, value) for name, value in known if value is not None),
+        details=tuple((name, value) for name, value in values if value is not None),
     )
 
 
@@ -391,21 +391,21 @@ def _requests(before: Frame | None, frame: Frame) -> Iterator[Event]:
     """Yield the requests for memory that wait or are granted now, and weren't before."""
     at = frame.snapshot.taken_at
     waited = {each.id: each for each in (before.queue if before else ())}
-    known = _waiting(before) if before else set()
+    waiting_before = _waiting(before) if before else set()
     granted = {each.id for each in (before.grants if before else ())}
     for request in frame.queue:
-        if request.id in _waiting(frame) - known:
+        if request.id in _waiting(frame) - waiting_before:
             where, holders = _gpu_name(frame, request.device_uuid), [*map(str, request.holders)]
             held = f"; {largest_programs(where, holders)}" if holders else ""
             summary = f"{_requester(request)} is waiting for {size_text(request.need_bytes)} on {where}{held}"
             yield _request_event("wait", summary, request, (("occurred_at", request.since),))
     for grant in frame.grants:
         if grant.id not in granted:
-            own = waited.get(grant.id)
-            after = f" after {duration_text(at - own.since)}" if own else ""
+            queued = waited.get(grant.id)
+            after = f" after {duration_text(at - queued.since)}" if queued else ""
             where = _gpu_name(frame, grant.device_uuid)
             summary = f"{_requester(grant)} was granted {size_text(grant.need_bytes)} of {where}"
-            seconds: Details = (("waited_seconds", at - own.since),) if own else ()
+            seconds: Details = (("waited_seconds", at - queued.since),) if queued else ()
             device = frame.snapshot.device(grant.device_uuid)
             short = only_free_clause(grant.unused_bytes, device.free_bytes if device else None)
             yield _request_event("grant", f"{summary}{after}{short}", grant, seconds)
@@ -419,9 +419,9 @@ def _request_event(
     kind: EventKind, summary: str, request: QueuedRequest | GrantedRequest, details: Details = ()
 ) -> Event:
     process = None if request.pid is None else ProcessKey(request.pid, None)
-    own: Details = (("request", request.id), ("need_bytes", request.need_bytes))
+    common: Details = (("request", request.id), ("need_bytes", request.need_bytes))
     user: Details = (("user", request.user),) if request.user else ()
-    return _unnumbered_event(kind, summary, request.device_uuid, process, request.workload, (*own, *user, *details))
+    return _unnumbered_event(kind, summary, request.device_uuid, process, request.workload, (*common, *user, *details))
 
 
 def _verdicts(before: Frame | None, frame: Frame, departed: Mapping[ProcessKey, str]) -> Iterator[Event]:
@@ -435,15 +435,15 @@ def _verdicts(before: Frame | None, frame: Frame, departed: Mapping[ProcessKey, 
         for key, verdict in verdicts.items():
             if key in counterparts or verdict.kind in (*PATTERN_NAMES, "growing"):  # suspected only: it comes and goes
                 continue
-            known, process = _workloads_and_names(frame), verdict.process
-            workload, name = known.get(process) or _workloads_and_names(before, departed).get(process) or ("", "")
+            names, process = _workloads_and_names(frame), verdict.process
+            workload, name = names.get(process) or _workloads_and_names(before, departed).get(process) or ("", "")
             who = _who_on_device(
                 program_text(name, process.pid, "") if process else "", _gpu_name(frame, verdict.device_uuid)
             )
             if kind == "verdict-began":
                 summary = _sentence_with_onset(verdict, who, at)
             else:
-                gone = ", because the process has exited" if process and process not in known else ""
+                gone = ", because the process has exited" if process and process not in names else ""
                 ended = "is no longer shown" if verdict.kind in MOMENTARY_VERDICTS else "ended"
                 summary = f"{verdict.kind} {ended}: {who}{gone}"
             details: Details = (("verdict", verdict.kind), ("since", verdict.since), *verdict.evidence)
@@ -565,7 +565,7 @@ def oom_details(oom: Oom, limit: int | None = None) -> Details:
     """Return the known values for the details of an event. ``limit``: the program's own, if it was reached."""
     live, cached, stranded = _sums_of_full_device(oom)
     largest = [pool.largest_free_bytes for pool in _pools_of_full_device(oom) if pool.largest_free_bytes is not None]
-    known: list[tuple[str, int | float | str | None]] = [
+    values: list[tuple[str, int | float | str | None]] = [
         ("number", oom.number),
         ("seen", oom.seen),
         ("scope", oom.scope or None),
@@ -587,7 +587,7 @@ def oom_details(oom: Oom, limit: int | None = None) -> Details:
             for thread in oom.threads[:SHOWN_THREADS]
         ),
     ]
-    return tuple((name, value) for name, value in known if value is not None)
+    return tuple((name, value) for name, value in values if value is not None)
 
 
 def oom_text(oom: Oom, limit: int | None) -> str:
@@ -611,14 +611,14 @@ def program_line_clause(calls: Sequence[Call]) -> str:
 
 def program_line(calls: Sequence[Call]) -> str:
     """Return the innermost call of the program itself, such as ``train.py:31 step``; empty if there is none."""
-    own = program_calls(calls)
-    return call_text(own[0]) if own and not _is_library_call(own[0]) else ""
+    shown = program_calls(calls)
+    return call_text(shown[0]) if shown and not _is_library_call(shown[0]) else ""
 
 
 def program_calls(calls: Sequence[Call]) -> Sequence[Call]:
     """Return the calls from the innermost one of the program itself on; all of them if there is none."""
-    first_own = next((index for index, call in enumerate(calls) if not _is_library_call(call)), 0)
-    return calls[first_own:]
+    begin = next((index for index, call in enumerate(calls) if not _is_library_call(call)), 0)
+    return calls[begin:]
 
 
 def _is_library_call(call: Call) -> bool:
@@ -675,16 +675,16 @@ MAX_EVENTS = 1000
 
 
 class EventLog:
-    """Log of the newest ``kept`` events, on one event loop.
+    """Log of the newest ``capacity`` events, on one event loop.
 
     Ids start at 1000 times the Unix time of the daemon's start, so they increase across restarts.
     """
 
-    def __init__(self, started_at: float, kept: int = MAX_EVENTS) -> None:
+    def __init__(self, started_at: float, capacity: int = MAX_EVENTS) -> None:
         self._state = EventState(last_id=int(started_at) * 1000, since=started_at)
         self._receipts: list[Receipt] = []
         self._suspensions: list[SuspensionReceipt] = []
-        self._events: deque[Event] = deque(maxlen=kept)
+        self._events: deque[Event] = deque(maxlen=capacity)
         self._published = Broadcast()
 
     def add_receipt(self, receipt: Receipt) -> None:

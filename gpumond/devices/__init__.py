@@ -31,7 +31,7 @@ class ReadProgress:
         """UUIDs of excluded devices by index."""
         self.limit_changes: Sequence[CgroupLimitChange] = ()
         """Changes to make in this reading."""
-        self.process_starts: Mapping[int, ProcessStat] = {}
+        self.process_stats: Mapping[int, ProcessStat] = {}
         """Start data of processes in the reading, if the source has read it."""
 
 

@@ -49,20 +49,20 @@ class SimSource:
         for directory in self._uuids.keys() - {simulated.directory for simulated in present}:
             faults.append(Fault(self.name, "lost", self._uuids[directory], f"{directory} is gone"))
         devices.sort(key=lambda device: device.index)
-        owners = self._table.read(process.pid for device in devices for process in device.processes or ())
-        named = tuple(_with_identities(device, owners) for device in devices)
+        identities = self._table.read(process.pid for device in devices for process in device.processes or ())
+        named = tuple(_with_identities(device, identities) for device in devices)
         return Reading(devices=named, faults=tuple(faults), driver_version=f"sim {__version__}")
 
     def close(self) -> None:
         self._uuids.clear()
 
 
-def _with_identities(device: DeviceReading, owners: Mapping[int, ProcessIdentity]) -> DeviceReading:
+def _with_identities(device: DeviceReading, identities: Mapping[int, ProcessIdentity]) -> DeviceReading:
     """Return the device with names and owners of its processes."""
     processes = []
     for process in device.processes or ():
-        owner = owners[process.pid]
-        if owner.start_ticks == process.start_ticks:
-            process = replace(process, comm=owner.comm, uid=owner.uid, user=owner.user, command=owner.command)
+        identity = identities[process.pid]
+        if identity.start_ticks == process.start_ticks:
+            process = replace(process, **identity._asdict())
         processes.append(process)
     return replace(device, processes=tuple(processes))

@@ -55,8 +55,8 @@ class AdviceContext:
         return _pools(self.report, allocator, self.device_uuid)
 
     def live_classes(self) -> Iterator[LiveClasses]:
-        known = self.classes or (() if self.oom is None else self.oom.classes)
-        return (one for one in known if one.device_uuid == self.device_uuid)
+        classes = self.classes or (() if self.oom is None else self.oom.classes)
+        return (one for one in classes if one.device_uuid == self.device_uuid)
 
 
 @dataclass(frozen=True, slots=True)

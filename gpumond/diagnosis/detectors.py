@@ -111,11 +111,11 @@ class PoolPeaks:
     def __init__(self, never: float) -> None:
         self._minutes = array("d")
         self.failed_at = self.retried_at = self._never = never
-        self._last = PoolPeak(never, 0, 0)
+        self._peak = PoolPeak(never, 0, 0)
         self._begun_minutes = 0
         self.lowest_unreclaimable_bytes: float | None = None
         """Smallest unreclaimable bytes of a minute since the program has allocated its initial memory."""
-        self._failed = (0, 0)
+        self._at_failure = (0, 0)
         """Steps and live bytes at the last failed allocation."""
         self._peak_live_bytes = self._ooms = self._retries = self._recovered_ooms = -1
         """Counters of the last report; counts from before the first report are not new."""
@@ -136,8 +136,8 @@ class PoolPeaks:
         steps = report.program.step.steps if report.program.step is not None else 0
         if ooms > self._ooms:
             self.failed_at = now if self._ooms >= 0 else self.failed_at
-            self._ooms, self._failed = ooms, (steps, live)
-        elif steps >= self._failed[0] + CONTINUED_STEPS or live >= self._failed[1] + CONTINUED_BYTES:
+            self._ooms, self._at_failure = ooms, (steps, live)
+        elif steps >= self._at_failure[0] + CONTINUED_STEPS or live >= self._at_failure[1] + CONTINUED_BYTES:
             self.failed_at = self._never  # the program handled the error
         recovered = report.program.oom_recovered
         if recovered > self._recovered_ooms >= 0:
@@ -146,26 +146,26 @@ class PoolPeaks:
         if retries > self._retries:
             self.retried_at = now if self._retries >= 0 else self.retried_at
             self._retries = retries
-        last = self._last
-        if now - last.at >= MINUTE_SECONDS:
+        peak = self._peak
+        if now - peak.at >= MINUTE_SECONDS:
             self._begun_minutes += 1
-            if self._begun_minutes > STARTUP_MINUTES and last.unreclaimable_bytes:
+            if self._begun_minutes > STARTUP_MINUTES and peak.unreclaimable_bytes:
                 self.lowest_unreclaimable_bytes = (
-                    last.unreclaimable_bytes
+                    peak.unreclaimable_bytes
                     if self.lowest_unreclaimable_bytes is None
-                    else min(self.lowest_unreclaimable_bytes, last.unreclaimable_bytes)
+                    else min(self.lowest_unreclaimable_bytes, peak.unreclaimable_bytes)
                 )
-            self._last = PoolPeak(now, live, unreclaimable)
-            self._minutes.extend(self._last)
+            self._peak = PoolPeak(now, live, unreclaimable)
+            self._minutes.extend(self._peak)
             del self._minutes[: -3 * PEAK_MINUTES]
-        elif live > last.live_bytes or unreclaimable > last.unreclaimable_bytes:
-            self._last = PoolPeak(last.at, max(last.live_bytes, live), max(last.unreclaimable_bytes, unreclaimable))
-            self._minutes[-3:] = array("d", self._last)
+        elif live > peak.live_bytes or unreclaimable > peak.unreclaimable_bytes:
+            self._peak = PoolPeak(peak.at, max(peak.live_bytes, live), max(peak.unreclaimable_bytes, unreclaimable))
+            self._minutes[-3:] = array("d", self._peak)
 
     def restart(self) -> None:
         """Discard the peaks, after the pools have freed most of their memory: it is no longer fragmented."""
         del self._minutes[:]
-        self._last, self._begun_minutes, self.lowest_unreclaimable_bytes = PoolPeak(self._never, 0, 0), 0, None
+        self._peak, self._begun_minutes, self.lowest_unreclaimable_bytes = PoolPeak(self._never, 0, 0), 0, None
 
     def fragmentation(self, device_bytes: float | None, now: float, is_active: bool) -> Fragmentation | None:
         """Return the fragmentation of the pools in the last hour, if it grows or the program had to retry."""
@@ -184,8 +184,8 @@ class PoolPeaks:
             return None
         since = next(
             at
-            for at, own_peak in zip(minutes[::3], minutes[2::3], strict=True)
-            if fragmented_ratio(live, own_peak) > min_ratio
+            for at, minute_peak in zip(minutes[::3], minutes[2::3], strict=True)
+            if fragmented_ratio(live, minute_peak) > min_ratio
         )
         return Fragmentation(ratio, live, unreclaimable, growth, since)
 
@@ -236,10 +236,10 @@ class RiseTimes:
         One rise alone counts for three minutes, in a process that starts only if it ends at once.
         """
         if self._between_seconds < inf:
-            longest = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between_seconds)
+            max_seconds = min(SLOW_RISE_SECONDS, RISE_MULTIPLE * self._between_seconds)
         else:
-            longest = CRASH_SECONDS if now - started > RAMP_STARTUP_SECONDS else 0.0
-        return now - self._last_at <= max(RISE_SECONDS, longest)
+            max_seconds = CRASH_SECONDS if now - started > RAMP_STARTUP_SECONDS else 0.0
+        return now - self._last_at <= max(RISE_SECONDS, max_seconds)
 
 
 def seconds_until_full(series: Series, used: float, device_bytes: float) -> float | None:
@@ -310,21 +310,21 @@ class AllocationGrowth(NamedTuple):
     """Growth of the number of live allocations.
 
     ``ratio``: relative growth of the number as a share of that of the live bytes, None if these have not grown.
-    ``rises``: whether the number rises with the bytes; None if that is not certain.
+    ``number_rises``: whether the number rises with the bytes; None if that is not certain.
     """
 
     per_minute: float
     ratio: float | None
-    rises: bool | None
+    number_rises: bool | None
 
     @property
     def evidence(self) -> list[tuple[str, float]]:
-        known = (
+        stated_ratio = (
             []
-            if self.rises is None or self.ratio is None or not 0.0 <= self.ratio <= MAX_STATED_RATIO
+            if self.number_rises is None or self.ratio is None or not 0.0 <= self.ratio <= MAX_STATED_RATIO
             else [("live_allocations_growth_ratio", self.ratio)]
         )
-        return [("live_allocations_per_minute", self.per_minute), *known]
+        return [("live_allocations_per_minute", self.per_minute), *stated_ratio]
 
 
 class _GrowthStart(NamedTuple):
@@ -370,8 +370,8 @@ class LiveAllocations:
         if not expected > 0:
             return AllocationGrowth(per_minute, None, None)
         ratio, error = (low - start.number) / expected, NUMBER_ERROR_RATIO * (high - low) / expected
-        rises = None if abs(ratio - RISING_RATIO) <= error else ratio > RISING_RATIO
-        return AllocationGrowth(per_minute, ratio, rises)
+        number_rises = None if abs(ratio - RISING_RATIO) <= error else ratio > RISING_RATIO
+        return AllocationGrowth(per_minute, ratio, number_rises)
 
     def reset(self) -> None:
         """Forget where the growth began: no verdict on growth is active."""

@@ -23,8 +23,8 @@ from gpumond.diagnosis.leak import (
     find_leak,
     fit_leak_line,
     held_growth,
+    judge_growth,
     slowing_growth,
-    update_growth,
     updated_leak,
 )
 from gpumond.diagnosis.leak_criteria import OUTSIDE_POOLS, Leak, form_of as form_of
@@ -141,7 +141,7 @@ class Diagnosis:
             if fall.ended:
                 levels = fall.tracked.sawtooth
                 self.earlier_uses.record(
-                    fall.tracked.program, snapshot.taken_at, levels.held_bytes, levels.returned_bytes
+                    fall.tracked.program, snapshot.taken_at, levels.sustained_bytes, levels.long_tooth_bytes
                 )
             if fall.tracked.has_agent_pools and not fall.ended:
                 self._unexplained_falls.append((now, fall))
@@ -246,7 +246,7 @@ class Diagnosis:
         """Judge growth of minutes, every 15 s."""
         is_classified = tracked.pid is not None or self._is_device_classified(tracked, device)
         room_bytes = self._room_bytes(tracked.uuid, device) if tracked.growth else None
-        if update_growth(
+        if judge_growth(
             tracked,
             self.history,
             _label(device),
@@ -298,26 +298,26 @@ class Diagnosis:
         return max(0.0, device.usable_bytes - max(peak, float(device.used_bytes)))
 
     def _set_leak(self, tracked: TrackedSeries, device: DeviceReading) -> None:
-        leak, speedup = tracked.leak, self.history.speedup
+        leak, history, speedup = tracked.leak, self.history, self.history.speedup
         if leak is None:
             tracked.verdicts.pop("leak", None)
             return
         room_bytes = self._room_bytes(tracked.uuid, device)
         allocations = allocation_growth(tracked, leak.signal, speedup)
-        line = fit_leak_line(leak, tracked, self.history, room_bytes, allocations)
-        per_second, window = leak.slope * speedup, leak.window / speedup
+        line = fit_leak_line(leak, tracked, history, room_bytes, allocations)
+        per_second, window_seconds = leak.slope * speedup, leak.window_seconds / speedup
         if line is not None and line.full_at is not None:
-            per_second, window = line.slope_bytes_per_second, line.at - line.points[0][0]
-            seconds_left: float | None = line.full_at - self.history.to_unix(self.history.now)
+            per_second, window_seconds = line.slope_bytes_per_second, line.at - line.points[0][0]
+            seconds_left: float | None = line.full_at - history.to_unix(history.now)
         else:
             seconds_left = None if room_bytes is None else room_bytes / per_second
-        leak_shape = "stairs" if leak.pause else form_of(leak, tracked.series, self.history.device_series(tracked.uuid))
+        form = "stairs" if leak.pause_seconds else form_of(leak, tracked.series, history.device_series(tracked.uuid))
         who = sentences.program_text(tracked.name, tracked.pid, _label(device))
         since = self._onset_time(tracked, "leak", leak.onset)
         evidence: list[tuple[str, float]] = [
             ("slope_bytes_per_second", per_second),
             ("growth_bytes", leak.growth_bytes),
-            ("window_seconds", window),
+            ("window_seconds", window_seconds),
             ("significance", leak.significance),
             ("processes", 1.0),
             ("devices", 1.0),
@@ -340,17 +340,15 @@ class Diagnosis:
             _label(device),
             60 * per_second,
             since,
-            self.history.to_unix(self.history.now),
+            history.to_unix(history.now),
             seconds_left,
-            leak_shape,
+            form,
             leak.signal == OUTSIDE_POOLS,
             allocations,
             peak,
             seconds_left_now,
         )
-        tracked.verdicts["leak"] = tracked.verdict(
-            "leak", since, tuple(evidence), summary, seconds_left, leak_shape, line
-        )
+        tracked.verdicts["leak"] = tracked.verdict("leak", since, tuple(evidence), summary, seconds_left, form, line)
 
     def _set_pattern(self, tracked: TrackedSeries, pattern: UsePattern | None, has_left: bool = False) -> None:
         """Set the pattern's verdict. ``has_left``: the curve has left the active one, which ends at once."""
@@ -465,9 +463,9 @@ class Diagnosis:
             self._flat_periods.pop(tracked.key, None)
         for process in device.processes:
             if process.state in DEAD_STATES and process.used_bytes is not None:
-                own = self._recorder.tracked_series.get((device.uuid, process.key))
-                if own is not None:
-                    self._check_orphan(own, device, float(process.used_bytes), process)
+                ended = self._recorder.tracked_series.get((device.uuid, process.key))
+                if ended is not None:
+                    self._check_orphan(ended, device, float(process.used_bytes), process)
 
     def _check_orphan(
         self, tracked: TrackedSeries, device: DeviceReading, size: float, process: ProcessUsage | None
@@ -521,8 +519,10 @@ class Diagnosis:
     def _detect_crash_loop(self, tracked: TrackedSeries, device: DeviceReading) -> None:
         now, key = self.history.now, (tracked.uuid, *tracked.program)
         self._crashes[key] = [*self._crashes.get(key, ()), now]
-        lately = ((key, [at for at in own if now - at < detectors.LOOP_SECONDS]) for key, own in self._crashes.items())
-        self._crashes = {key: own for key, own in lately if own}
+        kept = (
+            (key, [at for at in times if now - at < detectors.LOOP_SECONDS]) for key, times in self._crashes.items()
+        )
+        self._crashes = {key: times for key, times in kept if times}
         times = self._crashes[key]
         if len(times) >= detectors.LOOP_CRASHES:
             who, until = tracked.name or "a program", times[-detectors.LOOP_CRASHES] + detectors.LOOP_SECONDS
@@ -637,8 +637,8 @@ class LeakGroups:
         return replacements
 
     def _representative(self, name: str, group: Collection[TrackedSeries]) -> TrackedSeries:
-        known = self._representatives.get(name)
-        representative = next((tracked for tracked in group if tracked.key == known), None)
+        key = self._representatives.get(name)
+        representative = next((tracked for tracked in group if tracked.key == key), None)
         if representative is None:
             representative = max(group, key=lambda tracked: tracked.leak.growth_bytes if tracked.leak else 0.0)
             self._representatives[name] = representative.key
@@ -658,20 +658,20 @@ def _largest_simultaneous_group(same_name: Collection[TrackedSeries]) -> list[Tr
 def _group_verdict(representative: TrackedSeries, group: Collection[TrackedSeries]) -> Verdict:
     """Return the representative's verdict, with the time, the fit and the text of the program that is the first to
     fill its device."""
-    own = representative.verdicts["leak"]
+    verdict = representative.verdicts["leak"]
     count, devices = len(group), len({tracked.uuid for tracked in group})
-    evidence = dict(own.evidence) | {"processes": float(count), "devices": float(devices)}
+    evidence = dict(verdict.evidence) | {"processes": float(count), "devices": float(devices)}
     soonest = min((representative, *group), key=_seconds_left)
-    first = soonest.verdicts["leak"]
-    fit = first.fit
+    earliest = soonest.verdicts["leak"]
+    fit = earliest.fit
     if fit is not None and soonest is not representative:
         fit = replace(fit, device_uuid=soonest.uuid, pid=soonest.pid)
     return replace(
-        own,
+        verdict,
         evidence=tuple(evidence.items()),
-        time_to_full_seconds=first.time_to_full_seconds,
+        time_to_full_seconds=earliest.time_to_full_seconds,
         fit=fit,
-        summary=sentences.growing_together(first.summary, count, devices, first.time_to_full_seconds),
+        summary=sentences.growing_together(earliest.summary, count, devices, earliest.time_to_full_seconds),
     )
 
 

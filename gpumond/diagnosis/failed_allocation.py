@@ -131,8 +131,8 @@ class FailedAllocation:
     @cached_property
     def peak_pools(self) -> list[PoolUsage]:
         """The pools of the allocator that failed whose peaks stand for their bytes at the error."""
-        known = (*self._own_pools(self.report), *self.earlier_pools) if self.is_from_later_report else ()
-        return [each for each in known if self.oom.allocator in ("", each.allocator)]
+        pools = (*self._own_pools(self.report), *self.earlier_pools) if self.is_from_later_report else ()
+        return [each for each in pools if self.oom.allocator in ("", each.allocator)]
 
     @cached_property
     def is_limited(self) -> bool:

@@ -87,18 +87,18 @@ class StepCounts:
         self._measured_at = -inf
         self._blocks: list[tuple[float, int]] = []  # an empty deque has 700 bytes, and few processes have an agent
 
-    def add(self, step: StepUsage | None, one_device: bool, now: float, seconds: float) -> float:
+    def add(self, step: StepUsage | None, uses_one_device: bool, now: float, seconds: float) -> float:
         """Add what the agent reports, or None. Return the live bytes if a step has ended, else NaN.
 
         The live bytes of a program on several devices are unknown on each. ``seconds``: the time for which
         one step end counts.
         """
-        level, done = nan, None
+        level, steps_done = nan, None
         if step is not None:
-            done = step.steps
-            if step.live_bytes is not None and one_device and done != self.count:
+            steps_done = step.steps
+            if step.live_bytes is not None and uses_one_device and steps_done != self.count:
                 level, self._measured_at = float(step.live_bytes), now
-        self.count = done
+        self.count = steps_done
         self.are_measured = now - self._measured_at < seconds
         return level
 
@@ -112,8 +112,8 @@ class StepCounts:
 
     def counts_at(self, times: Sequence[float]) -> list[int] | None:
         """Return the number of steps at the end of each block; None if one is unknown."""
-        known = dict(self._blocks)
-        return [known[at] for at in times] if all(at in known for at in times) else None
+        counts = dict(self._blocks)
+        return [counts[at] for at in times] if all(at in counts for at in times) else None
 
 
 class Growth(NamedTuple):
@@ -247,7 +247,7 @@ def _quick_leak(candidate: CandidateCurve, steps: StepCounts, statistic: int) ->
         slope=slope,
         first_slope=slope,
         significance=mann_kendall(values),
-        window=times[-1] - times[0] + BLOCK_SECONDS,
+        window_seconds=times[-1] - times[0] + BLOCK_SECONDS,
     )
 
 
@@ -259,8 +259,8 @@ def _window(candidate: CandidateCurve, statistic: int, blocks: int, min_growth_b
     if len(newest) < blocks or newest[-1] != newest[-1] or newest[-1] - highest(newest[:2]) < min_growth_bytes / 2:
         return None
     whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic)
-    first = bisect_left(whole_curve.times, candidate.started)
-    times, values = whole_curve.times[first:][-blocks:], whole_curve.values[first:][-blocks:]
+    begin = bisect_left(whole_curve.times, candidate.started)
+    times, values = whole_curve.times[begin:][-blocks:], whole_curve.values[begin:][-blocks:]
     if len(values) < blocks or times[-1] - times[0] > MAX_SPAN_RATIO * blocks * BLOCK_SECONDS:
         return None
     if sum(whole_curve.counts[-blocks:]) < MIN_SAMPLES * blocks / candidate.speedup:
@@ -269,9 +269,9 @@ def _window(candidate: CandidateCurve, statistic: int, blocks: int, min_growth_b
     growth_bytes = slope * (times[-1] - times[0])
     if growth_bytes < min_growth_bytes:
         return None
-    before = whole_curve.values[first:-blocks]
+    before = whole_curve.values[begin:-blocks]
     past_peak = max(before, default=-inf)
-    if first == 0:
+    if begin == 0:
         past_peak = max(past_peak, whole_curve.past_peak)
     return _Window(times, values, before, past_peak, slope, growth_bytes)
 
@@ -279,8 +279,8 @@ def _window(candidate: CandidateCurve, statistic: int, blocks: int, min_growth_b
 def _was_flat(candidate: CandidateCurve, statistic: int, blocks: int, slope: float, growth_bytes: float) -> bool:
     """Return True if the minutes before the window are flat."""
     whole_curve = curve_of(candidate.series, BLOCK_TIER, candidate.signal, statistic, blocks + FLAT_BLOCKS[1])
-    first = bisect_right(whole_curve.times, candidate.started)
-    times, values = whole_curve.times[first:-blocks], whole_curve.values[first:-blocks]
+    begin = bisect_right(whole_curve.times, candidate.started)
+    times, values = whole_curve.times[begin:-blocks], whole_curve.values[begin:-blocks]
     if len(values) < FLAT_BLOCKS[0]:
         return False
     flat_slope = sen_slope(times, values)

@@ -105,17 +105,17 @@ def final_growth(times: Sequence[float], values: Sequence[float]) -> WholeGrowth
         return None
     middle = bisect_left(times, (times[start] + times[-1]) / 2)
     if smooth[middle] - low < CONVEX_RATIO * growth:
-        start = _last_flat(times, smooth, start, middle)
+        start = _flat_end(times, smooth, start, middle)
         low = smooth[start]
         growth = top - low
     age, past = times[-1] - times[start], times[start] - times[0]
     needed = min(LONG_FLAT_SECONDS, max(FLAT_SECONDS, FLAT_RATIO * age))
-    first = bisect_left(times, times[start] - max(needed, age))
-    flat = past >= needed and _is_flat(times[first : start + 1], smooth[first : start + 1], growth, growth / age)
-    return WholeGrowth(times[start], low, times[start:], values[start:], flat)
+    begin = bisect_left(times, times[start] - max(needed, age))
+    was_flat = past >= needed and _is_flat(times[begin : start + 1], smooth[begin : start + 1], growth, growth / age)
+    return WholeGrowth(times[start], low, times[start:], values[start:], was_flat)
 
 
-def _last_flat(times: Sequence[float], values: Sequence[float], start: int, middle: int) -> int:
+def _flat_end(times: Sequence[float], values: Sequence[float], start: int, middle: int) -> int:
     """Return the last place until the middle of a growth that ends a flat part, else ``start``: before it, the program
     allocated its initial memory.
     """
@@ -128,10 +128,10 @@ def _last_flat(times: Sequence[float], values: Sequence[float], start: int, midd
 
 
 def _is_flat(times: Sequence[float], values: Sequence[float], growth: float, slope: float) -> bool:
-    times, level = downsample(times, values, MAX_POINTS)
+    times, levels = downsample(times, values, MAX_POINTS)
     return (
-        max(level) - min(level) <= FLAT_RANGE_RATIO * growth
-        and abs(sen_slope(times, level)) <= FLAT_SLOPE_RATIO * slope
+        max(levels) - min(levels) <= FLAT_RANGE_RATIO * growth
+        and abs(sen_slope(times, levels)) <= FLAT_SLOPE_RATIO * slope
     )
 
 
@@ -161,20 +161,20 @@ def fit_curve(growth: WholeGrowth) -> GrowthCurve | None:
     """Return the curve that fits a growth best; None if it has too few points."""
     begin, times, values = growth.begin, growth.times, growth.values
     if not growth.was_flat:
-        first = bisect_left(times, begin + SKIPPED_START_RATIO * growth.age_seconds)
-        times, values = times[first:], values[first:]
+        start = bisect_left(times, begin + SKIPPED_START_RATIO * growth.age_seconds)
+        times, values = times[start:], values[start:]
     if len(values) < MIN_POINTS or growth.age_seconds <= 0:
         return None
-    times, level = downsample(times, values, MAX_POINTS)
+    times, levels = downsample(times, values, MAX_POINTS)
     ages = [max(0.0, (one - begin) / growth.age_seconds) for one in times]
-    fits = [_fit_line([age**exponent for age in ages], level) for exponent in EXPONENTS]
-    errors = [error + len(level) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
+    fits = [_fit_line([age**exponent for age in ages], levels) for exponent in EXPONENTS]
+    errors = [error + len(levels) * MIN_DEVIATION_BYTES**2 for error, _, _ in fits]
     best = min(range(len(errors)), key=errors.__getitem__)
     _, base, height = fits[best]
     correlation = _autocorrelation(
-        [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, level, strict=True)]
+        [value - base - height * age ** EXPONENTS[best] for age, value in zip(ages, levels, strict=True)]
     )
-    limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + correlation) / (1 - correlation) / (len(level) - 3))
+    limit = errors[best] * (1 + NORMAL_QUANTILE_SQUARED * (1 + correlation) / (1 - correlation) / (len(levels) - 3))
     exponents = [EXPONENTS[i] for i, error in enumerate(errors) if error <= limit]
     return GrowthCurve(growth.age_seconds, growth.growth_bytes, EXPONENTS[best], min(exponents), max(exponents))
 
@@ -184,22 +184,22 @@ def forecasts(growth: WholeGrowth) -> list[GrowthCurve]:
 
     Such a growth is visible only some time after it began, so earlier beginnings are tried as well.
     """
-    times, level = downsample(growth.times, growth.values, MAX_POINTS)
+    times, levels = downsample(growth.times, growth.values, MAX_POINTS)
     fits = []
     for earlier in EARLIER_RATIOS:
         age = growth.age_seconds * (1 + earlier)
         begin = growth.times[-1] - age
         for exponent in (one for one in EXPONENTS if one >= 1):
-            error, _, height = _fit_line([((one - begin) / age) ** exponent for one in times], level)
+            error, _, height = _fit_line([((one - begin) / age) ** exponent for one in times], levels)
             if height > 0:
                 fits.append(
                     (
-                        error + len(level) * MIN_DEVIATION_BYTES**2,
+                        error + len(levels) * MIN_DEVIATION_BYTES**2,
                         GrowthCurve(age, height, exponent, exponent, exponent),
                     )
                 )
     fits.sort()
-    limit = fits[0][0] * (1 + NORMAL_QUANTILE_SQUARED / (len(level) - 4)) if fits else 0.0
+    limit = fits[0][0] * (1 + NORMAL_QUANTILE_SQUARED / (len(levels) - 4)) if fits else 0.0
     return [one for error, one in fits if error <= limit]
 
 

@@ -10,7 +10,7 @@ from gpumond.diagnosis.detectors import IDLE_GAP_SECONDS, LiveAllocations, PoolP
 from gpumond.diagnosis.growth import Growth, StepCounts
 from gpumond.diagnosis.leak_criteria import Leak
 from gpumond.diagnosis.patterns import Plateaus, UsePattern
-from gpumond.diagnosis.previous_runs import ProgramKey, RunMinima, SawtoothLevels
+from gpumond.diagnosis.previous_runs import ProgramKey, RunFloors, SawtoothLevels
 from gpumond.diagnosis.serving_leak import UpperQuartiles
 from gpumond.facts.engines import EngineReading
 from gpumond.facts.frame import GrowthLine, Verdict
@@ -97,7 +97,7 @@ class TrackedSeries:
         self.peaks = PoolPeaks(-inf)
         self.plateaus = Plateaus()
         self.sawtooth = SawtoothLevels()
-        self.floors = RunMinima()
+        self.floors = RunFloors()
         self.uid: int | None = None
         self.quartiles = UpperQuartiles()
         self.leak: Leak | None = None
@@ -147,7 +147,7 @@ class TrackedSeries:
         self.allocations = LiveAllocations()
         self.plateaus = Plateaus()
         self.sawtooth = SawtoothLevels()
-        self.floors = RunMinima()
+        self.floors = RunFloors()
         self.quartiles = UpperQuartiles()
 
     def verdict(
@@ -207,7 +207,7 @@ class HistoryRecorder:
         self._used_bytes: dict[str, int] = {}
         self._used_bytes_before: dict[str, int] = {}
         """By device: the used bytes of the last sample."""
-        self._returned_bytes: dict[str, int] = {}
+        self._decreases: dict[str, int] = {}
         """By device: decrease of the used bytes since the last sample."""
 
     def record(self, snapshot: Snapshot) -> bool:
@@ -237,7 +237,7 @@ class HistoryRecorder:
         history, uuid, now, device_bytes = self.history, device.uuid, self.history.now, device.size_bytes or 0
         used = device.used_bytes or 0
         self._used_bytes_before[uuid] = self._used_bytes.get(uuid, used)
-        self._returned_bytes[uuid] = self._used_bytes_before[uuid] - used
+        self._decreases[uuid] = self._used_bytes_before[uuid] - used
         self._used_bytes[uuid] = used
         counted = {process: sums for process, sums in pool_sums.items() if sums.live_bytes is not None}
         live: float
@@ -251,19 +251,19 @@ class HistoryRecorder:
             live = held = stranded = 0 if device.processes == () and not pool_sums else nan
         listed = device.processes_by_key
         opaque = sum(listed[key].used_bytes or 0 for key in listed.keys() - counted.keys())
-        known = 0
+        attributed = 0
         managed = sum(sums.managed_bytes for sums in pool_sums.values())
         for process, usage in listed.items():
-            known += self._add_process((uuid, process), usage, pool_sums.pop(process, None), device_bytes)
+            attributed += self._add_process((uuid, process), usage, pool_sums.pop(process, None), device_bytes)
         for process, sums in pool_sums.items():
-            known += self._add_process((uuid, process), None, sums, device_bytes)
+            attributed += self._add_process((uuid, process), None, sums, device_bytes)
         tracked = self.tracked_series.get((uuid, None))
         if tracked is None:
             tracked = self.tracked_series[uuid, None] = TrackedSeries((uuid, None), "", history.device_series(uuid))
         if now - tracked.sampled_at > IDLE_GAP_SECONDS * history.speedup:
             self.idle_since.pop(uuid, None)
         tracked.sampled_at = now
-        unattributed = float(max(0, used - known - managed))
+        unattributed = float(max(0, used - attributed - managed))
         if device.processes is None:
             self._record_fall(tracked, tracked.used, unattributed, device_bytes)
             self.unattributed.pop(uuid, None)
@@ -326,16 +326,16 @@ class HistoryRecorder:
                 tracked.restart(now)  # another signal is used from now on
             tracked.has_agent_pools, measured = True, tracked.steps.are_measured
             step = report.program.step
-            one_device = step is not None and len({pool.device_uuid for pool in report.pools}) == 1
-            at_end = tracked.steps.add(step, one_device, now, MEASURED_SECONDS)
+            uses_one_device = step is not None and len({pool.device_uuid for pool in report.pools}) == 1
+            step_end = tracked.steps.add(step, uses_one_device, now, MEASURED_SECONDS)
             if tracked.steps.are_measured != measured:
-                tracked.plateaus, tracked.sawtooth, tracked.floors = Plateaus(), SawtoothLevels(), RunMinima()
+                tracked.plateaus, tracked.sawtooth, tracked.floors = Plateaus(), SawtoothLevels(), RunFloors()
             tracked.series.name = report.workload or tracked.name
             tracked.used = nan if live is None else float(live)
             tracked.has_retainers = bool(report.program.retainers)
             tracked.peaks.add(report, key[0], now)
             row = (now, nan if driver_bytes is None else driver_bytes, tracked.used, held, stranded)
-            closed_tiers = tracked.series.add((*row, at_end) if tracked.steps.are_measured else row)
+            closed_tiers = tracked.series.add((*row, step_end) if tracked.steps.are_measured else row)
             if allocations is not None or closed_tiers:
                 tracked.allocations.add(allocations, closed_tiers > 0)
         if closed_tiers:
@@ -355,7 +355,7 @@ class HistoryRecorder:
             name = name or process.comm or ""
             if process.state not in ("gone", "zombie"):
                 # Memory that a new process allocated was released by an ended one.
-                self._returned_bytes[key[0]] += process.used_bytes or 0
+                self._decreases[key[0]] += process.used_bytes or 0
         tracked = self.tracked_series[key] = TrackedSeries(key, name, series)
         tracked.uid = sums.report.uid if sums is not None else process.uid if process is not None else None
         return tracked
@@ -378,7 +378,7 @@ class HistoryRecorder:
             del self.tracked_series[tracked.key]
             size = _last_known_bytes(tracked)
             uuid = tracked.uuid
-            given_back = self._returned_bytes[uuid] >= RETURNED_RATIO * size
+            given_back = self._decreases[uuid] >= RETURNED_RATIO * size
             self.falls.append(Fall(tracked, size, True, True, given_back, self._used_bytes_before[uuid]))
             self._remove(tracked)
 
@@ -407,7 +407,7 @@ class HistoryRecorder:
                     fall,
                     False,
                     lives_on or used < EMPTY_RATIO * device_bytes,
-                    self._returned_bytes[tracked.uuid] >= RETURNED_RATIO * fall,
+                    self._decreases[tracked.uuid] >= RETURNED_RATIO * fall,
                     self._used_bytes_before[tracked.uuid],
                 )
             )
@@ -417,8 +417,8 @@ class HistoryRecorder:
 
 def _last_known_bytes(tracked: TrackedSeries) -> float:
     """Return the last known memory of the process."""
-    known = [value for value in tracked.series.rows.newest_rows(1) if value == value]
-    return max(known, default=0.0)
+    values = [value for value in tracked.series.rows.newest_rows(1) if value == value]
+    return max(values, default=0.0)
 
 
 def _confirmed_pool_sums(device: DeviceReading, pool_sums: _SumsByProcess, is_fully_listed: bool) -> _SumsByProcess:

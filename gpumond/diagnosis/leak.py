@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from gpumond.diagnosis import leak_criteria, sentences, serving_leak
+from gpumond.diagnosis import leak_criteria, sentences
 from gpumond.diagnosis.detectors import AllocationGrowth
 from gpumond.diagnosis.growth import BLOCK_TIER, Growth, may_grow, quick_leak, recent_growth, updated_growth
 from gpumond.diagnosis.growth_curve import (
@@ -28,6 +28,7 @@ from gpumond.diagnosis.growth_curve import (
 )
 from gpumond.diagnosis.history_recorder import TrackedSeries
 from gpumond.diagnosis.leak_criteria import OUTSIDE_POOLS, CandidateCurve, Leak, curve_of, has_risen_with_load
+from gpumond.diagnosis.serving_leak import find_serving_leak, updated_serving_leak
 from gpumond.diagnosis.trend import deviation, least_squares, sen_slope, spread
 from gpumond.facts.frame import GrowthLine, RuledOutCause, Verdict
 from gpumond.facts.units import MIB
@@ -75,9 +76,9 @@ def find_leak(
     main_candidate = _candidate(tracked, history, device_bytes, room_bytes)
     for signal in (tracked.main_signal, OUTSIDE_POOLS) if tracked.has_agent_pools else (tracked.main_signal,):
         candidate = main_candidate._replace(signal=signal)
-        leak = leak_criteria.find_leak(candidate, closed_tiers)
+        leak = leak_criteria.find_curve_leak(candidate, closed_tiers)
         if leak is None and signal != OUTSIDE_POOLS and closed_tiers > FIVE_MINUTES:
-            leak = serving_leak.find_leak(candidate, tracked.quartiles)
+            leak = find_serving_leak(candidate, tracked.quartiles)
         leak = confirmed_leak(tracked, candidate, leak, earlier_bytes) if leak is not None else None
         if leak is not None:
             return leak
@@ -132,12 +133,12 @@ def whole_growth(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak) 
     """Return the growth with which a curve ends, in the shortest blocks that reach back to the start of the process,
     and are not shorter than those in which it was found.
     """
-    first = candidate.started + MODEL_LOAD_SECONDS
+    loaded_at = candidate.started + MODEL_LOAD_SECONDS
     if leak.by_quartiles:
         times, values = tracked.quartiles.times, tracked.quartiles.values
     else:
         times, values = _blocks_since_start(candidate, leak.tier, leak.signal, leak.statistic)
-    begin = bisect_left(times, first)
+    begin = bisect_left(times, loaded_at)
     return final_growth(times[begin:], values[begin:])
 
 
@@ -159,14 +160,14 @@ def confirmed_leak(tracked: TrackedSeries, candidate: CandidateCurve, leak: Leak
     """
     if leak.signal != OUTSIDE_POOLS and leak.top_bytes <= max(earlier_bytes, tracked.sawtooth.repeated_bytes):
         return None
-    if leak.pause:
+    if leak.pause_seconds:
         return leak
     growth = whole_growth(tracked, candidate, leak)
     if growth is None:
         return None
     whole_leak = replace(leak, onset=growth.begin, base_bytes=growth.base_bytes)
     fitted = fit_curve(growth)
-    if growth.age_seconds < MIN_AGE_RATIO * leak.window or not _goes_on_by_steps(candidate, leak, growth):
+    if growth.age_seconds < MIN_AGE_RATIO * leak.window_seconds or not _goes_on_by_steps(candidate, leak, growth):
         return None
     if leak.by_quartiles:
         slows = fitted is not None and (fitted.max_exponent < FILLING_EXPONENT or fitted.exponent < NOISY_EXPONENT)
@@ -230,16 +231,14 @@ def _candidate(
 
 def updated_leak(tracked: TrackedSeries, leak: Leak, now: float, closed_tiers: int) -> Leak | None:
     """Return the leak's present state; None when it has ended."""
-    if leak.pause:
+    if leak.pause_seconds:
         return leak_criteria.updated_stairs(leak, tracked.plateaus.steps, now)
     if leak.by_quartiles:
-        return (
-            serving_leak.updated_leak(leak, tracked.quartiles, tracked.series) if closed_tiers > FIVE_MINUTES else leak
-        )
-    return leak_criteria.updated_leak(leak, tracked.series, closed_tiers)
+        return updated_serving_leak(leak, tracked.quartiles, tracked.series) if closed_tiers > FIVE_MINUTES else leak
+    return leak_criteria.updated_curve_leak(leak, tracked.series, closed_tiers)
 
 
-def update_growth(
+def judge_growth(
     tracked: TrackedSeries,
     history: History,
     label: str,
@@ -334,7 +333,7 @@ def fit_leak_line(
     The slope of growth that accelerates is that at its end, and its device is full when its curve reaches the size.
     """
     times, values, curves = _points(leak, tracked, history, room_bytes)
-    if len(values) < (MIN_STEPS if leak.pause else MIN_POINTS):
+    if len(values) < (MIN_STEPS if leak.pause_seconds else MIN_POINTS):
         return None
     slope = _slope_interval(times, values)
     now, speedup = history.to_unix(history.now), history.speedup
@@ -343,12 +342,12 @@ def fit_leak_line(
         for one in (slope.middle, slope.high, slope.low)
     )
     if curves:
-        own = [one.slope for one in curves]
-        slope = _Slopes(min(own), own[0], max(own))
+        slopes = [one.slope for one in curves]
+        slope = _Slopes(min(slopes), slopes[0], max(slopes))
         if room_bytes is not None:
             seconds_left = [one.seconds_left(room_bytes, one.exponent) for one in curves]
             full, earliest, latest = seconds_left[0], min(seconds_left), max(seconds_left)
-    rest = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
+    residuals = [value - slope.middle * at for at, value in zip(times, values, strict=True)]
     if full is not None and earliest is not None:
         earliest, latest = (
             min(earliest, full / MIN_LIMIT_FACTOR),
@@ -357,7 +356,7 @@ def fit_leak_line(
     return GrowthLine(
         points=tuple((history.to_unix(at), value) for at, value in zip(times, values, strict=True)),
         at=history.to_unix(times[-1]),
-        level_bytes=median(rest[-LAST_POINTS:]) + slope.middle * times[-1],
+        level_bytes=median(residuals[-LAST_POINTS:]) + slope.middle * times[-1],
         slope_bytes_per_second=slope.middle * speedup,
         slope_low_bytes_per_second=slope.low * speedup,
         slope_high_bytes_per_second=slope.high * speedup,
@@ -376,7 +375,7 @@ def _points(
     leak: Leak, tracked: TrackedSeries, history: History, room_bytes: float | None
 ) -> tuple[Sequence[float], Sequence[float], Sequence[GrowthCurve]]:
     """Return the points of the last two thirds of a growth, and its courses if it accelerates."""
-    if leak.pause:
+    if leak.pause_seconds:
         steps = tracked.plateaus.steps
         return [step.at for step in steps], [step.after for step in steps], ()
     candidate = _candidate(tracked, history, None, room_bytes)
@@ -384,10 +383,10 @@ def _points(
     if growth is None:
         blocks = curve_of(tracked.series, leak.tier, leak.signal, leak.statistic, leak.blocks)
         return blocks.times, blocks.values, ()
-    first = bisect_left(growth.times, growth.begin + SKIPPED_RATIO * growth.age_seconds)
+    begin = bisect_left(growth.times, growth.begin + SKIPPED_RATIO * growth.age_seconds)
     fitted = fit_curve(growth)
     courses = forecasts(growth) if fitted is not None and fitted.accelerates else ()
-    return *downsample(growth.times[first:], growth.values[first:], MAX_POINTS), courses
+    return *downsample(growth.times[begin:], growth.values[begin:], MAX_POINTS), courses
 
 
 def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
@@ -395,9 +394,9 @@ def _slope_interval(times: Sequence[float], values: Sequence[float]) -> _Slopes:
     slope = least_squares(times, values)
     parts = min(SLOPE_PARTS, len(values) // 2)
     limits = [round(part * (len(values) - 1) / parts) for part in range(parts + 1)]
-    own = [(values[end] - values[begin]) / (times[end] - times[begin]) for begin, end in pairwise(limits)]
-    mean = sum(own) / len(own)
-    error = sqrt(sum((one - mean) ** 2 for one in own) / (len(own) - 1) / len(own)) if len(own) > 1 else abs(slope)
+    slopes = [(values[end] - values[begin]) / (times[end] - times[begin]) for begin, end in pairwise(limits)]
+    mean = sum(slopes) / parts
+    error = sqrt(sum((one - mean) ** 2 for one in slopes) / (parts - 1) / parts) if parts > 1 else abs(slope)
     half = STUDENT_T * error
     return _Slopes(slope - half, slope, slope + half)
 
@@ -413,7 +412,7 @@ def _ruled_out_causes(
     first, last = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
     if first > 0:
         yield RuledOutCause("warm-up", "last half's slope relative to the first half's", last / first)
-    if not leak.pause:
+    if not leak.pause_seconds:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))
         if step > 0:
@@ -430,7 +429,7 @@ def _ruled_out_causes(
 
 
 def _larger_allocations(allocations: AllocationGrowth | None) -> Iterator[RuledOutCause]:
-    if allocations and allocations.rises and allocations.ratio is not None:
+    if allocations and allocations.number_rises and allocations.ratio is not None:
         yield RuledOutCause(
             "larger-allocations",
             "relative growth of the live allocation count, as a fraction of the live bytes' growth",

@@ -52,11 +52,11 @@ LOAD_POINTS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeakTest:
-    """Criteria on the newest ``blocks`` of a tier. The last ``record_blocks`` of them lie above all blocks before."""
+    """Criteria on the newest ``blocks`` of a tier. The last ``new_high_blocks`` of them lie above all blocks before."""
 
     tier: int
     blocks: int
-    record_blocks: int
+    new_high_blocks: int
     min_growth_bytes: float
     min_growth_ratio: float
     """Minimum growth over the window in bytes, and as a ratio of the device's size."""
@@ -80,7 +80,7 @@ class LeakTest:
 _CLEAN_TEST = LeakTest(
     tier=MINUTE,
     blocks=12,
-    record_blocks=12,
+    new_high_blocks=12,
     min_growth_bytes=256 * MIB,
     min_growth_ratio=0.0,
     full_within_seconds=inf,
@@ -90,11 +90,11 @@ _CLEAN_TEST = LeakTest(
     min_samples=12,
     min_scatter_multiple=4,
 )
-CLEAN_TESTS = (_CLEAN_TEST, replace(_CLEAN_TEST, tier=FIVE_MINUTES, blocks=7, record_blocks=7, min_samples=15))
+CLEAN_TESTS = (_CLEAN_TEST, replace(_CLEAN_TEST, tier=FIVE_MINUTES, blocks=7, new_high_blocks=7, min_samples=15))
 _ROUGH_TEST = LeakTest(
     tier=QUARTER_HOUR,
     blocks=8,
-    record_blocks=4,
+    new_high_blocks=4,
     min_growth_bytes=512 * MIB,
     min_growth_ratio=0.03,
     full_within_seconds=48 * HOUR_SECONDS,
@@ -108,7 +108,7 @@ ROUGH_TESTS = (
     replace(
         _ROUGH_TEST,
         tier=FIVE_MINUTES,
-        record_blocks=5,
+        new_high_blocks=5,
         min_growth_ratio=0.005,
         full_within_seconds=6 * HOUR_SECONDS,
         min_scatter_multiple=6,
@@ -156,9 +156,9 @@ class Leak:
     slope: float
     first_slope: float
     significance: float = 0.0
-    window: float
+    window_seconds: float
     """Length of the evaluated window in seconds."""
-    pause: float = 0.0
+    pause_seconds: float = 0.0
     """Longest time between two steps of a leak that was found by its stairs alone, in seconds; else 0."""
     by_quartiles: bool = False
     """True if the serving test found it, which follows the upper quartiles of the blocks."""
@@ -216,7 +216,7 @@ class CandidateCurve(NamedTuple):
     speedup: float
 
 
-def find_leak(candidate: CandidateCurve, closed_tiers: int) -> Leak | None:
+def find_curve_leak(candidate: CandidateCurve, closed_tiers: int) -> Leak | None:
     """Return the leak in the tiers of which a block has just closed, if any."""
     for test in (*CLEAN_TESTS, *ROUGH_TESTS):
         if test.tier < closed_tiers:
@@ -244,8 +244,8 @@ def from_stairs(steps: Sequence[PlateauStep], signal: int) -> Leak:
         top_bytes=top_bytes,
         slope=slope,
         first_slope=slope,
-        window=span,
-        pause=pause,
+        window_seconds=span,
+        pause_seconds=pause,
     )
 
 
@@ -264,19 +264,19 @@ def from_floors(floors: Sequence[tuple[float, float]], signal: int) -> Leak | No
         top_bytes=top_bytes,
         slope=slope,
         first_slope=slope,
-        window=end - begin,
+        window_seconds=end - begin,
     )
 
 
 def updated_stairs(leak: Leak, steps: Sequence[PlateauStep], now: float) -> Leak | None:
     """Return the leak's present state; None when it fell, or has made no step for long."""
-    if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause:
+    if len(steps) < 2 or now - steps[-1].at > LATE_PAUSES * leak.pause_seconds:
         return None
     slope = (steps[-1].after - steps[0].after) / (steps[-1].at - steps[0].at)
     return replace(leak, top_bytes=steps[-1].after, slope=slope)
 
 
-def updated_leak(leak: Leak, series: Series, closed_tiers: int) -> Leak | None:
+def updated_curve_leak(leak: Leak, series: Series, closed_tiers: int) -> Leak | None:
     """Return the leak's present state; None when it has ended, or its signal is unknown."""
     if leak.tier >= closed_tiers:
         return leak
@@ -293,10 +293,10 @@ def has_stopped(leak: Leak, times: Sequence[float], values: Sequence[float]) -> 
     time; the leak continues in the other.
     """
     age = times[-1] - leak.onset
-    recent = max(STOPPED_SECONDS, min(LONGEST_STOPPED_SECONDS, STOPPED_AGE_RATIO * age))
+    recent_seconds = max(STOPPED_SECONDS, min(LONGEST_STOPPED_SECONDS, STOPPED_AGE_RATIO * age))
     if age <= STOPPED_SECONDS:
         return False
-    limits = [bisect_left(times, times[-1] - recent * share) for share in (1.0, 0.5, 0.0)]
+    limits = [bisect_left(times, times[-1] - recent_seconds * share) for share in (1.0, 0.5, 0.0)]
     halves = [(values[end] - values[begin]) / max(1.0, times[end] - times[begin]) for begin, end in pairwise(limits)]
     return max(halves) < STOPPED_RATIO * leak.first_slope
 
@@ -310,13 +310,13 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
     times, values, counts, past_peak = _curve_since(
         curve_of(candidate.series, test.tier, candidate.signal, statistic), candidate.started
     )
-    count, record_blocks = test.blocks, test.record_blocks
+    count, new_high_blocks = test.blocks, test.new_high_blocks
     seconds = TIERS[test.tier].seconds
-    first = bisect_left(times, candidate.started + max(WARM_UP_SECONDS, 2 * seconds))
-    if len(values) - first < count:
+    begin = bisect_left(times, candidate.started + max(WARM_UP_SECONDS, 2 * seconds))
+    if len(values) - begin < count:
         return None
-    low = min(values[-record_blocks:])
-    if low <= past_peak or low <= max(values[:-record_blocks], default=-inf):
+    low = min(values[-new_high_blocks:])
+    if low <= past_peak or low <= max(values[:-new_high_blocks], default=-inf):
         return None
     window, window_times = values[-count:], times[-count:]
     if (
@@ -339,13 +339,13 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
         return None
     if not _growth_lasts(window_times, window, slope, test):
         return None
-    past = slice(max(first, len(values) - count - SCATTER_BLOCKS), len(values) - count)
+    past = slice(max(begin, len(values) - count - SCATTER_BLOCKS), len(values) - count)
     if growth_bytes < test.min_scatter_multiple * _scatter(times[past], values[past]):
         return None
-    before = values[first:-count][-count:]
+    before = values[begin:-count][-count:]
     base_bytes = median(before) if len(before) else window[0]
     base_bytes = min(base_bytes, window[0])
-    onset = max(times[first], window_times[-1] - (window[-1] - base_bytes) / slope)
+    onset = max(times[begin], window_times[-1] - (window[-1] - base_bytes) / slope)
     span = window_times[-1] - window_times[0] + seconds
     return Leak(
         signal=candidate.signal,
@@ -358,16 +358,16 @@ def _leak_in_test(candidate: CandidateCurve, test: LeakTest, statistic: int) -> 
         slope=slope,
         first_slope=slope,
         significance=significance,
-        window=span,
+        window_seconds=span,
     )
 
 
-def _curve_since(full: TierCurve, started: float) -> TierCurve:
+def _curve_since(curve: TierCurve, started: float) -> TierCurve:
     """Return the curve without the time before ``started``, if that is not the beginning of the series."""
-    begin = bisect_left(full.times, started)
+    begin = bisect_left(curve.times, started)
     if begin == 0:
-        return full
-    return TierCurve(full.times[begin:], full.values[begin:], full.counts[begin:], -inf)
+        return curve
+    return TierCurve(curve.times[begin:], curve.values[begin:], curve.counts[begin:], -inf)
 
 
 def _in_many_steps(window: Sequence[float], growth_bytes: float, max_rise_ratio: float) -> bool:
@@ -421,8 +421,8 @@ def _growth_lasts(times: Sequence[float], window: Sequence[float], slope: float,
     if test in CLEAN_TESTS and window[-1] - window[-2] < LAST_RISE_RATIO * slope * (times[-1] - times[-2]):
         return False
     length = -(-len(window) // test.parts)
-    last = len(window) - length
-    starts = [last] if test.parts == 2 else [round(last * part / (test.parts - 1)) for part in range(test.parts)]
+    latest = len(window) - length
+    starts = [latest] if test.parts == 2 else [round(latest * part / (test.parts - 1)) for part in range(test.parts)]
     return all(
         sen_slope(times[start : start + length], window[start : start + length]) >= test.part_slope_ratio * slope
         for start in starts
@@ -446,11 +446,11 @@ def form_of(leak: Leak, series: Series, device: Series) -> str:
     times, values = minutes.times[begin:], minutes.values[begin:]
     if len(values) < MIN_MINUTES:
         return "linear"
-    use = device.times(MINUTE), device.column(MINUTE, UTILIZATION)
+    utilization = device.times(MINUTE), device.column(MINUTE, UTILIZATION)
     idle: list[float] = []
     busy: list[float] = []
     for (_, before), (at, after) in pairwise(zip(times, values, strict=True)):
-        ratio = _nearest_utilization(*use, at)
+        ratio = _nearest_utilization(*utilization, at)
         if ratio is not None:
             (idle if ratio < BUSY_RATIO else busy).append(after - before)
     if min(len(idle), len(busy)) >= MIN_MINUTES:
@@ -472,10 +472,10 @@ def _in_stairs(changes: list[float]) -> bool:
     )
 
 
-def _nearest_utilization(times: Sequence[float], use: Sequence[float], at: float) -> float | None:
+def _nearest_utilization(times: Sequence[float], utilization: Sequence[float], at: float) -> float | None:
     """Return the utilization at the nearest time, since series close their minutes at different times."""
     after = bisect_left(times, at)
     nearest = min((after - 1, after), key=lambda i: abs(times[i] - at) if 0 <= i < len(times) else inf)
-    if not 0 <= nearest < len(times) or abs(times[nearest] - at) > 60 or not isfinite(use[nearest]):
+    if not 0 <= nearest < len(times) or abs(times[nearest] - at) > 60 or not isfinite(utilization[nearest]):
         return None
-    return use[nearest]
+    return utilization[nearest]

@@ -47,12 +47,12 @@ def pattern_of(
 ) -> UsePattern | None:
     """Return the pattern as of the last minute; None if it has none of these patterns."""
     times, medians = series.times(MINUTE, WINDOW_MINUTES), series.column(MINUTE, signal, count=WINDOW_MINUTES)
-    known = [i for i, at in enumerate(times) if at >= started and medians[i] == medians[i]]
-    if not known:
+    valid = [i for i, at in enumerate(times) if at >= started and medians[i] == medians[i]]
+    if not valid:
         return None
     lows, highs = series.column(MINUTE, signal, MIN, WINDOW_MINUTES), series.column(MINUTE, signal, MAX, WINDOW_MINUTES)
-    low, high = min(lows[i] for i in known), max(highs[i] for i in known)
-    now, values = times[-1], [medians[i] for i in known]
+    low, high = min(lows[i] for i in valid), max(highs[i] for i in valid)
+    now, values = times[-1], [medians[i] for i in valid]
     level = values[-1]
     if _keeps_growing(values):
         return None
@@ -64,19 +64,19 @@ def pattern_of(
         return UsePattern("step-change", last_step.at, (("step_bytes", last_step.height),))
     tolerance = max(MIN_TOLERANCE_BYTES, STEADY_RATIO * device_bytes)
     if high - low <= 2 * tolerance and max(values) - min(values) <= tolerance:
-        return UsePattern("steady", times[known[0]], (("level_bytes", level), ("range_bytes", high - low)))
+        return UsePattern("steady", times[valid[0]], (("level_bytes", level), ("range_bytes", high - low)))
     period_seconds = _period(series, signal, started)
     if period_seconds is not None:
         return UsePattern(
-            "periodic", times[known[0]], (("period_seconds", period_seconds), ("low_bytes", low), ("high_bytes", high))
+            "periodic", times[valid[0]], (("period_seconds", period_seconds), ("low_bytes", low), ("high_bytes", high))
         )
     if abs(mann_kendall(values)) < STATIONARY_Z:
         ups, downs = _jumps(series.samples(signal, JUMP_SAMPLES), MOVING_RATIO * device_bytes)
         if min(ups, downs) >= MIN_JUMPS:
             jumps: tuple[tuple[str, float], ...] = (("ups", ups), ("downs", downs))
-            return UsePattern("churn", times[known[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
+            return UsePattern("churn", times[valid[0]], (*jumps, ("low_bytes", low), ("high_bytes", high)))
         if max(values) - min(values) <= MOVING_RATIO * device_bytes:
-            return UsePattern("steady", times[known[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
+            return UsePattern("steady", times[valid[0]], (("level_bytes", median(values)), ("range_bytes", high - low)))
     elif values[-1] > values[0] and plateaus.level is None and _slows_down(values):
         return UsePattern("warm-up", started, (("level_bytes", level),))
     return None
@@ -92,8 +92,8 @@ def has_left_level(level: float, medians: Sequence[float], device_bytes: float |
 def _keeps_growing(values: Sequence[float]) -> bool:
     """Return True if the curve rose in each of the last minutes without slowing down; False for under four values."""
     rises = _rises(values)
-    last = rises[len(rises) // 3 :]
-    return len(rises) >= 2 and min(last) > 0 and sum(last) >= MIN_GROWTH_BYTES and not _slows_down(values)
+    last_rises = rises[len(rises) // 3 :]
+    return len(rises) >= 2 and min(last_rises) > 0 and sum(last_rises) >= MIN_GROWTH_BYTES and not _slows_down(values)
 
 
 def _slows_down(values: Sequence[float]) -> bool:
@@ -113,10 +113,10 @@ def _rises(values: Sequence[float]) -> Sequence[float]:
 
 def _jumps(samples: Sequence[float], min_jump: float) -> tuple[int, int]:
     """Return how often the curve went up, and down, by at least ``min_jump``."""
-    known = [value for value in samples if value == value]
+    values = [value for value in samples if value == value]
     ups = downs = 0
-    low = high = known[0] if known else 0.0
-    for value in known:
+    low = high = values[0] if values else 0.0
+    for value in values:
         low, high = min(low, value), max(high, value)
         if value - low >= min_jump:
             ups, low, high = ups + 1, value, value
@@ -218,25 +218,25 @@ class Plateaus:
         """Return the steps that are a leak; empty if none are."""
         for count, ratio in RETENTIONS:
             retained = [step for step in self.steps if step.is_retained and step.height >= ratio * device_bytes]
-            last = retained[-count:]
-            soon = len(last) == count and last[-1].at - last[-2].at <= LONGEST_PAUSE_SECONDS
-            if soon and _are_similar([step.height for step in last], RETENTION_HEIGHT_RATIO):
+            newest = retained[-count:]
+            is_soon = len(newest) == count and newest[-1].at - newest[-2].at <= LONGEST_PAUSE_SECONDS
+            if is_soon and _are_similar([step.height for step in newest], RETENTION_HEIGHT_RATIO):
                 return retained
         large = self.steps[-LARGE_STAIRS:]
         if len(large) == LARGE_STAIRS and min(step.height for step in large) >= LARGE_RATIO * device_bytes:
             pauses = [after.at - before.at for before, after in pairwise(large)]
             first, *heights = (step.height for step in large)
-            even = _are_similar(heights, MAX_HEIGHT_RATIO) and _are_similar([first, *heights], LARGE_FIRST_RATIO)
-            if even and _are_similar(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
+            is_even = _are_similar(heights, MAX_HEIGHT_RATIO) and _are_similar([first, *heights], LARGE_FIRST_RATIO)
+            if is_even and _are_similar(pauses, EXACT_PAUSE_RATIO) and max(pauses) <= LARGE_PAUSE_SECONDS:
                 return large
         if len(self.steps) < MIN_STAIRS:
             return ()
         pauses = [after.at - before.at for before, after in pairwise(self.steps)]
         heights = [step.height for step in self.steps[1:]]
-        regular = (_are_similar(pauses, MAX_PAUSE_RATIO) and _are_similar(heights, MAX_HEIGHT_RATIO)) or _are_similar(
-            pauses, EXACT_PAUSE_RATIO
-        )
-        return self.steps if regular and max(pauses) <= LONGEST_PAUSE_SECONDS else ()
+        is_regular = (
+            _are_similar(pauses, MAX_PAUSE_RATIO) and _are_similar(heights, MAX_HEIGHT_RATIO)
+        ) or _are_similar(pauses, EXACT_PAUSE_RATIO)
+        return self.steps if is_regular and max(pauses) <= LONGEST_PAUSE_SECONDS else ()
 
 
 def _are_similar(values: Sequence[float], factor: float) -> bool:

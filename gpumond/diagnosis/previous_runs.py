@@ -32,8 +32,8 @@ TOLERANCE_RATIO, TOLERANCE_BYTES = 1.1, 256 * MIB
 """Growth is below a known level up to this multiple of it, and these bytes."""
 
 
-def _repeated_growth_limit(known: float) -> float:
-    return TOLERANCE_RATIO * known + TOLERANCE_BYTES if known else 0.0
+def _repeated_growth_limit(level: float) -> float:
+    return TOLERANCE_RATIO * level + TOLERANCE_BYTES if level else 0.0
 
 
 ProgramKey = tuple[str, int | None]
@@ -62,33 +62,33 @@ class EarlierUses:
     """The past of each program, the newest last."""
 
     def __init__(self) -> None:
-        self._known: dict[ProgramKey, EarlierUse] = {}
+        self._uses: dict[ProgramKey, EarlierUse] = {}
 
     def repeated_bytes(self, program: ProgramKey) -> float:
-        known = self._known.get(program)
-        return known.repeated_bytes if known is not None else 0.0
+        use = self._uses.get(program)
+        return use.repeated_bytes if use is not None else 0.0
 
     def record(self, program: ProgramKey, at: float, held: float = 0.0, returned: float = 0.0) -> None:
         """Record a level that was held or returned."""
         if not program[0]:
             return
-        before = self._known.pop(program, None) or EarlierUse(name=program[0], uid=program[1], seen_at=at)
-        self._known[program] = replace(
+        before = self._uses.pop(program, None) or EarlierUse(name=program[0], uid=program[1], seen_at=at)
+        self._uses[program] = replace(
             before,
             seen_at=at,
             held_bytes=max(before.held_bytes, held),
             returned_bytes=max(before.returned_bytes, returned),
         )
-        if len(self._known) > MAX_PROGRAMS:
-            del self._known[next(iter(self._known))]
+        if len(self._uses) > MAX_PROGRAMS:
+            del self._uses[next(iter(self._uses))]
 
     def records(self) -> tuple[EarlierUse, ...]:
-        return tuple(self._known.values())
+        return tuple(self._uses.values())
 
     def restore(self, earlier_uses: Iterable[EarlierUse]) -> None:
         """Add the records of earlier daemons, which those of this one follow."""
-        known = {(past.name, past.uid): past for past in sorted(earlier_uses, key=lambda past: past.seen_at)}
-        self._known = {**known, **self._known}
+        restored = {(use.name, use.uid): use for use in sorted(earlier_uses, key=lambda use: use.seen_at)}
+        self._uses = {**restored, **self._uses}
 
 
 class SawtoothLevels:
@@ -97,19 +97,19 @@ class SawtoothLevels:
     """
 
     def __init__(self) -> None:
-        self.held_bytes = self.returned_bytes = self.fell_from_bytes = 0.0
+        self.sustained_bytes = self.long_tooth_bytes = self.tooth_bytes = 0.0
         self._begin: tuple[float, float] | None = None
-        self._low = self._high = self._low_at = self._high_at = self._last = self._jump = 0.0
+        self._low = self._high = self._low_at = self._high_at = self._last_level = self._max_rise = 0.0
 
     @property
     def repeated_bytes(self) -> float:
         """Bytes up to which growth repeats a long tooth of this process."""
-        return _repeated_growth_limit(self.returned_bytes)
+        return _repeated_growth_limit(self.long_tooth_bytes)
 
     @property
     def any_repeated_bytes(self) -> float:
         """Bytes up to which growth repeats any tooth of this process."""
-        return _repeated_growth_limit(self.fell_from_bytes)
+        return _repeated_growth_limit(self.tooth_bytes)
 
     def add(self, at: float, medians: Sequence[float], is_leaking: bool) -> None:
         """Add a minute. ``medians``: those of the last minutes; ``is_leaking``: a leak is active."""
@@ -119,29 +119,29 @@ class SawtoothLevels:
         if self._begin is None:
             self._begin = (at, level)
             self._restart(at, level)
-        self._jump, self._last = max(self._jump, level - self._last), level
+        self._max_rise, self._last_level = max(self._max_rise, level - self._last_level), level
         if level > self._high:
             self._high, self._high_at = level, at
         height = self._high - self._low
         if height >= TOOTH_BYTES and level < self._high - RETURNED_RATIO * height:
-            self.fell_from_bytes = max(self.fell_from_bytes, self._high)
-            if self._high_at - self._low_at >= TOOTH_SECONDS and self._jump <= MAX_JUMP_RATIO * height:
-                self.returned_bytes = max(self.returned_bytes, self._high)
+            self.tooth_bytes = max(self.tooth_bytes, self._high)
+            if self._high_at - self._low_at >= TOOTH_SECONDS and self._max_rise <= MAX_JUMP_RATIO * height:
+                self.long_tooth_bytes = max(self.long_tooth_bytes, self._high)
             self._restart(at, level)
         elif level <= self._low + LOW_RATIO * height:
-            self._low, self._low_at, self._jump = min(self._low, level), at, 0.0
-        last = [value for value in medians[-HELD_MINUTES:] if value == value]
-        if len(last) == HELD_MINUTES and not is_leaking:
+            self._low, self._low_at, self._max_rise = min(self._low, level), at, 0.0
+        recent = [value for value in medians[-HELD_MINUTES:] if value == value]
+        if len(recent) == HELD_MINUTES and not is_leaking:
             third = HELD_MINUTES // 3
-            change = abs(median(last[-third:]) - median(last[:third]))
+            change = abs(median(recent[-third:]) - median(recent[:third]))
             mean = max(0.0, level - self._begin[1]) / max(1.0, at - self._begin[0])
             if change <= max(HELD_BYTES, HELD_RATIO * mean * 60 * HELD_MINUTES):
-                self.held_bytes = max(self.held_bytes, median(last))
+                self.sustained_bytes = max(self.sustained_bytes, median(recent))
 
     def _restart(self, at: float, level: float) -> None:
-        self._low = self._high = self._last = level
+        self._low = self._high = self._last_level = level
         self._low_at = self._high_at = at
-        self._jump = 0.0
+        self._max_rise = 0.0
 
 
 FLOOR_BLOCKS = 16
@@ -154,7 +154,7 @@ MIN_LAST_RISE_RATIO = 0.75
 """Minimum rise in the last half, as a share of that in the first."""
 
 
-class RunMinima:
+class RunFloors:
     """Floors of a run, one for four hours: they show growth that is slower than the changes of load."""
 
     def __init__(self) -> None:
@@ -172,9 +172,9 @@ class RunMinima:
 
     def rising_floors(self) -> Sequence[tuple[float, float]]:
         """Return the floors that rise evenly, one after another or from day to day; empty if they do not."""
-        last = self.values[-MIN_FLOORS:]
-        if len(last) == MIN_FLOORS and _is_even([b[1] - a[1] for a, b in pairwise(last)], last):
-            return last
+        newest = self.values[-MIN_FLOORS:]
+        if len(newest) == MIN_FLOORS and _is_even([b[1] - a[1] for a, b in pairwise(newest)], newest):
+            return newest
         days = self.values[-2 * DAY_FLOORS :]
         half = len(days) // 2
         if half == DAY_FLOORS and _is_even([b[1] - a[1] for a, b in zip(days, days[half:], strict=False)], days):

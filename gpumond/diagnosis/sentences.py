@@ -44,7 +44,7 @@ def leak(
     """Describe a leak; ``who`` is the device where no process is known. ``seconds_left`` is counted from the device's
     recent ``peak_bytes``, ``seconds_left_now`` from what is used now if that is notably less.
     """
-    owner = who if who != device else "an unknown process"
+    subject = who if who != device else "an unknown process"
     rate = " ".join((growth_rate_text(bytes_per_minute), *FORM_TEXTS.get(form, ())))
     details = [f"since {clock_text(since, now)}", *_allocation_details(allocations)]
     if is_outside_pools:
@@ -58,7 +58,7 @@ def leak(
                 f"{rough_duration_text(seconds_left)} {AT_PEAK_CONDITION} of {size_text(peak_bytes)}",
             ]
         end = f"; at this rate, {device} will be full in {', or in '.join(times)}"
-    return f"{owner} is leaking {rate} on {device} ({', '.join(details)}){end}"
+    return f"{subject} is leaking {rate} on {device} ({', '.join(details)}){end}"
 
 
 def growing(
@@ -73,22 +73,22 @@ def growing(
     """Describe growth that may become a leak; ``bytes_per_step``: bytes retained by each step, if the program counts
     steps.
     """
-    owner = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
+    subject = f"{who} on {device}" if who != device else f"memory of an unknown process on {device}"
     steps = [f"{size_text(bytes_per_step)} per step"] if bytes_per_step is not None and bytes_per_step > 0 else []
     details = [*steps, *_allocation_details(allocations)]
-    more = f" ({', '.join(details)})" if details else ""
+    clause = f" ({', '.join(details)})" if details else ""
     return (
-        f"{owner} has been growing by {growth_rate_text(bytes_per_minute)} since {clock_text(since, now)}{more}; "
+        f"{subject} has been growing by {growth_rate_text(bytes_per_minute)} since {clock_text(since, now)}{clause}; "
         "this may be a leak, or growth that will stop: a startup, a filling cache or an evaluation"
     )
 
 
 def _allocation_details(growth: AllocationGrowth | None) -> tuple[str, ...]:
-    if growth is None or growth.rises is None:
+    if growth is None or growth.number_rises is None:
         return ()
     return (
         f"with {growth.per_minute:.3g} more live allocations per minute"
-        if growth.rises
+        if growth.number_rises
         else "in a few large allocations",
     )
 
@@ -98,12 +98,12 @@ def growing_together(first_leak: str, programs: int, devices: int, seconds_left:
     ``seconds_left`` seconds.
     """
     where = f"{devices} GPUs" if devices > 1 else "one GPU"
-    first = (
+    subject = (
         "One of them" if seconds_left is None else "The first to fill its GPU" if devices > 1 else "The fastest leak"
     )
     return (
         f"the memory of {programs} programs on {where} started growing at about the same time, possibly because of "
-        f"higher load or the same bug. {first}: {first_leak}"
+        f"higher load or the same bug. {subject}: {first_leak}"
     )
 
 
@@ -122,8 +122,8 @@ def orphan(device: str, size_bytes: float, unchanged_seconds: float, who: str, h
         return f"{device} still has {size_text(size_bytes)} in use that belonged to {who}, which has exited ({since})"
     named = f"; {holder} has the GPU open" if holder else ""
     if programs:
-        owner = "the program" if programs == 1 else f"one of the {programs} programs"
-        managed = f"probably managed memory (cudaMallocManaged) of {owner} on the GPU, or memory of an exited process"
+        which = "the program" if programs == 1 else f"one of the {programs} programs"
+        managed = f"probably managed memory (cudaMallocManaged) of {which} on the GPU, or memory of an exited process"
         owned = f"that the driver attributes to no process ({since}): {managed}"
     else:
         owned = f"that belongs to no visible process ({since})"
@@ -233,5 +233,5 @@ def retained_by(program: Program) -> str:
 
 def _retainer_text(retainer: Retainer) -> str:
     name = f"`{retainer.name}` in " if retainer.name else ""
-    place = f"{name}`{retainer.function}` at {location_text(retainer)}"
-    return f"{place[-MAX_LINE_CHARACTERS:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"
+    text = f"{name}`{retainer.function}` at {location_text(retainer)}"
+    return f"{text[-MAX_LINE_CHARACTERS:]} ({plural(retainer.tensors, 'tensor')} added in 20 s)"

@@ -36,7 +36,7 @@ class ServingTest:
 
     blocks: int = 16
     """Number of blocks in the window."""
-    record_blocks: int = 8
+    new_high_blocks: int = 8
     """Number of last blocks whose median is compared with the past: no shorter excursion counts. A leak is found if
     it exceeds the margin in this time.
     """
@@ -81,10 +81,10 @@ class ServingTest:
 
 
 SERVING_TESTS = (
-    ServingTest(blocks=10, record_blocks=5, margin_ratio=0.02, steps=2, between_steps_ratio=0.28),
-    ServingTest(blocks=12, record_blocks=6, margin_bytes=256 * MIB, growth_ratio=0.04),
+    ServingTest(blocks=10, new_high_blocks=5, margin_ratio=0.02, steps=2, between_steps_ratio=0.28),
+    ServingTest(blocks=12, new_high_blocks=6, margin_bytes=256 * MIB, growth_ratio=0.04),
     ServingTest(),
-    ServingTest(blocks=24, record_blocks=12, margin_bytes=256 * MIB),
+    ServingTest(blocks=24, new_high_blocks=12, margin_bytes=256 * MIB),
 )
 """The windows: in 50 minutes a fast leak is found before it has filled the device, in two hours a slow one exceeds the
 margin.
@@ -130,8 +130,8 @@ class UpperQuartiles:
         medians = [value for at, value in recent if begin <= at < end and value == value]
         if signal != self._signal:
             self.rows, self._signal = HistoryRows(2, MAX_BLOCKS), signal
-        last = self.rows.times(1)
-        if medians and (not last or begin > last[0]):
+        newest = self.rows.times(1)
+        if medians and (not newest or begin > newest[0]):
             self.rows.append((begin, quantile(sorted(medians), QUARTILE), series.counts(FIVE_MINUTES, 1)[-1]))
 
     @property
@@ -147,14 +147,14 @@ class UpperQuartiles:
         return self.rows.column(1, MAX_BLOCKS)
 
 
-def find_leak(
+def find_serving_leak(
     candidate: CandidateCurve, curve: UpperQuartiles, tests: Sequence[ServingTest] = SERVING_TESTS
 ) -> Leak | None:
     """Return the leak that the newest block completes, if any."""
     return next((leak for test in tests if (leak := _leak_in_test(candidate, curve, test)) is not None), None)
 
 
-def updated_leak(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
+def updated_serving_leak(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | None:
     """Return the leak's present state; None when its growth was returned or has stopped, or its signal is unknown."""
     times, values, count = curve.times, curve.values, leak.blocks
     newest, seconds = series.times(FIVE_MINUTES, 1)[-1], TIERS[FIVE_MINUTES].seconds
@@ -165,7 +165,7 @@ def updated_leak(leak: Leak, curve: UpperQuartiles, series: Series) -> Leak | No
 
 def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: ServingTest) -> Leak | None:
     times, values = curve.times, curve.values
-    count, record_blocks = test.blocks, test.record_blocks
+    count, new_high_blocks = test.blocks, test.new_high_blocks
     if len(values) < test.skipped_blocks + count + 1:
         return None
     window_times, window = times[-count:], values[-count:]
@@ -175,7 +175,7 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
         or sum(curve.counts[-count:]) < test.min_samples * count / candidate.speedup
     ):
         return None
-    late_median = median(window[-record_blocks:])
+    late_median = median(window[-new_high_blocks:])
     if late_median <= window[0]:
         return None
     pairs = sorted(slopes(window_times, window))
@@ -184,18 +184,18 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
     margin = max(test.margin_bytes, test.margin_ratio * (candidate.device_bytes or 0.0))
     if growth_bytes <= max(0.0, margin, test.growth_ratio * (candidate.device_bytes or 0.0)):
         return None
-    if sen_slope(window_times[-record_blocks:], window[-record_blocks:]) <= 0:
+    if sen_slope(window_times[-new_high_blocks:], window[-new_high_blocks:]) <= 0:
         return None
     if candidate.room_bytes is not None and candidate.room_bytes > slope * test.full_within_seconds:
         return None
     if not _is_creeping(candidate, test, slope):
         if quantile(pairs, test.consistent_quantile) < test.consistent_ratio * slope:
             return None
-        if len(values) < test.skipped_blocks + count + record_blocks or late_median <= _peak_before(
+        if len(values) < test.skipped_blocks + count + new_high_blocks or late_median <= _peak_before(
             candidate, times[0]
         ):
             return None
-        if not _exceeds_past(late_median - margin, values[:-record_blocks], test):
+        if not _exceeds_past(late_median - margin, values[:-new_high_blocks], test):
             return None
         if not _is_line(candidate, window_times, window, slope, test):
             return None
@@ -213,7 +213,7 @@ def _leak_in_test(candidate: CandidateCurve, curve: UpperQuartiles, test: Servin
         slope=slope,
         first_slope=slope,
         significance=mann_kendall(window),
-        window=span + seconds,
+        window_seconds=span + seconds,
         by_quartiles=True,
     )
 
@@ -263,20 +263,20 @@ def _exceeds_past(level: float, past: Sequence[float], test: ServingTest) -> boo
     """Return True if the level is above most of the past, and the median of every part as long as the last blocks."""
     if level <= quantile(sorted(past), test.past_quantile):
         return False
-    length = test.record_blocks
+    length = test.new_high_blocks
     return all(median(past[end - length : end]) < level for end in range(len(past), length - 1, -1))
 
 
 def _is_line(
-    candidate: CandidateCurve, at: Sequence[float], window: Sequence[float], slope: float, test: ServingTest
+    candidate: CandidateCurve, times: Sequence[float], window: Sequence[float], slope: float, test: ServingTest
 ) -> bool:
     """Return True if a line describes the window hardly worse than two steps, and the curve rises between more."""
-    line = deviation([value - slope * time for time, value in zip(at, window, strict=True)])
+    line = deviation([value - slope * time for time, value in zip(times, window, strict=True)])
     best = _best_steps(window, max(2, test.steps))
     if line > test.max_two_steps_ratio * best[2].deviation:
         return False
     between = [
-        rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(at[begin:end], window[begin:end])
+        rise for begin, end in pairwise(best[test.steps].limits) for rise in slopes(times[begin:end], window[begin:end])
     ]
     ratio = test.between_steps_ratio * (test.whole_device_multiple if candidate.series is candidate.device else 1.0)
     return median(between) >= ratio * slope
@@ -290,15 +290,15 @@ def _best_steps(window: Sequence[float], max_steps: int) -> list[_Steps]:
     parts = {
         (begin, end): deviation(window[begin:end]) for begin in range(count) for end in range(begin + 2, count + 1)
     }
-    until = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
-    best = [until[count]]
+    steps_by_end = {end: _Steps(parts[0, end], (0, end)) for end in range(2, count + 1)}
+    best = [steps_by_end[count]]
     for number in range(1, max_steps + 1):
-        until = {
+        steps_by_end = {
             end: min(
-                _Steps(until[begin].deviation + parts[begin, end], (*until[begin].limits, end))
+                _Steps(steps_by_end[begin].deviation + parts[begin, end], (*steps_by_end[begin].limits, end))
                 for begin in range(2 * number, end - 1)
             )
             for end in range(2 * number + 2, count + 1)
         }
-        best.append(until[count])
+        best.append(steps_by_end[count])
     return best

@@ -20,10 +20,10 @@ def mann_kendall(values: Sequence[float]) -> float:
     count = len(values)
     balance = 0
     for i in range(1, count):
-        last = values[i]
+        value = values[i]
         for j in range(i):
             before = values[j]
-            balance += (last > before) - (last < before)
+            balance += (value > before) - (value < before)
     if balance == 0:
         return 0.0
     ties = sum(n * (n - 1) * (2 * n + 5) for n in Counter(values).values() if n > 1)
@@ -49,9 +49,9 @@ def slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
 
 def spread(times: Sequence[float], values: Sequence[float], slope: float) -> float:
     """Return the robust standard deviation of the values around a line of that slope."""
-    rest = [value - slope * at for at, value in zip(times, values, strict=True)]
-    middle = median(rest)
-    return MAD_TO_STANDARD_DEVIATION * median([abs(value - middle) for value in rest])
+    residuals = [value - slope * at for at, value in zip(times, values, strict=True)]
+    middle = median(residuals)
+    return MAD_TO_STANDARD_DEVIATION * median([abs(value - middle) for value in residuals])
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -62,10 +62,10 @@ def deviation(values: Sequence[float]) -> float:
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which that share of ordered values lies, interpolated. Raises IndexError without any."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 def least_squares(times: Sequence[float], values: Sequence[float]) -> float:

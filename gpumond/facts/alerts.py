@@ -66,8 +66,8 @@ class Rule:
 
     def concerns(self, labels: Mapping[str, str], programs: Sequence[str]) -> bool:
         for name, pattern in self.match:
-            own = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
-            if not any(fnmatchcase(text, pattern) for text in own):
+            texts = programs if name == "workload" and name not in labels else (labels.get(name, ""),)
+            if not any(fnmatchcase(text, pattern) for text in texts):
                 return False
         return True
 

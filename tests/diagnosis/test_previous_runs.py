@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpumond.diagnosis.diagnosis import Diagnosis, diagnose
-from gpumond.diagnosis.previous_runs import MAX_PROGRAMS, EarlierUse, EarlierUses, RunMinima
+from gpumond.diagnosis.previous_runs import MAX_PROGRAMS, EarlierUse, EarlierUses, RunFloors
 from gpumond.facts.snapshot import Snapshot
 from tests.helpers.agents import GIB
 from tests.helpers.curves import HOUR, MIB, MINUTE, Curve, at_moment, by_process, kinds, of_device, onsets, steps_of
@@ -57,7 +57,7 @@ def test_level_that_hardly_changes_for_days_is_no_leak(curve: Curve):
 
 
 def test_floors_that_rise_from_day_to_day_are_a_rise():
-    floors = RunMinima()
+    floors = RunFloors()
     for quarter in range(12 * 16):
         hour = quarter / 4
         floors.add(hour * HOUR, (20 + 4 * (hour % 24 > 12)) * GIB + 20 * MIB * hour)

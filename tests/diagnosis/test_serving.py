@@ -15,8 +15,8 @@ from gpumond.diagnosis.serving_leak import (
     SERVING_TESTS,
     ServingTest,
     UpperQuartiles,
-    find_leak,
-    updated_leak,
+    find_serving_leak,
+    updated_serving_leak,
 )
 from gpumond.tick.history import DEVICE_SIGNAL_COUNT, FIVE_MINUTES, MAX_PROCESS_SIGNALS, USED, Series
 from tests.helpers.curves import GIB, HOUR, MIB, MINUTE, by_process, each_onset, first, steps_of
@@ -64,7 +64,7 @@ class Observed:
 
     def leak(self, test: ServingTest = TEST, room: float | None = 16 * GIB, speedup: float = 1.0) -> Leak | None:
         candidate = CandidateCurve(self.series, self.device, USED, self.started, SIZE, room, speedup)
-        return find_leak(candidate, self.quartiles, (test,))
+        return find_serving_leak(candidate, self.quartiles, (test,))
 
 
 def test_serving_test_finds_steady_growth():
@@ -189,8 +189,8 @@ def test_serving_test_refuses_a_cache_that_grows_in_a_few_steps(name: str):
     observed = Observed([float(value) * MIB for value in CACHES[name].split()])
     candidate = CandidateCurve(observed.series, observed.device, USED, observed.started, 80 * GIB, 14 * GIB, 1.0)
     loose = [replace(test, **NO_STEPS) for test in SERVING_TESTS]
-    assert find_leak(candidate, observed.quartiles, loose) is not None
-    assert find_leak(candidate, observed.quartiles) is None
+    assert find_serving_leak(candidate, observed.quartiles, loose) is not None
+    assert find_serving_leak(candidate, observed.quartiles) is None
 
 
 def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device():
@@ -198,14 +198,14 @@ def test_serving_test_requires_more_growth_between_the_steps_of_a_whole_device()
     observed, loose = Observed(FLAT + steps), replace(TEST, consistent_ratio=-inf, max_two_steps_ratio=inf)
     candidate = CandidateCurve(observed.series, observed.series, USED, observed.started, SIZE, 16 * GIB, 1.0)
     assert observed.leak(loose) is not None
-    assert find_leak(candidate, observed.quartiles, (loose,)) is None
-    assert find_leak(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
+    assert find_serving_leak(candidate, observed.quartiles, (loose,)) is None
+    assert find_serving_leak(candidate, observed.quartiles, (replace(loose, whole_device_multiple=1.0),)) is not None
 
 
 def test_serving_test_requires_a_window_of_past():
     short = [20.0 * GIB] * 9 + growing(200 * MIB, 9)
     assert Observed(short).leak() is None
-    assert Observed(short).leak(replace(TEST, blocks=8, record_blocks=4)) is not None
+    assert Observed(short).leak(replace(TEST, blocks=8, new_high_blocks=4)) is not None
 
 
 def test_serving_test_requires_growth_to_the_end():
@@ -237,7 +237,7 @@ def test_serving_leak_ends_when_it_stops_or_its_growth_is_returned():
         leak = Observed(values).leak()
         for end in range(len(values) + 1, len(values) + len(after) + 1):
             curve = Observed((values + after)[:end])
-            leak = leak and updated_leak(leak, curve.quartiles, curve.series)
+            leak = leak and updated_serving_leak(leak, curve.quartiles, curve.series)
         assert (leak is not None) == active
 
 

@@ -47,7 +47,7 @@ def test_list_begins_after_the_last_event_id():
 def test_returning_reader_receives_missed_events_and_notice_of_gaps():
     async def run() -> None:
         view = View()
-        view.events = EventLog(1.0, kept=3)
+        view.events = EventLog(1.0, capacity=3)
         app = serving(view)
         published = view.events.publish(frame_with_agents(1, 2, 3, 4, 5), (), ())
         reader = Reader(app, last_event_id=str(published[3].id))

@@ -303,7 +303,7 @@ def test_events_are_in_the_order_of_their_times():
 
 
 def test_ids_increase_by_one_also_over_a_restart():
-    ring = EventLog(started_at=1000.5, kept=3)
+    ring = EventLog(started_at=1000.5, capacity=3)
     frames = [make_frame(reports=tuple(make_report(pid) for pid in range(10, 10 + count))) for count in (2, 3, 5)]
     batches = [ring.publish(frame, (), ()) for frame in frames]
     assert [event.id for batch in batches for event in batch] == [

@@ -48,7 +48,7 @@ def main(position_descriptor: int, source_name: str) -> int:
             progress.limit_changes = request.limit_changes
             reading = source.read()
             position.set_index(NO_INDEX)
-            answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_starts))))
+            answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_stats))))
         source.close()
     except SourceUnavailable as error:
         answer(ReadResponse(reason=error.reason, message=printable_text(error)))

@@ -366,7 +366,7 @@ class NvmlSource:
         self._library.set_index(NO_INDEX)
         self._events.fetch(counter)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
-        self._library.progress.process_starts = self._table.process_starts
+        self._library.progress.process_stats = self._table.process_stats
         devices = tuple(
             self._with_limits(
                 device,

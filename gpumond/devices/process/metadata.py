@@ -406,9 +406,9 @@ class ProcessMetadata:
         """Orphan states by process and parent."""
         self._forget_at = float("-inf")
 
-    def complete(self, reading: Reading, process_starts: Mapping[int, ProcessStat] = MappingProxyType({})) -> Reading:
-        """Return the reading with metadata. ``process_starts``: start data of its processes that is already known."""
-        self._process_starts = process_starts
+    def complete(self, reading: Reading, process_stats: Mapping[int, ProcessStat] = MappingProxyType({})) -> Reading:
+        """Return the reading with metadata. ``process_stats``: start data of its processes that is already known."""
+        self._process_stats = process_stats
         if self._clock() >= self._forget_at:
             self._known.clear()
             self._verified.clear()
@@ -442,7 +442,7 @@ class ProcessMetadata:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _complete(self, process: ProcessUsage, in_doubt: bool) -> _CompletedProcess:
-        start = self._process_starts.get(process.pid) or read_process_stat(self._proc, process.pid)
+        start = self._process_stats.get(process.pid) or read_process_stat(self._proc, process.pid)
         if start is None:
             return _CompletedProcess(process if self._is_private else replace(process, state="gone"))
         key = ProcessKey(process.pid, start.start_ticks)

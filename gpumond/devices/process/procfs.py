@@ -48,8 +48,8 @@ class _CachedIdentity(NamedTuple):
     """``key``: command name and start of the process."""
 
     key: bytes
-    owner: ProcessIdentity
-    start: ProcessStat | None
+    identity: ProcessIdentity
+    stat: ProcessStat | None
 
 
 class ProcessTable:
@@ -57,12 +57,12 @@ class ProcessTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
-        self._known: dict[int, _CachedIdentity] = {}
+        self._cached: dict[int, _CachedIdentity] = {}
 
     @property
-    def process_starts(self) -> Mapping[int, ProcessStat]:
+    def process_stats(self) -> Mapping[int, ProcessStat]:
         """Data of the processes of the last ``read``, from their stat files."""
-        return {pid: known.start for pid, known in self._known.items() if known.start}
+        return {pid: cached.stat for pid, cached in self._cached.items() if cached.stat}
 
     def pid_max(self) -> int:
         """Return the largest pid that this kernel assigns."""
@@ -73,26 +73,26 @@ class ProcessTable:
 
     def read(self, pids: Iterable[int]) -> Mapping[int, ProcessIdentity]:
         """Return the identity of each pid; all other pids are forgotten."""
-        self._known = {pid: self._look_up(pid, self._known.get(pid)) for pid in set(pids)}
-        return {pid: known.owner for pid, known in self._known.items()}
+        self._cached = {pid: self._look_up(pid, self._cached.get(pid)) for pid in set(pids)}
+        return {pid: cached.identity for pid, cached in self._cached.items()}
 
-    def _look_up(self, pid: int, known: _CachedIdentity | None) -> _CachedIdentity:
+    def _look_up(self, pid: int, cached: _CachedIdentity | None) -> _CachedIdentity:
         """Read the owner once per start time and name; it changes only with an exec."""
-        key, start = self._key(pid)
-        if known is not None and known.key == key:
-            return _CachedIdentity(key, known.owner, start)
+        key, stat = self._key(pid)
+        if cached is not None and cached.key == key:
+            return _CachedIdentity(key, cached.identity, stat)
         name, _, ticks = key.rpartition(b")")
         try:
             uid = self._uid(pid)
             comm, command = printable_text(name.decode("utf-8", "replace")), self._command(pid)
-            owner = ProcessIdentity(int(ticks), comm, uid, user_name(uid), command)
+            identity = ProcessIdentity(int(ticks), comm, uid, user_name(uid), command)
         except (OSError, ValueError, IndexError):
-            return _CachedIdentity(b"", UNKNOWN_IDENTITY, start)
+            return _CachedIdentity(b"", UNKNOWN_IDENTITY, stat)
         # The pid may have been reused between the two files.
         return (
-            _CachedIdentity(key, owner, start)
+            _CachedIdentity(key, identity, stat)
             if self._key(pid)[0] == key
-            else _CachedIdentity(b"", UNKNOWN_IDENTITY, start)
+            else _CachedIdentity(b"", UNKNOWN_IDENTITY, stat)
         )
 
     def _key(self, pid: int) -> tuple[bytes, ProcessStat | None]:
@@ -101,10 +101,10 @@ class ProcessTable:
         The name may contain parentheses.
         """
         try:
-            stat = read_head(f"{self._root}/{pid}/stat")
+            line = read_head(f"{self._root}/{pid}/stat")
         except OSError:
             return b"", None
-        before, _, after = stat.rpartition(b")")
+        before, _, after = line.rpartition(b")")
         fields = after.split(maxsplit=20)
         if len(fields) <= 20:
             return b"", None
@@ -132,8 +132,8 @@ def command_of(command_line: bytes) -> str | None:
     program = os.path.basename(path)
     if not program or any(map(str.isspace, path)):
         return None
-    runs = _python_script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
-    return printable_text(f"{program} {runs}".rstrip())
+    script = _python_script(arguments) if re.fullmatch(r"python[0-9.]*", program) else ""
+    return printable_text(f"{program} {script}".rstrip())
 
 
 def _python_script(arguments: Iterable[str]) -> str:
@@ -184,7 +184,7 @@ class OpenDeviceNodes:
     def __init__(self, prefixes: tuple[str, ...], root: str = "/proc", inspect_every: int = 10) -> None:
         self._prefixes, self._root, self._inspect_every = prefixes, root, inspect_every
         self._reading = 0
-        self._known: dict[int, tuple[DeviceNode, ...]] = {}
+        self._nodes: dict[int, tuple[DeviceNode, ...]] = {}
         self._hidden: set[int] = set()
         self._all_visible = True
 
@@ -198,10 +198,10 @@ class OpenDeviceNodes:
         pids = self._pids()
         self._all_visible = 1 in pids  # otherwise /proc is mounted with hidepid
         self._hidden.intersection_update(pids)
-        self._known = {
-            pid: self.nodes(pid) if self._due(pid) else self._known[pid] for pid in islice(pids, MAX_PROCESSES)
+        self._nodes = {
+            pid: self.nodes(pid) if self._is_due(pid) else self._nodes[pid] for pid in islice(pids, MAX_PROCESSES)
         }
-        return {pid: nodes for pid, nodes in self._known.items() if nodes}
+        return {pid: nodes for pid, nodes in self._nodes.items() if nodes}
 
     def nodes(self, pid: int) -> tuple[DeviceNode, ...]:
         """Return the open nodes of one process; none if it has exited or cannot be inspected."""
@@ -210,8 +210,8 @@ class OpenDeviceNodes:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in islice(entries, MAX_DESCRIPTORS)]
         except PermissionError:
-            now = read_process_stat(self._root, pid)
-            if now is not None and not now.flags & KERNEL_THREAD_FLAG:
+            stat = read_process_stat(self._root, pid)
+            if stat is not None and not stat.flags & KERNEL_THREAD_FLAG:
                 self._hidden.add(pid)
             return ()
         except OSError:
@@ -219,8 +219,8 @@ class OpenDeviceNodes:
         self._hidden.discard(pid)
         return tuple(self._matching(directory, names))
 
-    def _due(self, pid: int) -> bool:
-        return bool(self._known.get(pid, True)) or pid % self._inspect_every == self._reading
+    def _is_due(self, pid: int) -> bool:
+        return bool(self._nodes.get(pid, True)) or pid % self._inspect_every == self._reading
 
     def _pids(self) -> list[int]:
         try:
@@ -265,8 +265,8 @@ class DeviceHolders:
         self._proc, self._sys, self._clock = proc, sys, clock
         self._descriptors = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/renderD"), proc, inspect_every=1)
         self._table = ProcessTable(proc)
-        self._next_scan = float("-inf")
-        self._open: dict[str, list[ProcessKey]] = {}
+        self._next_scan_at = float("-inf")
+        self._holders: dict[str, list[ProcessKey]] = {}
         """Processes by PCI address."""
 
     def add(self, devices: Sequence[DeviceReading]) -> Sequence[DeviceReading]:
@@ -274,23 +274,23 @@ class DeviceHolders:
         suspects = {device.uuid for device in devices if device.parent_uuid is None and _has_unattributed(device)}
         if not suspects:
             return devices
-        if self._clock() >= self._next_scan:
-            self._open = self._scan()
-            self._next_scan = self._clock() + SCAN_SECONDS
-        identities = self._table.read(process.pid for holders in self._open.values() for process in holders)
+        if self._clock() >= self._next_scan_at:
+            self._holders = self._scan()
+            self._next_scan_at = self._clock() + SCAN_SECONDS
+        identities = self._table.read(process.pid for holders in self._holders.values() for process in holders)
 
-        def held(device: DeviceReading) -> DeviceReading:
+        def with_holders(device: DeviceReading) -> DeviceReading:
             listed = {p.pid for d in devices if device.uuid in (d.uuid, d.parent_uuid) for p in d.processes or ()}
             holders = tuple(
                 ProcessUsage(pid=holder.pid, used_bytes=None, kinds=("holder",), **identities[holder.pid]._asdict())
-                for holder in self._open.get(_short_address(device.pci_bus_id), ())
+                for holder in self._holders.get(_short_address(device.pci_bus_id), ())
                 if holder.pid not in listed
                 and holder.start_ticks is not None
                 and identities[holder.pid].start_ticks == holder.start_ticks
             )
             return replace(device, processes=(*(device.processes or ()), *holders[:MAX_HOLDERS])) if holders else device
 
-        return [held(device) if device.uuid in suspects else device for device in devices]
+        return [with_holders(device) if device.uuid in suspects else device for device in devices]
 
     def _scan(self) -> dict[str, list[ProcessKey]]:
         addresses = {**_nvidia_addresses(self._proc), **_drm_addresses(self._sys)}

@@ -131,10 +131,10 @@ def test_exit_of_a_running_process_is_known_at_the_next_reading() -> None:
     program.kill()
     until(lambda: read_process_stat("/proc", program.pid).state == "Z")  # type: ignore[union-attr]
     table.read([program.pid])
-    assert table.process_starts[program.pid].state == "Z"
+    assert table.process_stats[program.pid].state == "Z"
     program.wait()
     assert table.read([program.pid])[program.pid] == UNKNOWN_IDENTITY
-    assert table.process_starts == {}
+    assert table.process_stats == {}
 
 
 def test_state_of_a_process_is_read_at_each_reading() -> None:
@@ -144,11 +144,11 @@ def test_state_of_a_process_is_read_at_each_reading() -> None:
         program.send_signal(signal.SIGSTOP)
         until(lambda: read_process_stat("/proc", program.pid).state == "T")  # type: ignore[union-attr]
         table.read([program.pid])
-        assert table.process_starts[program.pid].state == "T"
+        assert table.process_stats[program.pid].state == "T"
         program.send_signal(signal.SIGCONT)
         until(lambda: read_process_stat("/proc", program.pid).state == "S")  # type: ignore[union-attr]
         table.read([program.pid])
-        assert table.process_starts[program.pid].state == "S"
+        assert table.process_stats[program.pid].state == "S"
     finally:
         program.kill()
         program.wait()
