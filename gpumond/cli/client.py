@@ -62,7 +62,7 @@ from gpumond.host.http import (
     tls_context,
 )
 from gpumond.host.runtime_directory import TOKEN_FILE, nonstandard_directory, runtime_directories
-from gpumond.view.frame import FRAME, CheckedFrame, checked_as, decode_response, frame_of
+from gpumond.view.frame import FRAME_ROUTE, CheckedFrame, checked_as, decode_response, frame_of
 from gpumond.view.text import output_width, wrap_text
 
 DEFAULT_URL = "http://127.0.0.1:9917"
@@ -366,7 +366,7 @@ def events(url: str, last_id: int = 0) -> list[dict[str, Any]]:
 
 def frame(url: str) -> CheckedFrame:
     """Return the daemon's frame. Raises DaemonError."""
-    return frame_of(get(url, FRAME))
+    return frame_of(get(url, FRAME_ROUTE))
 
 
 def post(url: str, path: str, body: object, timeout_seconds: float) -> Any:

@@ -177,13 +177,13 @@ def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str
     """Add a code or a session, and return its secret. Removes those that have ended."""
     for key in [key for key, entry in entries.items() if entry.ends_at < now]:
         del entries[key]
-    sign_ins = [
+    of_caller = [
         key
         for key, entry in entries.items()
         if rate_limit_name(entry.caller.name) == rate_limit_name(added.caller.name)
     ]
-    if len(sign_ins) >= MAX_SIGN_INS_PER_CALLER:
-        del entries[sign_ins[0]]
+    if len(of_caller) >= MAX_SIGN_INS_PER_CALLER:
+        del entries[of_caller[0]]
     elif len(entries) >= MAX_SIGN_INS:
         del entries[next(iter(entries))]
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
@@ -192,19 +192,18 @@ def _add_sign_in(entries: dict[bytes, SignIn], added: SignIn, now: float) -> str
 
 
 class Tokens:
-    """Bearer tokens, kept as hashes. ``own`` have all scopes; ``file_tokens`` returns the current entries of the file.
-
-    ``reviews`` verifies the tokens of service accounts; without it, they are wrong tokens.
+    """Bearer tokens, kept as hashes. ``admin_tokens`` have all scopes; ``file_tokens`` returns the current entries
+    of the file. ``reviews`` verifies the tokens of service accounts; without it, they are wrong tokens.
     """
 
     def __init__(
         self,
-        *own: str,
+        *admin_tokens: str,
         file_tokens: Callable[[], Sequence[Token]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         reviews: KubernetesTokenReviews | None = None,
     ) -> None:
-        self._own = [Token("token", frozenset({"admin"}), token_digest(token)) for token in own]
+        self._admin_tokens = [Token("token", frozenset({"admin"}), token_digest(token)) for token in admin_tokens]
         self._file_tokens, self.clock, self.reviews = file_tokens, clock, reviews
         self.sign_ins = SignIns()
         self.failure_rate = TokenBucket(FAILED_SIGN_INS_PER_MINUTE, 60.0)
@@ -218,9 +217,8 @@ class Tokens:
 
     def _caller(self, presented: bytes) -> Caller | None:
         # Compares with every entry, so the duration reveals nothing.
-        entries = [
-            entry for entry in (*self._own, *self._file_tokens()) if hmac.compare_digest(presented, entry.digest)
-        ]
+        tokens = (*self._admin_tokens, *self._file_tokens())
+        entries = [entry for entry in tokens if hmac.compare_digest(presented, entry.digest)]
         if not entries:
             session = self.sign_ins.session(presented, self.clock())
             if session is None:
@@ -228,7 +226,7 @@ class Tokens:
             caller = session.caller if session.caller_digest is None else self._caller(session.caller_digest)
             return caller and replace(caller, name=f"{caller.name}/session:{presented.hex()[:SESSION_DIGITS]}")
         entry = entries[0]
-        name = "token" if entry in self._own else f"token:{entry.name}"
+        name = "token" if entry in self._admin_tokens else f"token:{entry.name}"
         return Caller(name, entry.scopes | {"read"})
 
     def caller_with_subjects(self, subjects: Collection[str]) -> Caller | None:

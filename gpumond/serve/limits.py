@@ -100,11 +100,11 @@ class RequestSlots:
             await slots.acquire()
         finally:
             slots.waiting -= has_to_wait
-        held = [slots]
+        unreleased = [slots]
 
         def release() -> None:
-            if held:
-                held.pop().release()
+            if unreleased:
+                unreleased.pop().release()
 
         return release
 

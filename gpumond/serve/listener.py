@@ -93,7 +93,7 @@ class HttpListener:
         self._connections: SharedResource[HttpPeer] = SharedResource(connections, per_user)
         self._reserved: SharedResource[HttpPeer] = SharedResource(reserved)
         self._starting = Tasks()
-        self._closed = False
+        self._is_closed = False
 
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class HttpListener:
         self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         for listener in self._listeners:
             if listener.fileno() >= 0:
                 self._loop.remove_reader(listener.fileno())
@@ -166,13 +166,13 @@ class HttpListener:
                 connection.close()
 
     def _make_room(self, peer: HttpPeer) -> bool:
-        peers, reserved = self._connections, self._reserved
-        if peers.admits(peer.user):
+        connections, reserved = self._connections, self._reserved
+        if connections.admits(peer.user):
             return True
-        if peers.used_by(peer.user) >= peers.per_user:
-            if self._close_one(peers, [peer.user]):
+        if connections.used_by(peer.user) >= connections.per_user:
+            if self._close_one(connections, [peer.user]):
                 return True
-        elif self._close_one(peers, peers.users()):
+        elif self._close_one(connections, connections.users()):
             return True
         peer.reserved = True
         return reserved.admits(peer.user) or self._close_one(reserved, reserved.users())
@@ -195,18 +195,18 @@ class HttpListener:
             return
         timer = self._loop.call_later(HEAD_TIMEOUT_SECONDS, self._on_timeout, peer)
         peer.close = partial(self._abandon, connection, peer, timer)
-        if not self._is_settled(connection, peer, timer):
+        if not self._settle(connection, peer, timer):
             self._loop.add_reader(connection.fileno(), self._on_readable, connection, peer, timer)
 
     def _on_readable(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
         self._loop.remove_reader(connection.fileno())
-        self._check_again(connection, peer, timer)
+        self._settle_later(connection, peer, timer)
 
-    def _check_again(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
-        if self._resource_of(peer).has(peer.user, peer) and not self._is_settled(connection, peer, timer):
-            self._loop.call_later(PEEK_INTERVAL_SECONDS, self._check_again, connection, peer, timer)
+    def _settle_later(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> None:
+        if self._resource_of(peer).has(peer.user, peer) and not self._settle(connection, peer, timer):
+            self._loop.call_later(PEEK_INTERVAL_SECONDS, self._settle_later, connection, peer, timer)
 
-    def _is_settled(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
+    def _settle(self, connection: socket.socket, peer: HttpPeer, timer: asyncio.TimerHandle) -> bool:
         """Return True if the connection needs no further look: its request's head has arrived, or it was closed.
 
         A client that begins with TLS sends no head: the response to its bad request tells it that this is HTTP.
@@ -267,7 +267,7 @@ class HttpListener:
         self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again, listener)
 
     def _accept_again(self, listener: socket.socket) -> None:
-        if not self._closed:
+        if not self._is_closed:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _user(self, connection: socket.socket, address: str) -> str:

@@ -272,21 +272,21 @@ def frame_changes(before: FullFrame, after: FullFrame) -> FrameChanges:
 
 def _table_changes(before: Sequence[Any], after: Sequence[Any], key: Callable[[Any], Any]) -> TableChanges:
     found = TableChanges()
-    olds, news = [*map(key, before)], [*map(key, after)]
-    same: Iterable[tuple[int, Any, Any]] = zip(count(), before, after, strict=False)
-    if olds != news:
-        places = {each: index for index, each in enumerate(olds)}
-        unique = len(places) == len(olds) and len(set(news)) == len(news)
-        rows = [places.get(each, -1) if unique else -1 for each in news]
+    keys_before, keys_after = [*map(key, before)], [*map(key, after)]
+    pairs: Iterable[tuple[int, Any, Any]] = zip(count(), before, after, strict=False)
+    if keys_before != keys_after:
+        indexes = {each: index for index, each in enumerate(keys_before)}
+        are_unique = len(indexes) == len(keys_before) and len(set(keys_after)) == len(keys_after)
+        rows = [indexes.get(each, -1) if are_unique else -1 for each in keys_after]
         found["rows"] = rows
         found["added"] = [row for row, index in zip(after, rows, strict=True) if index < 0]
-        same = ((now, before[index], after[now]) for now, index in enumerate(rows) if index >= 0)
+        pairs = ((position, before[index], after[position]) for position, index in enumerate(rows) if index >= 0)
     cells: dict[str, tuple[list[int], list[Any]]] = {}
-    for now, old, new in same:
+    for position, old, new in pairs:
         if old is not new and old != new:
             for path, value in _differences(old, new):
                 changed = cells.setdefault(path, ([], []))
-                changed[0].append(now)
+                changed[0].append(position)
                 changed[1].append(value)
     if cells:
         found["cells"] = cells
@@ -343,19 +343,19 @@ async def live(request: Request) -> Response:
     require_frame(state.core.frame)
     compressed = accepts(request.headers.get("accept-encoding", ""), "gzip")
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if compressed else {})
-    whole = None if tenant is None else tenant_messages(state.core, tenant, compressed)
-    return EventStream(request.scope, state, whole or state.live.messages(compressed), headers)
+    content = None if tenant is None else tenant_messages(state.core, tenant, compressed)
+    return EventStream(request.scope, state, content or state.live.messages(compressed), headers)
 
 
 async def tenant_messages(core: Core, tenant: Tenant, compressed: bool) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a tenant's stream: its part of each frame as a complete frame, without events."""
     yield GZIP_HEADER + RETRY_MESSAGE.compressed if compressed else RETRY_MESSAGE.plain
-    shown, name = None, f"live {tenant} {compressed}"
+    sent, name = None, f"live {tenant} {compressed}"
     while True:
-        if core.frame is not None and core.frame is not shown:
-            shown = core.frame
+        if core.frame is not None and core.frame is not sent:
+            sent = core.frame
             if name not in core.responses:
-                frame = live_frame(full_frame(tenant_frame(shown, tenant)))
+                frame = live_frame(full_frame(tenant_frame(sent, tenant)))
                 message = encode_message(0, "frame", FULL_FRAME_ADAPTER.dump_json(frame), b"[]")
                 core.responses[name] = message.compressed if compressed else message.plain
             yield core.responses[name]

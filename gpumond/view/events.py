@@ -11,7 +11,7 @@ from gpumond.view.text import printable, time_text
 
 GROUP_SECONDS = 5.0
 """Time between an event and those that follow from it, as in the web UI."""
-RANK_BY_KIND = {kind: rank for rank, kind in enumerate(EVENT_MARKS)}
+ORDER_BY_KIND = {kind: order for order, kind in enumerate(EVENT_MARKS)}
 
 
 def group_text(group: Sequence[Mapping[str, Any]], stamp: Callable[[float], str] = time_text) -> str:
@@ -55,7 +55,7 @@ def group_events(events: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, 
     before.
     """
     groups: list[list[Mapping[str, Any]]] = []
-    for event in sorted(events, key=lambda each: (RANK_BY_KIND.get(each["kind"], len(RANK_BY_KIND)), each["id"])):
+    for event in sorted(events, key=lambda each: (ORDER_BY_KIND.get(each["kind"], len(ORDER_BY_KIND)), each["id"])):
         group = next((each for each in groups if _follows(event, each[0]) or _repeats(event, each[-1])), None)
         if group is None:
             groups.append([event])

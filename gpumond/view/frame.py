@@ -44,7 +44,7 @@ from gpumond.view.rows import (
 )
 from gpumond.view.text import printable, printable_excerpt
 
-FRAME = "/api/v1/frame"
+FRAME_ROUTE = "/api/v1/frame"
 MALFORMED = "the server isn't gpumond, or has an incompatible version"
 OLDER = (
     "the server doesn't know this request; check the path in --url (or the daemon is older than this command, or isn't "
@@ -56,8 +56,8 @@ MAX_NUMBER = 1e100
 """Numbers are smaller: sums and differences of them are finite."""
 MAX_DIGITS = 19
 """Digits of the integers below 2**63."""
-MAX_DETAIL = 300
-MAX_TEXT = 4096
+MAX_DETAIL_LENGTH = 300
+MAX_TEXT_LENGTH = 4096
 """Longer texts are cut."""
 
 
@@ -80,7 +80,7 @@ def decode_response(status: int, body: bytes) -> Any:
     detail = " ".join(str(problem.get("detail") or problem.get("error") or "").split())
     if status == 404 and detail.startswith((UNKNOWN_PATH_PREFIX, "Not Found")):  # others name what does not exist
         detail = OLDER
-    raise DaemonError(f"{detail:.{MAX_DETAIL}}", status, problem)
+    raise DaemonError(f"{detail:.{MAX_DETAIL_LENGTH}}", status, problem)
 
 
 def _short_integer(digits: str) -> int:
@@ -144,7 +144,7 @@ def _number(value: Any) -> float:
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise Mismatch("text")
-    return value if len(value) <= MAX_TEXT else value[:MAX_TEXT]
+    return value if len(value) <= MAX_TEXT_LENGTH else value[:MAX_TEXT_LENGTH]
 
 
 def _flag(value: Any) -> bool:
@@ -201,7 +201,7 @@ class FrameView:
         return (each for each in self.verdicts if each.level != "note")
 
 
-SHOWN_NAMES = 3
+MAX_SHOWN_NAMES = 3
 
 
 def frame_view(answer: object) -> FrameView:
@@ -247,19 +247,19 @@ def _notices_without_memory(frame: CheckedFrame) -> Iterator[FrameNotice]:
     others = reported - on_device - waiting - suspended - {""}
     names = [printable_excerpt(name, 40) for name in sorted(others)]
     if names:
-        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-        text = f"connected, without GPU memory: {', '.join(names[:SHOWN_NAMES])}{more}"
+        more = f" and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
+        text = f"connected, without GPU memory: {', '.join(names[:MAX_SHOWN_NAMES])}{more}"
         yield FrameNotice("note", text, "")
 
 
 def _queue_notices(frame: CheckedFrame) -> Iterator[FrameNotice]:
     """Yield a notice about each request for memory that waits."""
-    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    gpus = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         who = requester(request)
         before = f", {requests_ahead(request['ahead'], earlier_requests(frame, request))}" if request["ahead"] else ""
         lasted = duration_text(max(0.0, frame["snapshot"]["taken_at"] - request["since"]))
-        device = index.get(request["device_uuid"], request["device_uuid"])
+        device = gpus.get(request["device_uuid"], request["device_uuid"])
         sentence = printable(
             f"{who} has been waiting {lasted} for {size_text(request['need_bytes'])} on "
             f"{device}{before}{_missing_text(request)}"
@@ -295,9 +295,9 @@ def device_of(view: FrameView | None, uuid: str | None) -> DeviceRow | None:
 
 def neighbor_uuid(view: FrameView, uuid: str | None, step: int) -> str | None:
     """Return the device ``step`` places after the selected one. All devices (None) are one place in the order."""
-    places: list[str | None] = [None, *(device.uuid for device in view.devices)]
-    at = places.index(uuid) if uuid in places else 0
-    return places[(at + step) % len(places)]
+    uuids: list[str | None] = [None, *(device.uuid for device in view.devices)]
+    at = uuids.index(uuid) if uuid in uuids else 0
+    return uuids[(at + step) % len(uuids)]
 
 
 def device_at_index(view: FrameView, index: int) -> str | None:
@@ -323,7 +323,7 @@ def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
     devices = tuple(device for device in view.devices if uuid in (device.uuid, device.parent_uuid))
     device_row = next((device for device in devices if device.uuid == uuid), None)
     processes = processes_on(view, uuid)
-    refusing = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
+    refused = (row.shares["cached"] or 0 for row in processes if row.flush_policy == "never" and row.key[0] == uuid)
     concerned = {None, device_row.parent_uuid if device_row else None, *(device.uuid for device in devices)}
     notices: dict[str, Any] = {
         field: tuple(each for each in getattr(view, field) if each.device_uuid in concerned) for field in NOTICE_FIELDS
@@ -335,7 +335,7 @@ def view_of_device(view: FrameView, uuid: str | None) -> FrameView:
         devices=devices,
         processes=processes,
         reclaimable_bytes=device_row.reclaimable_bytes if device_row else None,
-        refused_bytes=sum(refusing),
+        refused_bytes=sum(refused),
         only_device="" if device_row is None else device_row.uuid if device_row.parent_uuid else str(device_row.index),
     )
 
@@ -364,7 +364,7 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
     ``split_merged_uuid``: two daemons can state the same, as those of simulated devices do.
     """
     all_views = [_prefix_view(index, name, each) for index, (name, each) in enumerate(views) if each is not None]
-    known = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
+    sizes = [each.reclaimable_bytes for each in all_views if each.reclaimable_bytes is not None]
     return FrameView(
         seq=max((each.seq for each in all_views), default=0),
         taken_at=max((each.taken_at for each in all_views), default=0.0),
@@ -376,7 +376,7 @@ def merge_views(views: Sequence[tuple[str, FrameView | None]]) -> FrameView:
             for name in ("devices", "processes", *NOTICE_FIELDS)
         },
         agents=sum(each.agents for each in all_views),
-        reclaimable_bytes=sum(known) if known else None,
+        reclaimable_bytes=sum(sizes) if sizes else None,
         refused_bytes=sum(each.refused_bytes for each in all_views),
         only_device="",
         problems_elsewhere=0,

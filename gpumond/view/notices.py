@@ -71,20 +71,20 @@ def steps_of(advice: str) -> list[str]:
 
 
 def frame_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
-    source, index = frame["snapshot"]["source"], {}
+    source, gpus = frame["snapshot"]["source"], {}
     for device in frame["snapshot"]["devices"]:
-        index[device["uuid"]] = f"GPU {device['index']}"
+        gpus[device["uuid"]] = f"GPU {device['index']}"
     if not source["up"]:
         texts = [f["remedy"] for f in frame["faults"] if (f["source"], f["kind"]) == (source["name"], source["reason"])]
         released = source["reason"] == "released"
         reason = printable_excerpt(source["reason"], 40)
         title = "detached from the driver for maintenance" if released else f"no GPU can be read ({reason})"
         yield FrameNotice("note" if released else "bad", title, _with_remedy(source["detail"], *texts[:1]))
-    elif not index:
+    elif not gpus:
         yield FrameNotice("warn", "no GPU found", "the driver lists no GPUs")
     for fault in frame["faults"]:
         if source["up"] or (fault["source"], fault["kind"]) != (source["name"], source["reason"]):
-            where = index.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
+            where = gpus.get(fault["device_uuid"], fault["device_uuid"] or fault["source"])
             yield FrameNotice(
                 "warn",
                 printable_excerpt(f"{where}: {fault['kind']}", 80),
@@ -93,7 +93,7 @@ def frame_notices(frame: Mapping[str, Any]) -> Iterator[FrameNotice]:
                 device_uuid=fault["device_uuid"],
             )
     for condition in frame["conditions"]:
-        where = index.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
+        where = gpus.get(condition["device_uuid"], condition["device_uuid"] or "this machine")
         text = _with_remedy(condition.get("detail", ""), condition["remedy"])
         title, kind = printable_excerpt(f"{where}: {condition['kind']}", 80), printable_excerpt(condition["kind"], 40)
         yield FrameNotice("note", title, text, kind, device_uuid=condition["device_uuid"])

@@ -45,15 +45,15 @@ def kv_cache_sentences(frame: Mapping[str, Any]) -> dict[tuple[str, ProcessKey],
     The size is that of the whole engine, so it is stated only if one process on one device holds it.
     """
     engines = engines_by_process(frame)
-    places = [(each, ProcessKey(each["pid"], each["start_ticks"])) for each in frame["processes"]]
-    parts = Counter(engines[key]["name"] for _, key in places if key in engines)
+    processes = [(each, ProcessKey(each["pid"], each["start_ticks"])) for each in frame["processes"]]
+    counts = Counter(engines[key]["name"] for _, key in processes if key in engines)
     found: dict[tuple[str, ProcessKey], str] = {}
-    for process, key in places:
+    for process, key in processes:
         engine = engines.get(key)
         if engine is None or engine["sleeping"] or engine["kv_cache_used_ratio"] is None:
             continue
-        alone, share = parts[engine["name"]] == 1, process[f"{kv_cache_share(process)}_bytes"]
-        stated = kv_cache_bytes(engine, share) if alone else None
+        is_alone, share = counts[engine["name"]] == 1, process[f"{kv_cache_share(process)}_bytes"]
+        stated = kv_cache_bytes(engine, share) if is_alone else None
         size = "" if stated is None else f"{size_text(stated)}, "
         found[process["device_uuid"], key] = f"KV cache: {size}{engine['kv_cache_used_ratio']:.0%} in use"
     return found
@@ -218,8 +218,8 @@ def sort_by_urgency(
     Those that fire precede pending ones, and silenced ones are last. Then the severity counts, then these seconds, then
     the time since which an alert fires.
     """
-    left = {(each["kind"], each["device_uuid"], each["pid"]): time_to_full(each) for each in verdicts}
-    found = [(each, left.get((each["rule"], _subject(each)[0], each["pid"]), inf)) for each in alerts]
+    seconds_left = {(each["kind"], each["device_uuid"], each["pid"]): time_to_full(each) for each in verdicts}
+    found = [(each, seconds_left.get((each["rule"], _subject(each)[0], each["pid"]), inf)) for each in alerts]
 
     def key(pair: tuple[Mapping[str, Any], float]) -> tuple[bool, bool, int, float, float]:
         alert, full_in = pair
@@ -231,8 +231,8 @@ def sort_by_urgency(
 
 def time_to_full(verdict: Mapping[str, Any]) -> float:
     """Return the seconds until its device is full; infinite if it doesn't predict any."""
-    left = verdict["time_to_full_seconds"]
-    return inf if left is None else float(left)
+    seconds = verdict["time_to_full_seconds"]
+    return inf if seconds is None else float(seconds)
 
 
 def _subject(alert: Mapping[str, Any]) -> SubjectKey:
@@ -355,10 +355,10 @@ def queue_position_sentence(frame: Mapping[str, Any], request: Mapping[str, Any]
 
 def reserve_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence about each request that waits for a device of which a quota reserves unused memory."""
-    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    gpus = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
         for quota, unused in _unused_reserves(frame, request["device_uuid"]).items():
-            gpu = index.get(request["device_uuid"], "its GPU")
+            gpu = gpus.get(request["device_uuid"], "its GPU")
             yield (
                 f"{requester(request)} is waiting for {size_text(request['need_bytes'])} on {gpu}, where the quota "
                 f"{printable_excerpt(quota)} reserves {size_text(unused)} that its programs aren't using"
@@ -392,12 +392,12 @@ def holders_sentence(request: Mapping[str, Any], device: str) -> str:
 
 def taken_memory_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence about each device of which other programs use memory that belongs to grants or reserves."""
-    index = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
+    gpus = {device["uuid"]: device["index"] for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        short = -(request["available_bytes"] or 0)
-        if short > 0 and not request["ahead"]:  # the earlier requests would count as well
-            gpu = f"GPU {index.get(request['device_uuid'], '?')}"
-            yield f"programs on {gpu} use {size_text(short)} that is granted to or reserved for other programs"
+        taken_bytes = -(request["available_bytes"] or 0)
+        if taken_bytes > 0 and not request["ahead"]:  # the earlier requests would count as well
+            gpu = f"GPU {gpus.get(request['device_uuid'], '?')}"
+            yield f"programs on {gpu} use {size_text(taken_bytes)} that is granted to or reserved for other programs"
 
 
 def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
@@ -427,9 +427,9 @@ def request_advice(frame: Mapping[str, Any], request: Mapping[str, Any]) -> str:
 
 def waiting_sentences(frame: Mapping[str, Any]) -> Iterator[str]:
     """Yield, for each request that waits, a sentence about the largest programs on its device."""
-    index = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
+    gpus = {device["uuid"]: f"GPU {device['index']}" for device in frame["snapshot"]["devices"]}
     for request in frame["queue"]:
-        if holders := holders_sentence(request, index.get(request["device_uuid"], "its GPU")):
+        if holders := holders_sentence(request, gpus.get(request["device_uuid"], "its GPU")):
             yield f"{requester(request)} is waiting; {holders}"
 
 
@@ -503,7 +503,7 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
     suspension_states = {
         process_of(each): _suspension_state(each) for each in frame["snapshot"].get("suspended_programs") or ()
     }
-    index = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
+    gpus = {device["uuid"]: str(device["index"]) for device in frame["snapshot"]["devices"]}
     reports = {process_of(report): report for report in frame["snapshot"]["reports"]}
     engines, kv_caches = engines_by_process(frame), kv_cache_sentences(frame)
     verdicts: dict[SubjectKey, list[Mapping[str, Any]]] = {}
@@ -518,13 +518,13 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
         uuid, pid = process["device_uuid"], int(process["pid"])
         key = (uuid, ProcessKey(pid, process["start_ticks"]))
         report, process_verdicts = reports.get(key[1]), verdicts.get(key, [])
-        gpu = index.get(uuid, "?")
+        gpu = gpus.get(uuid, "?")
         program = printable_excerpt(process["workload"] or process["comm"] or "?", 64)
         user = printable_excerpt(process["user"] or ("" if process["uid"] is None else process["uid"]), 32)
         verdict = process_verdicts[0]["kind"] if process_verdicts else ""
-        rule, rank = next(iter(firing.get(key, {}).items()), ("", INFO))
-        notable = bool(verdict) and verdict not in PATTERN_NAMES
-        alert = rule if rank == CRITICAL or not notable else ""
+        rule, rule_severity = next(iter(firing.get(key, {}).items()), ("", INFO))
+        is_notable = bool(verdict) and verdict not in PATTERN_NAMES
+        alert = rule if rule_severity == CRITICAL or not is_notable else ""
         verdict_problems = (each["kind"] for each in process_verdicts if each["kind"] not in PATTERN_NAMES)
         problems = {*firing.get(key, ()), *verdict_problems}
         trouble = suspension_states.get(key[1]) or (process["state"] if process["state"] != "alive" else "")
@@ -548,7 +548,7 @@ def process_rows(frame: Mapping[str, Any]) -> Iterator[ProcessRow]:
             alert="" if trouble else printable_excerpt(alert, 20),
             status=printable_excerpt(trouble or alert or verdict or state.partition(",")[0], 20),
             other_problems=len(problems - {trouble or alert or verdict}),
-            level="bad" if rank == CRITICAL else "warn" if notable or alert else "",
+            level="bad" if rule_severity == CRITICAL else "warn" if is_notable or alert else "",
             state=state,
             flush_policy=report["flush_policy"] if report else None,
             verdicts=tuple(printable_excerpt(each["summary"], 400) for each in process_verdicts),
@@ -622,26 +622,26 @@ def quota_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None)
     used, soft = process.get("used_bytes"), quota["soft_limit_bytes"]
     excess = f"; exceeded by {size_text(used - soft)}" if used and soft and used > soft else ""
     return ", ".join(
-        _limit_sentence(process, report, size, owner)
+        _limit_sentence(process, report, size, quota_name)
         if name == "limit"
-        else f"{name} {size_text(size)} ({owner}{excess if name == 'soft limit' else ''})"
-        for name, size, owner in sizes
+        else f"{name} {size_text(size)} ({quota_name}{excess if name == 'soft limit' else ''})"
+        for name, size, quota_name in sizes
         if size is not None
     )
 
 
-def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, owner: str) -> str:
+def _limit_sentence(process: Mapping[str, Any], report: Mapping[str, Any] | None, required: int, quota: str) -> str:
     """Return the limit in effect where a quota sets one: the program's allocators may have a lower one."""
     if report is None:
-        return f"limit {size_text(required)} ({owner}; not in effect: the program has no agent)"
+        return f"limit {size_text(required)} ({quota}; not in effect: the program has no agent)"
     limits = [each["limit_bytes"] for each in report["limits"] if each["device_uuid"] == process["device_uuid"]]
     if limits and min(limits) != required:
         origin = "set with gpumond limit or by the program"
-        return f"limit {size_text(min(limits))} ({origin}; the limit of the {owner} quota is {size_text(required)})"
+        return f"limit {size_text(min(limits))} ({origin}; the limit of the {quota} quota is {size_text(required)})"
     if limits:
-        return f"limit {size_text(required)} ({owner})"
+        return f"limit {size_text(required)} ({quota})"
     reason = "no allocator has applied it" if report["allows_limit"] else "the program doesn't allow limits"
-    return f"limit {size_text(required)} ({owner}; not in effect: {reason})"
+    return f"limit {size_text(required)} ({quota}; not in effect: {reason})"
 
 
 def limit_sentences(processes: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -301,8 +301,8 @@ def _color(share: str, colors: Colors) -> str:
     red, green, blue = bytes.fromhex(PART_COLORS[share].lstrip("#"))
     if colors == "true":
         return f"2;{red};{green};{blue}"
-    places = [min(range(6), key=lambda level: abs(COLOR_CUBE_LEVELS[level] - part)) for part in (red, green, blue)]
-    return f"5;{16 + 36 * places[0] + 6 * places[1] + places[2]}"
+    levels = [min(range(6), key=lambda level: abs(COLOR_CUBE_LEVELS[level] - part)) for part in (red, green, blue)]
+    return f"5;{16 + 36 * levels[0] + 6 * levels[1] + levels[2]}"
 
 
 def colors_of(environ: Mapping[str, str]) -> Colors:
@@ -350,10 +350,10 @@ def _shrink_widths(widths: Sequence[int], least: Sequence[int], room: int) -> li
     """Shorten the widest column that may be shorter, until all fit or none may."""
     narrowed = [*widths]
     while sum(narrowed) > room:
-        places = [place for place, width in enumerate(narrowed) if width > least[place]]
-        if not places:
+        columns = [column for column, width in enumerate(narrowed) if width > least[column]]
+        if not columns:
             break
-        narrowed[max(places, key=narrowed.__getitem__)] -= 1
+        narrowed[max(columns, key=narrowed.__getitem__)] -= 1
     return narrowed
 
 
@@ -458,7 +458,7 @@ def wrap_text(text: str, width: int | None) -> str:
     if width is None:
         return text
     lines = (textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join("\n".join(own) for own in lines)
+    return "\n".join("\n".join(wrapped) for wrapped in lines)
 
 
 def size_or_dash(value: int | None) -> str:
@@ -562,9 +562,9 @@ def draw_chart(
         f"{label:>{CHART_LABEL_WIDTH - 1}} {cells}".rstrip()
         for label, cells in zip(labels, curve_rows(levels, CHART_ROWS, blocks), strict=True)
     ]
-    places = {curve.column(at) for at in marks}
-    if places:
-        lines.append(" " * CHART_LABEL_WIDTH + "".join("^" if at in places else " " for at in range(max(places) + 1)))
+    marked = {curve.column(at) for at in marks}
+    if marked:
+        lines.append(" " * CHART_LABEL_WIDTH + "".join("^" if at in marked else " " for at in range(max(marked) + 1)))
     return lines
 
 

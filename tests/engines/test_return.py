@@ -132,7 +132,7 @@ def test_return_waits_for_free_memory(tmp_path: Path):
             receipt = await world.flush()
             card.attach().allocate(9 * GIB)
             world.flusher.receipts[-1] = replace(receipt, outcome="timeout")
-            world.flusher.continue_engine_returns()
+            world.flusher.resume_engine_restorations()
             assert await reached(
                 lambda: "the engine needs 5.0 GiB" in world.engines.readings()[0].out_of_service_reason
             )
@@ -170,7 +170,7 @@ def test_next_daemon_continues_the_return(tmp_path: Path):
             assert engine.record()["paused"]
             second = World(card, allowed(engine))
             second.flusher.receipts.extend(first.flusher.receipts)
-            second.flusher.continue_engine_returns()
+            second.flusher.resume_engine_restorations()
             assert await reached(lambda: bool(second.kept))
             await second.flusher.close()
 

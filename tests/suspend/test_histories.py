@@ -232,7 +232,7 @@ class World:
             idle_seconds=lambda: 0.0,
             snapshot=lambda: self.snapshot,
             read_driver=self.read,
-            grants=self.admissions,
+            admissions=self.admissions,
             processes=self,
             host_state=self.host_state,
             is_alive=lambda key: self.programs[key.pid].alive,

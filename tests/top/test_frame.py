@@ -20,7 +20,7 @@ from gpumond.features.fleet.doctor import _frame_findings as findings_of
 from gpumond.features.fleet.plan import Criteria, plan_flushes
 from gpumond.features.fleet.status import status_of_frame, status_table, summary
 from gpumond.top.processes import Ancestor, SortOrder, group_rows, table_rows, tree_rows
-from gpumond.view.frame import MALFORMED, MAX_TEXT, decode_response, frame_of, frame_view, merge_views
+from gpumond.view.frame import MALFORMED, MAX_TEXT_LENGTH, decode_response, frame_of, frame_view, merge_views
 from gpumond.view.tables import device_table, engine_table, note_paragraphs, process_table, status_page
 from tests.helpers.agents import GIB
 from tests.helpers.frames import busy_frame, fake_daemon, make_frame
@@ -159,7 +159,7 @@ def test_answer_of_unknown_type_has_finite_numbers(value: str):
 def test_long_text_is_cut():
     frame = full_frame()
     frame["version"] = "v" * 1_000_000
-    assert len(frame_of(frame)["version"]) == MAX_TEXT
+    assert len(frame_of(frame)["version"]) == MAX_TEXT_LENGTH
 
 
 @pytest.mark.parametrize("seed", range(40))

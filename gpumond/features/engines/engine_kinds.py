@@ -85,10 +85,10 @@ def ollama_reload_name(model: EngineModel) -> str:
 
 def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Exchange[None]:
     """Load each model with its context and pin. A model that generates no text is loaded by an empty input."""
-    failed = []
+    failures = []
     for text in released:
-        name, *rest = text.split(" ")
-        values = dict(option.split("=") for option in rest)
+        name, *options = text.split(" ")
+        values = dict(option.split("=") for option in options)
         body: dict[str, Any] = {"model": name, "stream": False}
         if "num_ctx" in values:
             body["options"] = {"num_ctx": int(values["num_ctx"])}
@@ -102,9 +102,9 @@ def undo_ollama(engine: EngineConfig, released: tuple[str, ...]) -> Exchange[Non
         except EngineTimeout:
             raise
         except EngineError as error:
-            failed.append(f"{name}: {error}")
-    if failed:
-        raise EngineError("; ".join(failed))
+            failures.append(f"{name}: {error}")
+    if failures:
+        raise EngineError("; ".join(failures))
 
 
 OLLAMA = EngineSpec(
@@ -185,12 +185,12 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
         for each in entries((yield get("/models")).raise_for_status().json, "data")
         if json_part(each, "id", kind=str)
     ]
-    status = {printable_name(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in models}
+    states = {printable_name(entry["id"]): json_part(entry, "status", "value", kind=str) for entry in models}
     aliases = {printable_name(entry["id"]): tuple(map(printable_name, entries(entry, "aliases"))) for entry in models}
     counts: list[tuple[int | None, int | None]] = []
     work: list[float | str] | None = []
     no_counts_reason = ""
-    for name in (name for name, value in status.items() if value == "loaded"):
+    for name in (name for name, value in states.items() if value == "loaded"):
         answer = yield get("/metrics", model=name, autoload="false")
         if answer.status in (401, 403):
             answer.raise_for_status()
@@ -201,14 +201,14 @@ def read_llama_router(engine: EngineConfig) -> Exchange[EngineState]:
         counters = page.totals(*LLAMA_ROUTER_WORK)
         work = None if work is None or counters is None else [*work, name, *counters]
     loaded = tuple(
-        EngineModel(name, aliases=aliases[name]) for name, value in status.items() if value in ("loaded", "sleeping")
+        EngineModel(name, aliases=aliases[name]) for name, value in states.items() if value in ("loaded", "sleeping")
     )
-    loading = [name for name, value in status.items() if value == "loading"]
+    loading = [name for name, value in states.items() if value == "loading"]
     return EngineState(
         models=loaded,
         running=_sum_if_known(running for running, _ in counts),
         waiting=_sum_if_known(waiting for _, waiting in counts),
-        sleeping=all(status[model.name] == "sleeping" for model in loaded) if loaded else None,
+        sleeping=all(states[model.name] == "sleeping" for model in loaded) if loaded else None,
         held_bytes=None if loaded or loading else 0,
         work=None if work is None else tuple(work),
         obstacle=f"{', '.join(loading)}: being loaded" if loading else "",

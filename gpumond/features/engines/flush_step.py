@@ -69,7 +69,7 @@ class EngineMemory:
     problem: str = ""
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         return sum(self.used.values())
 
     def covers(self, other: EngineMemory) -> bool:
@@ -137,7 +137,7 @@ def outcome_of(
     error: EngineError | None,
 ) -> tuple[FlushOutcome, str]:
     """Return outcome and reason of a release. The driver's count decides, and never the engine's answer alone."""
-    released_bytes, ended_processes = before.total - after.total, ended & before.processes
+    released_bytes, ended_processes = before.total_bytes - after.total_bytes, ended & before.processes
     if before.listeners <= ended:
         return "failed", "the server exited after the call; see its log"
     if not after.covers(before):
@@ -151,8 +151,9 @@ def outcome_of(
         return ("refused" if isinstance(error, EngineRejected) else "failed"), str(error)
     if released_bytes <= TOLERANCE_BYTES:
         increase = f", {size_text(-released_bytes)} more than before" if released_bytes < -TOLERANCE_BYTES else ""
-        return "nothing", f"the engine responded, but the driver still counts {size_text(after.total)}{increase}"
-    if error is not None or released_bytes < max(FREED_RATIO * (expected.likely or 0), USEFUL_RATIO * before.total):
+        return "nothing", f"the engine responded, but the driver still counts {size_text(after.total_bytes)}{increase}"
+    min_bytes = max(FREED_RATIO * (expected.likely or 0), USEFUL_RATIO * before.total_bytes)
+    if error is not None or released_bytes < min_bytes:
         expected_text = f"at most {size_text(expected.high)}" if expected.likely is None else size_text(expected.likely)
         return "partial", join_reasons(
             error, f"released {size_text(released_bytes)} of the expected {expected_text} (driver-reported)"
@@ -308,7 +309,7 @@ class _EngineFlush:
     def _device_estimate(self, used: int) -> ExpectedRelease:
         """Return the estimate for one device, in proportion to its part of the engine's memory."""
         assert self.expected is not None
-        total, expected = max(1, self.before.total), self.expected
+        total, expected = max(1, self.before.total_bytes), self.expected
         likely = None if expected.likely is None else expected.likely * used // total
         return ExpectedRelease(expected.low * used // total, likely, expected.high * used // total, expected.exactness)
 
@@ -407,7 +408,7 @@ class EngineFlusher(EngineStep):
             raise ReleaseRefused("the engine is already sleeping", "nothing")
         if state.paused:
             raise ReleaseRefused("the engine is paused, but not by gpumond: resume it first")
-        if not flush.before.total:
+        if not flush.before.total_bytes:
             raise ReleaseRefused("the driver counts no memory for the engine", "nothing")
         flush.expected = expected = self._expected(flush, method, state)
         if expected.high < request.min_reclaimable_bytes:
@@ -461,7 +462,7 @@ class EngineFlusher(EngineStep):
         return receipts
 
     def _expected(self, flush: _EngineFlush, method: ReleaseMethod, state: EngineState) -> ExpectedRelease:
-        expected = method.expected(flush.engine, state, flush.before.total)
+        expected = method.expected(flush.engine, state, flush.before.total_bytes)
         if expected.likely is not None:
             return expected
         last_bytes = last_released_bytes(self._receipts(), flush.engine.name, method.name)
@@ -479,9 +480,9 @@ class EngineFlusher(EngineStep):
         latest = await self._read_memory(name, before)
         while time.monotonic() < began + limit_seconds:
             is_stable = time.monotonic() - changed_at >= self._timing.stable_seconds
-            if is_stable and latest.covers(before) and before.total - latest.total >= expected_bytes:
+            if is_stable and latest.covers(before) and before.total_bytes - latest.total_bytes >= expected_bytes:
                 break
-            if before.listeners <= self._ended_processes(before) and not latest.total:
+            if before.listeners <= self._ended_processes(before) and not latest.total_bytes:
                 break
             await asyncio.sleep(self._timing.poll_seconds)
             memory = await self._read_memory(name, before)
@@ -528,10 +529,10 @@ class EngineFlusher(EngineStep):
 
         # Let the driver count.
         end = time.monotonic() + min(method.settle_seconds, self._timing.settle_seconds)
-        returned_bytes = (await self._read_memory(engine.name)).total - before.total
+        returned_bytes = (await self._read_memory(engine.name)).total_bytes - before.total_bytes
         while returned_bytes < FREED_RATIO * needed_bytes and time.monotonic() < end:
             await asyncio.sleep(self._timing.poll_seconds)
-            returned_bytes = (await self._read_memory(engine.name)).total - before.total
+            returned_bytes = (await self._read_memory(engine.name)).total_bytes - before.total_bytes
         outcome = "woken" if returned_bytes >= FREED_RATIO * needed_bytes or method.stops_service else "nothing"
         return [flush.wake_receipt(outcome, returned_bytes, needed_bytes, time.monotonic() - began)]
 
@@ -588,7 +589,7 @@ class EngineFlusher(EngineStep):
                     flush = _EngineFlush(
                         engine=engine, requested_by=requested_by, method=method, before=after, models=models
                     )
-                    returned_bytes = max(0, after.total - before.total)
+                    returned_bytes = max(0, after.total_bytes - before.total_bytes)
                     needed_bytes = returned_bytes + sum(unreturned_bytes(release_receipts, after).values())
                     duration_seconds = time.monotonic() - began
                     receipt = flush.wake_receipt("woken", returned_bytes, needed_bytes, duration_seconds)

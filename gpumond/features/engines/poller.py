@@ -262,8 +262,8 @@ class Engines:
         """Replace the declared engines; an unchanged one keeps its state."""
         earlier, self._engines = self._engines, {}
         for declaration in declarations:
-            unchanged = earlier.get(declaration.name)
-            if unchanged is not None and unchanged.declaration == declaration:
+            previous = earlier.get(declaration.name)
+            if previous is not None and previous.declaration == declaration:
                 self._engines[declaration.name] = earlier.pop(declaration.name)
             else:
                 self._engines[declaration.name] = engine = _Engine(declaration)

@@ -67,8 +67,8 @@ class Period(NamedTuple):
     @classmethod
     def of(cls, begin: float, end: float) -> Period:
         step_seconds = FINE_SECONDS if end - begin <= FINE_DAYS * DAY_SECONDS else COARSE_SECONDS
-        last = int(end // step_seconds) * step_seconds
-        return cls(min(int(begin // step_seconds) * step_seconds, last - step_seconds), last, step_seconds)
+        until = int(end // step_seconds) * step_seconds
+        return cls(min(int(begin // step_seconds) * step_seconds, until - step_seconds), until, step_seconds)
 
     @property
     def seconds(self) -> int:
@@ -228,19 +228,19 @@ def make_accounts(period: Period, values: Iterable[tuple[str, Period, Sequence[S
     for target in {*known_seconds, *target_seconds}:
         seconds = known_seconds[target]
         result.coverage[target] = Coverage(seconds, max(seconds, min(period.seconds, target_seconds[target] + gap)))
-    targets = len(target_seconds)
+    target_count = len(target_seconds)
     for measure in ("used", "wasted"):
         result.curves[measure] = [
-            ((part.begin + part.end) / 2, total / part.seconds / (_known_ratio(totals, part, targets) or 1.0))
+            ((part.begin + part.end) / 2, total / part.seconds / (_known_ratio(totals, part, target_count) or 1.0))
             for part, total in sorted(totals[measure].items())
         ]
     return result
 
 
-def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, targets: int) -> float:
+def _known_ratio(totals: Mapping[str, Mapping[Period, float]], part: Period, target_count: int) -> float:
     """Return the known part of the targets' time in a part of the period; 0 if nothing is known about it."""
     gap = part.seconds - totals["any"][part]
-    return Coverage(totals["known"][part], totals["listed"][part] + gap * targets).ratio
+    return Coverage(totals["known"][part], totals["listed"][part] + gap * target_count).ratio
 
 
 def _target(sample: SeriesSample) -> ScrapeTarget:

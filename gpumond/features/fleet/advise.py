@@ -89,9 +89,9 @@ def need_queries(job: str | None, labels: Sequence[str], period_seconds: int) ->
     metric, half_seconds = selector("gpumond_owner_needed_bytes", job), period_seconds // 2
     needed = f"{metric}[{period_seconds}s]"
     processes = f"max by ({target}, {', '.join(OWNER_LABELS[:5])}) ({selector('gpumond_owner_device_processes', job)})"
-    held = selector("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
+    shares = selector("gpumond_device_memory_share_bytes", job, 'share!="unattributed"')
     device_size = device_expression(job, "gpumond_device_memory_size_bytes")
-    allocated = f"({device_size}) and on ({target}, uuid) (max by ({target}, uuid) ({held}) > 0)"
+    allocated = f"({device_size}) and on ({target}, uuid) (max by ({target}, uuid) ({shares}) > 0)"
 
     def hours(expression: str, by: str) -> str:
         total = f"sum_over_time(({expression})[{period_seconds}s:{step_seconds}s])"

@@ -31,7 +31,7 @@ from gpumond.host.http import (
     target_of,
     tls_context,
 )
-from gpumond.view.frame import FRAME, MAX_FRAME_BYTES, decode_response
+from gpumond.view.frame import FRAME_ROUTE, MAX_FRAME_BYTES, decode_response
 
 DEFAULT_PORT = 9917
 METRICS_PATH = "/metrics"
@@ -236,7 +236,7 @@ class Client:
 
     async def frame(self, machine: Machine, convert: Callable[[Any], T]) -> T:
         """Return what ``convert`` makes of the frame of a daemon, which it checks. Raises DaemonError."""
-        return await self._call(machine, "GET", FRAME, None, self.timeout_seconds, convert, MAX_FRAME_BYTES)
+        return await self._call(machine, "GET", FRAME_ROUTE, None, self.timeout_seconds, convert, MAX_FRAME_BYTES)
 
     async def get(self, machine: Machine, path: str) -> Any:
         """Return the decoded answer of a daemon to GET. Raises DaemonError."""

@@ -196,9 +196,9 @@ def processes_by_instance(
         if not pid.isdecimal():
             continue  # "other": the sum of several processes
         key = sample.labels.get("cluster", ""), instance
-        latest = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
+        snapshot_at = scraped_at.get(key, sample.at - LOOKBACK_SECONDS)
         instance_processes = processes.setdefault(key, {})
-        process = instance_processes.get(int(pid), QueriedProcess(int(pid), latest - age_seconds))
+        process = instance_processes.get(int(pid), QueriedProcess(int(pid), snapshot_at - age_seconds))
         instance_processes[int(pid)] = QueriedProcess(
             process.pid,
             process.ran_at,
@@ -287,12 +287,12 @@ def machines_from_prometheus(
     """
     daemon_keys = {(each.get("job"), each.get("instance")) for each in daemons}
     for target in targets:
-        labels, scraped = target.get("labels"), target.get("scrapeUrl")
-        if not isinstance(labels, Mapping) or not isinstance(scraped, str):
+        labels, scrape_url = target.get("labels"), target.get("scrapeUrl")
+        if not isinstance(labels, Mapping) or not isinstance(scrape_url, str):
             continue
         if (labels.get("job"), labels.get("instance")) not in daemon_keys:
             continue
-        url = urlsplit(scraped)
+        url = urlsplit(scrape_url)
         texts = {str(name): str(text) for name, text in labels.items()}
         path = {"__scheme__": url.scheme, "__metrics_path__": url.path or METRICS_PATH}
         yield parse_machine(url.netloc, texts | path, port=None)

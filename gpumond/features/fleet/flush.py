@@ -88,10 +88,10 @@ class FlushOptions:
 
 async def query_processes(prometheus: Prometheus, expression: str) -> Mapping[Instance, Mapping[int, QueriedProcess]]:
     """Return the processes that a query names, as `processes_by_instance` does. Raises DiscoveryError, ConfigError."""
-    age = lookback_seconds(expression)
+    age_seconds = lookback_seconds(expression)
     samples = await prometheus.query(expression)
     scrapes = await prometheus.query(SNAPSHOT_TIME_METRIC, samples[0].at) if samples else ()
-    return processes_by_instance(samples, scrapes, age)
+    return processes_by_instance(samples, scrapes, age_seconds)
 
 
 def processes_by_machine(
@@ -151,13 +151,13 @@ async def flush_waves(
     """
     runner = _WaveRunner(client, options)
     results: list[ProcessResult] = []
-    remaining, number, canary_done = [*waves], 0, not options.canary
+    remaining, wave_number, canary_done = [*waves], 0, not options.canary
     while remaining:
-        number += 1
-        wave_results = await runner.flush(remaining.pop(0), number)
+        wave_number += 1
+        wave_results = await runner.flush(remaining.pop(0), wave_number)
         results += wave_results
-        if not canary_done and not runner.stopped:
-            runner.stopped = _canary_problem(wave_results)
+        if not canary_done and not runner.stop_reason:
+            runner.stop_reason = _canary_problem(wave_results)
             canary_done = any(result.result != "refused" for result in wave_results)
             remaining = remaining if canary_done else split_canary(remaining)
     return results
@@ -170,22 +170,22 @@ def _canary_problem(results: Sequence[ProcessResult]) -> str:
             return "the flushes stopped after the first one failed"
         for receipt in result.receipts:
             promised_bytes = receipt["expected"]["low"] if receipt["expected"] else 0
-            useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and result.planned.engine)
-            if (useless or receipt["released_bytes"] < promised_bytes) and not receipt["raced"]:
-                short = (
+            is_useless = receipt["outcome"] == "partial" or (receipt["outcome"] == "nothing" and result.planned.engine)
+            if (is_useless or receipt["released_bytes"] < promised_bytes) and not receipt["raced"]:
+                shortfall = (
                     f"it released {size_text(receipt['released_bytes'])} of the {size_text(promised_bytes)} expected"
                 )
-                return f"the flushes stopped after the first one: {receipt['reason'] or short}"
+                return f"the flushes stopped after the first one: {receipt['reason'] or shortfall}"
     return ""
 
 
 class _WaveRunner:
-    """The requests of one command. ``stopped``: the reason why no more are sent, or an empty string."""
+    """The requests of one command. ``stop_reason``: the reason why no more are sent, or an empty string."""
 
     def __init__(self, client: Client, options: FlushOptions) -> None:
         self._client, self._options = client, options
         self._failures = 0
-        self.stopped = ""
+        self.stop_reason = ""
 
     async def flush(self, wave: Sequence[PlannedFlush], number: int) -> list[ProcessResult]:
         """Flush the processes of a wave at the same time."""
@@ -197,12 +197,12 @@ class _WaveRunner:
         return await run_each(wave, flush_process, self._options.concurrency)
 
     async def _flush_process(self, planned: PlannedFlush, wave: int, flushes_on_machine: int) -> ProcessResult:
-        if self.stopped:
-            return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stopped)
+        if self.stop_reason:
+            return ProcessResult(planned=planned, result="skipped", wave=wave, reason=self.stop_reason)
         result = await _request_flush(self._client, planned, wave, self._options, flushes_on_machine)
         self._failures += result.result == "failed"
         if self._failures >= self._options.max_failures:
-            self.stopped = f"the flushes stopped after {self._failures} failed"
+            self.stop_reason = f"the flushes stopped after {self._failures} failed"
         return result
 
 
@@ -250,8 +250,8 @@ def _error_result(planned: PlannedFlush, wave: int, error: DaemonError) -> Proce
     with suppress(DaemonError):
         if error.problem.get("receipts"):  # a 504: a program did not answer in time
             return receipts_result(planned, wave, receipts_of(error.problem), str(error))
-    gone = error.status == 404 and not planned.engine
-    reason = "the process has exited, or has no agent anymore" if gone else with_option_names(str(error))
+    has_exited = error.status == 404 and not planned.engine
+    reason = "the process has exited, or has no agent anymore" if has_exited else with_option_names(str(error))
     result: ResultKind = "refused" if error.status in REFUSAL_STATUSES else "failed"
     return ProcessResult(planned=planned, result=result, wave=wave, reason=reason)
 

@@ -330,11 +330,11 @@ def refuse_beyond_limits(
     machines: set[str] = set()
     jobs_beyond: set[Hashable] = set()
     for job in group_by_job(each for each in flushes if not each.refusal):
-        with_job = machines | {each.machine.url for each in job}
-        if len(with_job) > limits.max_machines:
+        with_its_machines = machines | {each.machine.url for each in job}
+        if len(with_its_machines) > limits.max_machines:
             jobs_beyond.add(job_key(job[0]))
         else:
-            machines = with_job
+            machines = with_its_machines
     reason = f"beyond the limit of machines (--max-machines {limits.max_machines})"
     return [
         replace(each, refusal=reason) if not each.refusal and job_key(each) in jobs_beyond else each for each in flushes
@@ -344,13 +344,13 @@ def refuse_beyond_limits(
 def _refuse_beyond_replicas(
     planned: Iterable[PlannedFlush], limits: FleetLimits, services: Mapping[str, Replicas]
 ) -> list[PlannedFlush]:
-    sleeping: Counter[str] = Counter()
+    put_to_sleep: Counter[str] = Counter()
     flushes = []
     for each in planned:
         if not each.refusal:
             total, awake = services.get(each.engine, Replicas(1, 1))
-            refusal = _replica_refusal(total, awake - sleeping[each.engine], limits)
-            sleeping[each.engine] += not refusal
+            refusal = _replica_refusal(total, awake - put_to_sleep[each.engine], limits)
+            put_to_sleep[each.engine] += not refusal
             each = replace(each, refusal=refusal)
         flushes.append(each)
     return flushes
@@ -365,9 +365,9 @@ def _replica_refusal(total: int, awake: int, limits: FleetLimits) -> str:
             if awake
             else f"no replica is awake (--keep {limits.keep})"
         )
-    down = total - awake + 1
-    if limits.max_unavailable is not None and down > limits.max_unavailable.of(total):
-        return f"{down} of {total} replicas would be unavailable (--max-unavailable {limits.max_unavailable})"
+    unavailable = total - awake + 1
+    if limits.max_unavailable is not None and unavailable > limits.max_unavailable.of(total):
+        return f"{unavailable} of {total} replicas would be unavailable (--max-unavailable {limits.max_unavailable})"
     return ""
 
 

@@ -92,10 +92,10 @@ async def read_deployments(
 
 def majority_of(deployments: Iterable[Deployment]) -> Mapping[str, str | None]:
     """Return the most frequent value of each field; None without a known one."""
-    known = [*deployments]
+    all_deployments = [*deployments]
     majority: dict[str, str | None] = {}
     for name in COMPARED_FIELDS:
-        counts = Counter(value for value in (getattr(each, name) for each in known) if value is not None)
+        counts = Counter(value for value in (getattr(each, name) for each in all_deployments) if value is not None)
         majority[name] = counts.most_common(1)[0][0] if counts else None
     return majority
 

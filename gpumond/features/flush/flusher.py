@@ -335,7 +335,7 @@ class Flusher:
         if engine_step:
             engine_step.use_receipts(lambda: self.receipts, self._record)
 
-    def continue_engine_returns(self) -> None:
+    def resume_engine_restorations(self) -> None:
         """Continue to return serving engines to service, as the previous daemon did."""
         if self._engine_step:
             self._engine_step.resume_restorations()
@@ -598,7 +598,7 @@ class FlushPart(Part, FlushService):
         return ()
 
     def start(self) -> None:
-        self.flusher.continue_engine_returns()
+        self.flusher.resume_engine_restorations()
 
     async def configure(self, settings: Settings) -> None:
         self.flusher.cooldown_seconds = settings.flush_cooldown

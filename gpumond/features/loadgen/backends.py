@@ -113,7 +113,7 @@ class BusyThread:
     def __init__(self, work: Callable[[int], None]) -> None:
         self._work = work
         self._ratio = 0.0
-        self._change = threading.Event()
+        self._ratio_changed = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -122,11 +122,11 @@ class BusyThread:
         if ratio > 0 and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpumond-loadgen", daemon=True)
             self._thread.start()
-        self._change.set()
+        self._ratio_changed.set()
 
     def stop(self) -> None:
         self._stopping = True
-        self._change.set()
+        self._ratio_changed.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -136,15 +136,15 @@ class BusyThread:
         while not self._stopping:
             ratio = self._ratio
             if ratio <= 0:
-                self._change.wait()
-                self._change.clear()
+                self._ratio_changed.wait()
+                self._ratio_changed.clear()
                 continue
             started = time.perf_counter()
             self._work(amount)
             elapsed = max(1e-6, time.perf_counter() - started)
             amount = max(1, int(amount * min(2.0, max(0.5, BUSY_SLICE_SECONDS / elapsed))))
-            self._change.wait(elapsed * (1 / ratio - 1))
-            self._change.clear()
+            self._ratio_changed.wait(elapsed * (1 / ratio - 1))
+            self._ratio_changed.clear()
 
 
 class SimBackend(LoadBackend):
@@ -311,9 +311,9 @@ class CupyBackend(LoadBackend):
 
     def flush(self) -> int:
         pool = self._cupy.get_default_memory_pool()
-        held = int(pool.total_bytes())
+        bytes_before = int(pool.total_bytes())
         pool.free_all_blocks()
-        return held - int(pool.total_bytes())
+        return bytes_before - int(pool.total_bytes())
 
     def live_bytes(self) -> int:
         return int(self._cupy.get_default_memory_pool().used_bytes()) + self._outside_bytes()

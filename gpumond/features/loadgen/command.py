@@ -234,14 +234,14 @@ def _flush() -> int:
     return sum(receipt.released_bytes for receipt in agent.flush())
 
 
-def _progress(name: str, elapsed: float, work: CompletedWork) -> None:
-    line = f"{name}  {_clock(elapsed)}  allocated {work.takes}, freed {work.gives}"
+def _progress(name: str, seconds: float, work: CompletedWork) -> None:
+    line = f"{name}  {_clock_text(seconds)}  allocated {work.takes}, freed {work.gives}"
     line += f"  peak {size_or_dash(work.peak_live_bytes)} live, {size_or_dash(work.peak_held_bytes)} held"
     print(f"\r{line[:100]:<100}", end="", file=sys.stderr, flush=True)
 
 
-def _clock(elapsed: float) -> str:
-    return f"{int(elapsed // 3600)}:{int(elapsed // 60 % 60):02}:{int(elapsed % 60):02}"
+def _clock_text(seconds: float) -> str:
+    return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02}:{int(seconds % 60):02}"
 
 
 def _summary(result: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def linear(builder: PlanBuilder) -> None:
     ),
 )
 def per_epoch(builder: PlanBuilder) -> None:
-    leaked = builder.choose_number("step", builder.rng.choice((4, 100, 254)) * MIB)
+    size = builder.choose_number("step", builder.rng.choice((4, 100, 254)) * MIB)
     period = builder.choose_number("period", builder.rng.choice((1, 5, 20)) * MINUTE_SECONDS)
     end = builder.choose_length(9 * HOUR_SECONDS if period > 10 * MINUTE_SECONDS else 5 * HOUR_SECONDS)
     ready = start_program(builder, (0.15, 0.3))
@@ -86,8 +86,8 @@ def per_epoch(builder: PlanBuilder) -> None:
                 ramp.resize(at, 16 * GIB * (part + 1) / 32)
         if epoch + 0.97 * period < end:
             ramp.resize(epoch + 0.97 * period, 0)
-    first = ready + period * (0.99 + int(builder.rng.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
-    _leak(builder, "stairs", first, leaked / period, [(at, leaked) for at in every(first, end, period)])
+    first_at = ready + period * (0.99 + int(builder.rng.uniform(5 * MINUTE_SECONDS, 40 * MINUTE_SECONDS) / period))
+    _leak(builder, "stairs", first_at, size / period, [(at, size) for at in every(first_at, end, period)])
 
 
 @scenario(
@@ -102,9 +102,9 @@ def per_epoch(builder: PlanBuilder) -> None:
     ),
 )
 def under_load(builder: PlanBuilder) -> None:
-    leaked = builder.choose_number("step", builder.rng.choice((5, 50, 150)) * MIB)
-    fastest = min(1.0, MAX_RATE_BYTES_PER_SECOND / leaked)
-    rate = builder.choose_number("requests", math.exp(builder.rng.uniform(math.log(0.02), math.log(fastest))))
+    leaked_bytes = builder.choose_number("step", builder.rng.choice((5, 50, 150)) * MIB)
+    max_rate = min(1.0, MAX_RATE_BYTES_PER_SECOND / leaked_bytes)
+    rate = builder.choose_number("requests", math.exp(builder.rng.uniform(math.log(0.02), math.log(max_rate))))
     end = builder.choose_length(6 * HOUR_SECONDS)
     ready = start_program(builder)
     onset = _onset(builder, ready)
@@ -116,7 +116,7 @@ def under_load(builder: PlanBuilder) -> None:
         at += requests.expovariate(rate)
         while at < idle_at:
             if at >= onset:
-                leaks.append((at, leaked))
+                leaks.append((at, leaked_bytes))
             at += requests.expovariate(rate)
         until = min(end, idle_at + phases.uniform(5 * MINUTE_SECONDS, 20 * MINUTE_SECONDS))
         builder.steps = [step for step in builder.steps if step.action != "busy" or not idle_at <= step.at < until]
@@ -187,24 +187,24 @@ def at_evaluation(builder: PlanBuilder) -> None:
     period = builder.choose_number("period", builder.rng.uniform(20.0, 40.0) * MINUTE_SECONDS)
     end = builder.choose_length(5 * HOUR_SECONDS)
     ready = start_program(builder, (0.12, 0.2))
-    first = ready + builder.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
+    first_at = ready + builder.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
     sizes = builder.random("evaluations")
     ramp, leaks = VaryingAmount(builder, EVALUATION_BLOCK_BYTES), []
-    for at in every(first, end, period):
+    for at in every(first_at, end, period):
         pieces = round(sizes.uniform(20, 28) * GIB / (2 * EVALUATION_BLOCK_BYTES))
         for piece in range(pieces):
             moment = at + 60.0 * piece / pieces
             ramp.resize(moment, (piece + 1) * EVALUATION_BLOCK_BYTES)
             leaks.append((moment, EVALUATION_BLOCK_BYTES))
         ramp.resize(at + 90.0, 0)
-    _leak(builder, "stairs", first, None, leaks, freed_after_seconds=90.0)
+    _leak(builder, "stairs", first_at, None, leaks, freed_after_seconds=90.0)
 
 
 def leak_steadily(builder: PlanBuilder, onset: float, rate: float) -> None:
     """Leak tensors at a constant rate, in bytes per second."""
-    tensor = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / SEGMENT_BYTES) * SEGMENT_BYTES
-    pause = tensor / rate
-    _leak(builder, "linear", onset, rate, [(at, tensor) for at in every(onset + pause, builder.duration, pause)])
+    size = math.ceil(min(16 * MIB, max(2 * rate, min(4 * MIB, 60 * rate))) / SEGMENT_BYTES) * SEGMENT_BYTES
+    gap = size / rate
+    _leak(builder, "linear", onset, rate, [(at, size) for at in every(onset + gap, builder.duration, gap)])
 
 
 def _onset(builder: PlanBuilder, ready: float) -> float:
@@ -255,7 +255,7 @@ def fragmentation(builder: PlanBuilder) -> None:
     """
     end = builder.choose_length(6 * HOUR_SECONDS)
     share = builder.choose_number("share", builder.rng.uniform(0.42, 0.5))
-    spread = builder.choose_number("over", builder.rng.uniform(1.5, 2.5) * HOUR_SECONDS)
+    fill_seconds = builder.choose_number("over", builder.rng.uniform(1.5, 2.5) * HOUR_SECONDS)
     size = int(builder.rng.uniform(48, 96)) // 2 * 2 * MIB
     builder.choose_number("noise", QUIET_NOISE_BYTES)
     program = builder.program("load")
@@ -272,18 +272,18 @@ def fragmentation(builder: PlanBuilder) -> None:
         activations.resize(at + 0.9 * step, 0)
         builder.busy(at, builder.rng.uniform(0.7, 0.9), program)
     onset = ready + builder.rng.uniform(10 * MINUTE_SECONDS, 30 * MINUTE_SECONDS)
-    during = [at + 0.5 * step for at in peaks if onset <= at < onset + spread]
+    times = [at + 0.5 * step for at in peaks if onset <= at < onset + fill_seconds]
     freed_pairs = len(pairs) * 1.4  # all of the first generation, and a part of the second
-    freed, done = 0, 0
-    for number, at in enumerate(during, 1):
-        while done < freed_pairs * number / len(during):
+    freed_bytes, freed_count = 0, 0
+    for number, at in enumerate(times, 1):
+        while freed_count < freed_pairs * number / len(times):
             size, doomed, _ = pairs.popleft()
             builder.free(at, doomed)
-            freed, done = freed + size, done + 1
+            freed_bytes, freed_count = freed_bytes + size, freed_count + 1
             larger = int(1.25 * size) // (2 * MIB) * 2 * MIB if builder.inject else size
-            if freed >= 2 * larger:
+            if freed_bytes >= 2 * larger:
                 pairs.append(allocate_pair(builder, at, larger))
-                freed -= 2 * larger
+                freed_bytes -= 2 * larger
     if builder.inject:
         builder.expected_verdict = ExpectedVerdict("fragmentation", injected_at=onset, ends_at=end)
 
@@ -308,12 +308,12 @@ def orphan(builder: PlanBuilder) -> None:
     builder.choose_number("noise", QUIET_NOISE_BYTES)
     kind = builder.choose_word("as", builder.rng.choice(ORPHAN_KINDS))
     start_program(builder, (0.05, 0.9))
-    killed = builder.rng.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
+    killed_at = builder.rng.uniform(15 * MINUTE_SECONDS, 45 * MINUTE_SECONDS)
     if not builder.inject:
-        builder.end(killed)
+        builder.end(killed_at)
         return
-    builder.end(killed, cast("ProgramEnding", f"orphan-{kind}"))
-    builder.expected_verdict = ExpectedVerdict("orphan", injected_at=killed, ends_at=end)
+    builder.end(killed_at, cast("ProgramEnding", f"orphan-{kind}"))
+    builder.expected_verdict = ExpectedVerdict("orphan", injected_at=killed_at, ends_at=end)
 
 
 @scenario(
@@ -333,26 +333,26 @@ def crash(builder: PlanBuilder) -> None:
     at = 0.0
     for index in range(times):
         share = builder.rng.uniform(0.1, 0.3)
-        killed = at + builder.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
+        killed_at = at + builder.rng.uniform(8 * MINUTE_SECONDS, 12 * MINUTE_SECONDS)
         is_last = index + 1 == times
         if index == 0:
             builder.program("load")
         else:
             builder.start(at)
         ready = builder.fill(at + 1.0, share * builder.size_bytes, 20.0)
-        work(builder, ready, killed if builder.inject or not is_last else end, 0, QUIET_NOISE_BYTES)
-        filled_at = killed - builder.rng.uniform(5.0, 180.0)
+        work(builder, ready, killed_at if builder.inject or not is_last else end, 0, QUIET_NOISE_BYTES)
+        filled_at = killed_at - builder.rng.uniform(5.0, 180.0)
         if builder.inject:
             room = 0.998 * builder.size_bytes - CONTEXT_BYTES - share * builder.size_bytes - 2.3 * GIB
             builder.fill(filled_at - 30.0, room, 30.0)
-            builder.end(killed, "crash")
+            builder.end(killed_at, "crash")
             if index == 0:
-                builder.expected_verdict = ExpectedVerdict("crash", injected_at=killed, ends_at=killed)
-            if index == 2 and killed < end:
-                builder.expected_verdict = ExpectedVerdict("crash-loop", injected_at=killed, ends_at=killed)
+                builder.expected_verdict = ExpectedVerdict("crash", injected_at=killed_at, ends_at=killed_at)
+            if index == 2 and killed_at < end:
+                builder.expected_verdict = ExpectedVerdict("crash-loop", injected_at=killed_at, ends_at=killed_at)
         elif not is_last:
-            builder.end(killed)
-        at = killed + builder.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
+            builder.end(killed_at)
+        at = killed_at + builder.rng.uniform(2.0, 8.0) * MINUTE_SECONDS
 
 
 @scenario(

@@ -58,12 +58,12 @@ class Evidence(FailedAllocation):
         if not self.is_limited or self.limit is None:
             return 0
         request, limit = self.request_bytes or 0, self.limit[0]
-        over = self.reached_bytes + request - limit
+        excess = self.reached_bytes + request - limit
         if not self.is_from_later_report:
             used = self.failed_pool.live_bytes if self.failed_pool is not None and self.is_arena else 0
-            return used + request - limit if used + request > limit else over
+            return used + request - limit if used + request > limit else excess
         live = max((each.peak_live_bytes or 0 for each in self.peak_pools), default=0)
-        return max(min(over, request), live + request - limit)
+        return max(min(excess, request), live + request - limit)
 
     @property
     def was_repeated(self) -> bool:

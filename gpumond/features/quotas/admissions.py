@@ -123,20 +123,20 @@ def decide(
     ended: Collection[str],
     now: float,
     overdue: Collection[str] = (),
-    user_by_owner: Mapping[str, str] = {},
+    user_by_caller: Mapping[str, str] = {},
 ) -> Decision:
     """Return the requests that are granted now, and the plans of those that wait at the head of a user's queue.
 
     ``held_bytes``: by grant, what its program holds on its device. ``ended``: grants whose program has ended.
-    ``overdue``: requests that have blocked others for long enough. ``user_by_owner``: the user of an owner whose queue
-    has another name.
+    ``overdue``: requests that have blocked others for long enough. ``user_by_caller``: the user of a caller whose
+    queue has another name.
     """
     grants = [
         grant
         for grant in queue.grants
         if grant.id not in ended and now < (grant.deadline or 0.0) and held_bytes.get(grant.id, 0) < grant.need_bytes
     ]
-    user_of = {each.id: user_by_owner.get(each.owner, each.owner) for each in queue.all}
+    user_of = {each.id: user_by_caller.get(each.owner, each.owner) for each in queue.all}
     granted: list[StoredAdmission] = []
     plans: dict[str, AdmissionPlan] = {}
     blocking: list[str] = []
@@ -467,7 +467,7 @@ class Admissions:
         self._waiting_since: dict[str, float] = {}
         """By request that waits: Unix time of the first frame in which it does."""
         self._pauses: dict[str, _Pause] = {}
-        self._flushed_for: dict[str, str] = {}
+        self._flushed_plans: dict[str, str] = {}
         self._unused_grants: dict[str, tuple[int, int]] = {}
         """By user: the number of grants that lapsed unused since one was used, and the largest of them in bytes."""
         self._flush_tasks: dict[str, asyncio.Task[None]] = {}
@@ -549,11 +549,11 @@ class Admissions:
         self._leased_until[request.id] = self._clock() + LEASE_SECONDS
         self._queue = replace(self._queue, waiting=(*self._queue.waiting, request))
         self._decide(snapshot)
-        answer = self._answer(snapshot, self._queue.find(request.id) or request)
-        if answer.state == "waiting" and not wait:
+        admission = self._admission(snapshot, self._queue.find(request.id) or request)
+        if admission.state == "waiting" and not wait:
             self._queue = self._queue.without(request.id)
-            return replace(answer, state="refused")
-        return answer
+            return replace(admission, state="refused")
+        return admission
 
     def renew(self, snapshot: Snapshot | None, request_id: str, owner: str) -> Admission:
         """Keep the place of a request and return its state, without a plan before the first snapshot.
@@ -563,7 +563,7 @@ class Admissions:
         self._expire()
         request = self._request_of(request_id, owner)
         self._leased_until[request_id] = self._clock() + LEASE_SECONDS
-        return self._answer(snapshot, request)
+        return self._admission(snapshot, request)
 
     def cancel(self, request_id: str, owner: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchEntry."""
@@ -596,15 +596,15 @@ class Admissions:
         )
 
     def _queued(self, snapshot: Snapshot, request: StoredAdmission, grants: Sequence[GrantedRequest]) -> QueuedRequest:
-        answer = self._answer(snapshot, request)
+        admission = self._admission(snapshot, request)
         return QueuedRequest(
             id=request.id,
-            device_uuid=answer.device_uuid,
-            need_bytes=answer.need_bytes,
-            available_bytes=answer.available_bytes,
-            claimed_bytes=answer.claimed_bytes,
-            missing_bytes=answer.missing_bytes,
-            ahead=answer.ahead,
+            device_uuid=admission.device_uuid,
+            need_bytes=admission.need_bytes,
+            available_bytes=admission.available_bytes,
+            claimed_bytes=admission.claimed_bytes,
+            missing_bytes=admission.missing_bytes,
+            ahead=admission.ahead,
             user=_user_of(request, snapshot),
             workload=request.workload,
             pid=request.pid,
@@ -629,8 +629,8 @@ class Admissions:
         if self._queue != AdmissionQueue() or any(each.quota.reserve_bytes for each in snapshot.quotas):
             self._expire()
             self._decide(snapshot)
-            waiting_devices = {self._device_of(key) for key in self._decision.plans}
-            self._pauses = {device: pause for device, pause in self._pauses.items() if device in waiting_devices}
+            waiting_devices = {self._device_uuid_of(key) for key in self._decision.plans}
+            self._pauses = {uuid: pause for uuid, pause in self._pauses.items() if uuid in waiting_devices}
             for key, plan in self._decision.plans.items():
                 is_reserve = self._queue.find(key) is None
                 is_due = is_reserve or (key in self._decision.blocking and not plan.missing_bytes)
@@ -655,12 +655,12 @@ class Admissions:
         devices = [device for device in snapshot.devices if device.uuid in device_uuids]
         device_capacities = capacities(snapshot, queue.grants, self._reclaim(), devices)
         held_bytes = held_bytes_by_grant(snapshot, queue.grants)
-        self._count_unused(held_bytes, now)
+        self._count_unused_grants(held_bytes, now)
         overdue = {
             request_id for request_id, since in self._blocking_since.items() if now - since >= MAX_BLOCKING_SECONDS
         }
-        user_by_owner = {each.owner: rate_limit_name(each.owner) for each in queue.all}
-        self._decision = decide(queue, device_capacities, held_bytes, ended, now, overdue, user_by_owner)
+        user_by_caller = {each.owner: rate_limit_name(each.owner) for each in queue.all}
+        self._decision = decide(queue, device_capacities, held_bytes, ended, now, overdue, user_by_caller)
         self._queue = self._decision.queue
         waiting = {each.id for each in self._queue.waiting}
         since = {request_id: self._blocking_since.get(request_id, now) for request_id in self._decision.blocking}
@@ -675,7 +675,7 @@ class Admissions:
         count, _ = self._unused_grants.get(user, (0, 0))
         return max(MIN_GRANT_SECONDS, seconds / 2.0 ** min(count, 10))
 
-    def _count_unused(self, held_bytes: Mapping[str, int], now: float) -> None:
+    def _count_unused_grants(self, held_bytes: Mapping[str, int], now: float) -> None:
         """Note which grants were used, and which have lapsed with less than half of their memory allocated."""
         for grant in self._queue.grants:
             user = rate_limit_name(grant.owner)
@@ -688,11 +688,11 @@ class Admissions:
     def _has_ended(self, request: StoredAdmission) -> bool:
         """Return whether the process of a request has ended; False if it is unknown."""
         process = process_of(request)
-        present = self._find_process(process.pid) if process else None
-        return process is not None and (present is None or present[0] != process)
+        found = self._find_process(process.pid) if process else None
+        return process is not None and (found is None or found[0] != process)
 
-    def _answer(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
-        answer = Admission(
+    def _admission(self, snapshot: Snapshot | None, request: StoredAdmission) -> Admission:
+        admission = Admission(
             id=request.id,
             state="waiting" if request.deadline is None else "granted",
             device_uuid=request.device_uuid,
@@ -700,13 +700,13 @@ class Admissions:
             need_bytes=request.need_bytes,
         )
         if request.deadline is not None:
-            return answer
+            return admission
         user_of = {each.id: rate_limit_name(each.owner) for each in self._queue.all}
         requests = in_queue_order(self._queue.waiting, self._queue.grants, request.device_uuid, user_of)
         ahead = requests[: [each.id for each in requests].index(request.id)]
         plan = self._decision.plans.get(request.id) or self._plan_behind(snapshot, request, ahead, user_of)
         return replace(
-            answer,
+            admission,
             ahead=len(ahead),
             behind=tuple(
                 EarlierRequest(workload=each.workload, pid=each.pid, need_bytes=each.need_bytes)
@@ -755,23 +755,23 @@ class Admissions:
         return capacity, None if available is None else available + min(reserve, capacity.unused_reserve_bytes)
 
     def _reclaim_for(self, key: str, plan: AdmissionPlan) -> None:
-        device, now = self._device_of(key), self._clock()
-        pause = self._pauses.setdefault(device, _Pause())
-        if self._flushed_for.get(device) != key:
+        uuid, now = self._device_uuid_of(key), self._clock()
+        pause = self._pauses.setdefault(uuid, _Pause())
+        if self._flushed_plans.get(uuid) != key:
             pause.seconds = FLUSH_PAUSE_SECONDS
-        if device in self._flush_tasks or now < pause.until:
+        if uuid in self._flush_tasks or now < pause.until:
             return
-        self._flushed_for[device] = key
+        self._flushed_plans[uuid] = key
         pause.until = now + pause.seconds
         pause.seconds = min(MAX_FLUSH_PAUSE_SECONDS, 2 * pause.seconds)
         request = self._queue.find(key)
-        task = asyncio.create_task(self._carry_out(device, plan, request))
-        self._flush_tasks[device] = task
-        task.add_done_callback(lambda _: self._flush_tasks.pop(device, None))
+        task = asyncio.create_task(self._carry_out(uuid, plan, request))
+        self._flush_tasks[uuid] = task
+        task.add_done_callback(lambda _: self._flush_tasks.pop(uuid, None))
 
-    async def _carry_out(self, device: str, plan: AdmissionPlan, request: StoredAdmission | None) -> None:
+    async def _carry_out(self, uuid: str, plan: AdmissionPlan, request: StoredAdmission | None) -> None:
         if plan.missing_bytes:
-            log.warning("reserves on %s are short of %s, even after flushes", device, size_text(plan.missing_bytes))
+            log.warning("reserves on %s are short of %s, even after flushes", uuid, size_text(plan.missing_bytes))
         actor, requested_for = (request.owner, request.program) if request else (RESERVE_REQUESTER, "")
         targets = [Target(pid=each.process.pid, start_ticks=each.process.start_ticks) for each in plan.flushes]
         requests: list[Awaitable[object]] = [
@@ -784,7 +784,7 @@ class Admissions:
             if isinstance(result, BaseException) and not isinstance(result, (FlushError, StoreUnavailable)):
                 raise result
 
-    def _device_of(self, key: str) -> str:
+    def _device_uuid_of(self, key: str) -> str:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 

@@ -126,7 +126,7 @@ class _RowParser:
         self._columns: Columns = {}
         self._header = ""
         self._identity_field: str | None = None
-        self._separators = 0
+        self._separator_count = 0
         self._round_clock = RepetitionClock(interval_seconds)
         self._models: dict[str, tuple[tuple[str, int | None], int]] = {}
         self._previous: tuple[float, str] | None = None
@@ -157,7 +157,7 @@ class _RowParser:
             columns = parse_header(line)
             if columns is not None:
                 self.use_columns(columns)
-                self._header, self._separators = line, line.count(",")
+                self._header, self._separator_count = line, line.count(",")
             elif _MESSAGE.match(line):
                 self._remarks.note("message", f"line {number}: nvidia-smi reported: {line[:120]}")
             else:
@@ -169,7 +169,7 @@ class _RowParser:
         columns = self._columns
         if not columns:
             raise ValueError("a reading before any header")
-        if len(cells) - 1 != self._separators:
+        if len(cells) - 1 != self._separator_count:
             cells = self._join_program_name(cells, columns)
         used, size, free, reserved = (self._bytes(cells, field) for field in ("used", "size", "free", "reserved"))
         name, pid, index = (self._cell(cells, field) for field in ("name", "pid", "index"))
@@ -204,9 +204,9 @@ class _RowParser:
 
     def _join_program_name(self, cells: list[str], columns: Columns) -> list[str]:
         """Join cells that are parts of one program name. It may contain commas, and nvidia-smi does not quote."""
-        extra = len(cells) - 1 - self._separators
+        extra = len(cells) - 1 - self._separator_count
         if extra < 0 or "program" not in columns:
-            raise ValueError(f"{len(cells)} cells, expected {self._separators + 1}")
+            raise ValueError(f"{len(cells)} cells, expected {self._separator_count + 1}")
         index = columns["program"].position
         return [*cells[:index], ",".join(cells[index : index + extra + 1]), *cells[index + extra + 1 :]]
 
@@ -279,7 +279,7 @@ def _table_rows(
                     f"{remarks.name}, line {number}: this table has no timestamp; pass the time between tables with"
                     " --interval, such as 5s"
                 )
-            started, at, device = at, None, None
+            table_at, at, device = at, None, None
             tables += 1
         elif not tables:
             continue
@@ -292,7 +292,7 @@ def _table_rows(
             remarks.rows += 1
             yield LogRow(
                 number,
-                started,
+                table_at,
                 device.bus,
                 used_bytes=used,
                 size_bytes=size,
@@ -306,7 +306,7 @@ def _table_rows(
             remarks.rows += 1
             yield LogRow(
                 number,
-                started,
+                table_at,
                 buses[index],
                 int(match[2]),
                 int(match[4]) * MIB,

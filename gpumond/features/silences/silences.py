@@ -200,11 +200,11 @@ class Silences(SilenceService):
             )
         return _compiled_matchers(matchers, size)
 
-    async def _store_silence(self, silence: Silence, by: str, test: CompiledMatchers | None = None) -> None:
+    async def _store_silence(self, silence: Silence, by: str, compiled: CompiledMatchers | None = None) -> None:
         removed = set(self._surplus_ids(_creator_of(silence)))
         await self._table.put(silence.id, silence, by, removed=sorted(removed))
-        if test is not None:
-            self._matchers[silence.id] = test
+        if compiled is not None:
+            self._matchers[silence.id] = compiled
         self._set_silences(
             {id: each for id, each in self._silences.items() if id not in removed} | {silence.id: silence}
         )
@@ -222,7 +222,7 @@ class Silences(SilenceService):
     def _set_silences(self, silences: dict[str, Silence]) -> None:
         self._silences, self._matching_silences = silences, {}
         current = {silence.id for silence in self.current()}  # the memory of an ended one is free for others
-        self._matchers = {id: test for id, test in self._matchers.items() if id in current}
+        self._matchers = {id: compiled for id, compiled in self._matchers.items() if id in current}
 
 
 def _compiled_bytes(matchers: Sequence[Matcher]) -> int:
@@ -316,7 +316,7 @@ def compiled_bytes(text: str) -> int:
             f"the regular expression exceeds {MAX_EXPRESSION_CHARACTERS} characters; use several silences"
         )
     groups: list[int] = []
-    total = last = end = 0
+    total = element_bytes = end = 0
     while end < len(text):
         token = _TOKEN.match(text, end)
         if token is None:
@@ -325,19 +325,19 @@ def compiled_bytes(text: str) -> int:
         end = token.end()
         if token["open"]:
             groups.append(total)
-            total = last = 0
+            total = element_bytes = 0
         elif token["close"]:
             if not groups:
                 raise _invalid_expression("unopened group")
-            last = total + _CHARACTER_BYTES
-            total = groups.pop() + last
+            element_bytes = total + _CHARACTER_BYTES
+            total = groups.pop() + element_bytes
         elif token["least"]:
             times = max(1, int(token["most"] or token["least"]) + (token["range"] == ","))
-            total += last * (times - 1)
-            last *= times
+            total += element_bytes * (times - 1)
+            element_bytes *= times
         elif token["class"] or token["character"]:
-            last = _token_bytes(token[0], _CLASS_BYTES if token["class"] else _CHARACTER_BYTES)
-            total += last
+            element_bytes = _token_bytes(token[0], _CLASS_BYTES if token["class"] else _CHARACTER_BYTES)
+            total += element_bytes
     if groups:
         raise _invalid_expression("unclosed group")
     if total > MAX_COMPILED_BYTES:

@@ -178,7 +178,7 @@ class Suspender:
         idle_seconds: Callable[[], float],
         snapshot: Callable[[], Snapshot | None],
         read_driver: Callable[[], Awaitable[Reading | None]],
-        grants: AdmissionService,
+        admissions: AdmissionService,
         processes: CheckpointProcesses,
         host_state: Callable[[ProcessKey, Collection[ProcessKey]], Awaitable[HostState]],
         is_alive: Callable[[ProcessKey], bool],
@@ -191,7 +191,7 @@ class Suspender:
         clock: Clock,
     ) -> None:
         self._allowed, self._idle_seconds, self._snapshot = allowed, idle_seconds, snapshot
-        self._read_driver, self._grants, self._processes = read_driver, grants, processes
+        self._read_driver, self._admissions, self._processes = read_driver, admissions, processes
         self._host_state, self._is_flushing = host_state, is_flushing
         self._is_alive, self._has_pending_sigcont = is_alive, has_pending_sigcont
         self._audit, self._publish, self._wake, self._clock = audit, publish, wake, clock
@@ -234,7 +234,7 @@ class Suspender:
             return snapshot
         known_suspensions = {(each.device_uuid, each.process) for each in snapshot.suspensions}
         added: list[Suspension] = []
-        changed: dict[ProcessKey, AgentReport] = {}
+        changed_reports: dict[ProcessKey, AgentReport] = {}
         for program in self.programs.values():
             unlisted = [
                 each
@@ -244,12 +244,12 @@ class Suspender:
             report = snapshot.reports_by_process.get(program.key)
             if report is not None and unlisted:
                 pools = as_unmapped(report.pools, {each.device_uuid for each in unlisted})
-                changed[program.key] = replace(report, pools=pools, suspended=True)
+                changed_reports[program.key] = replace(report, pools=pools, suspended=True)
             added += unlisted
         snapshot = replace(
             snapshot,
             suspensions=(*snapshot.suspensions, *added),
-            reports=tuple(changed.get(each.key, each) for each in snapshot.reports),
+            reports=tuple(changed_reports.get(each.key, each) for each in snapshot.reports),
             suspended_programs=tuple(self.programs.values()),
         )
         if not self._allowed():
@@ -411,26 +411,26 @@ class Suspender:
         self, program: SuspendedProgram, receipt: SuspensionReceipt, deadline: float
     ) -> SuspensionReceipt:
         """Restore a program that waits, once all its memory is granted. The driver is not asked before."""
-        missing: Admission | None = None
+        ungranted: Admission | None = None
         while True:
-            program, missing = await self._request_grants(program)
-            if missing is None and not self._is_alive(program.key):
+            program, ungranted = await self._request_grants(program)
+            if ungranted is None and not self._is_alive(program.key):
                 return await self._conclude(program, CheckpointResponse(state="gone"), receipt)
-            if missing is None and (shortfall := await self._shortfall(program)) is None:
+            if ungranted is None and (shortfall := await self._shortfall(program)) is None:
                 program = replace(program, state="resuming")
                 if await self._save(program):
                     break
-            elif missing is None:
-                missing = shortfall
+            elif ungranted is None:
+                ungranted = shortfall
             must_end = program.key in self._canceled_by or self._clock.monotonic() >= deadline
             if must_end or not self._is_alive(program.key):
-                return await self._end_resumption(program, missing, receipt)
+                return await self._end_resumption(program, ungranted, receipt)
             await asyncio.sleep(POLL_SECONDS)
-        holding = asyncio.create_task(self._keep_grants(program))
+        grants_task = asyncio.create_task(self._keep_grants(program))
         try:
             answer = await self._ask(program, "resume")
         finally:
-            holding.cancel()
+            grants_task.cancel()
         return await self._conclude(program, answer, receipt)
 
     async def _request_grants(self, program: SuspendedProgram) -> tuple[SuspendedProgram, Admission | None]:
@@ -443,22 +443,22 @@ class Suspender:
         if snapshot is not None and all(each.key != program.key for each in snapshot.suspended_programs):
             snapshot = None
         request_ids: list[str] = []
-        missing: Admission | None = None
+        ungranted: Admission | None = None
         for index, memory in enumerate(sorted(program.memory, key=lambda each: each.device_uuid)):
             request_id = program.grants[index] if index < len(program.grants) else ""
             answer = self._request(program, memory, request_id, snapshot) if snapshot else None
             request_ids += [answer.id] if answer else [request_id] if request_id else []
             if answer is None or answer.state != "granted":
-                missing = answer or _missing_grant(memory)
+                ungranted = answer or _ungranted_request(memory)
                 break
         if tuple(request_ids) != program.grants:
             program = replace(program, grants=tuple(request_ids))
             await self._save(program)
-        held_before = self._extend_grants(program)
-        is_stored = await self._grants.save() and held_before and self._extend_grants(program)
-        if missing is None and not is_stored:
-            missing = _missing_grant(program.memory[0])
-        return program, missing
+        has_grants = self._extend_grants(program)
+        is_stored = await self._admissions.save() and has_grants and self._extend_grants(program)
+        if ungranted is None and not is_stored:
+            ungranted = _ungranted_request(program.memory[0])
+        return program, ungranted
 
     def _request(
         self, program: SuspendedProgram, memory: SuspendedMemory, request_id: str, snapshot: Snapshot
@@ -466,12 +466,12 @@ class Suspender:
         """Renew a request for memory, or make it; None if the device is not known, or not now."""
         if request_id:
             with suppress(NoSuchEntry):
-                return self._grants.renew(snapshot, request_id, program.requested_by)
+                return self._admissions.renew(snapshot, request_id, program.requested_by)
         device = snapshot.device(memory.device_uuid)
         if device is None:
             return None
         try:
-            return self._grants.request(
+            return self._admissions.request(
                 snapshot,
                 device,
                 memory.used_bytes,
@@ -493,11 +493,11 @@ class Suspender:
             device = devices.get(memory.device_uuid)
             free_bytes = device.current_free_bytes if device else None
             if free_bytes is None or free_bytes < memory.used_bytes:
-                return _missing_grant(memory, free_bytes)
+                return _ungranted_request(memory, free_bytes)
         return None
 
     async def _end_resumption(
-        self, program: SuspendedProgram, missing: Admission | None, receipt: SuspensionReceipt
+        self, program: SuspendedProgram, ungranted: Admission | None, receipt: SuspensionReceipt
     ) -> SuspensionReceipt:
         self._cancel_grants(program)
         await self._save(replace(program, state="suspended", grants=(), resume_since=None), adopt_always=True)
@@ -506,15 +506,15 @@ class Suspender:
             return replace(
                 receipt, reason=f"{canceled_by} canceled the request to resume", remedy=remedy, state="suspended"
             )
-        if missing is None:
+        if ungranted is None:
             return replace(receipt, reason=NOT_STORED, remedy="free space on the disk of the store", state="suspended")
         snapshot = self._snapshot()
-        grants = self._grants.granted(snapshot) if snapshot else ()
-        holders = snapshot.holders(missing.device_uuid, program.key, grants) if snapshot else ()
-        missing_bytes = missing.need_bytes - max(0, missing.available_bytes or 0)
-        gpu = f"GPU {missing.device_index}"
+        grants = self._admissions.granted(snapshot) if snapshot else ()
+        holders = snapshot.holders(ungranted.device_uuid, program.key, grants) if snapshot else ()
+        missing_bytes = ungranted.need_bytes - max(0, ungranted.available_bytes or 0)
+        gpu = f"GPU {ungranted.device_index}"
         reason = (
-            f"{gpu} is {size_text(missing_bytes)} short of the {size_text(missing.need_bytes)} that the program needs"
+            f"{gpu} is {size_text(missing_bytes)} short of the {size_text(ungranted.need_bytes)} that the program needs"
         )
         remedy = f"to wait for the memory: gpumond resume --pid {program.pid} --wait 10m"
         return replace(
@@ -534,13 +534,13 @@ class Suspender:
         state_query: bool = False,
     ) -> SuspensionReceipt:
         """Adopt what the driver's state means, release grants that are no longer needed, and complete the receipt."""
-        settled = checkpoint_outcome(program, answer, state_query)
-        after = settled.program
+        result = checkpoint_outcome(program, answer, state_query)
+        after = result.program
         if after is None or after.state in ("suspended", "stuck"):
             self._cancel_grants(program)
             after = after and replace(after, grants=())
         self._ask_at.pop(program.key, None)
-        if settled.ask_again:
+        if result.ask_again:
             pause = self._pauses.get(program.key, QUERY_PAUSE_SECONDS)
             self._pauses[program.key] = min(2 * pause, MAX_QUERY_PAUSE_SECONDS)
             self._ask_at[program.key] = self._clock.monotonic() + pause
@@ -552,12 +552,12 @@ class Suspender:
             await self._save(after, adopt_always=True)
         return replace(
             receipt,
-            outcome=settled.outcome or receipt.outcome,
-            reason=settled.reason,
+            outcome=result.outcome or receipt.outcome,
+            reason=result.reason,
             state=after.state if after else "",
             host_bytes=after.host_bytes if after else None,
             steps=answer.steps if answer else (),
-            returned_bytes=(await self._driver_bytes(program, present=True) if settled.outcome == "resumed" else None),
+            returned_bytes=(await self._driver_bytes(program, present=True) if result.outcome == "resumed" else None),
         )
 
     async def _settle(self, key: ProcessKey) -> None:
@@ -598,9 +598,8 @@ class Suspender:
             return Refusal("a flush of the program is in progress", "wait for its receipt")
         if not self.loaded:
             return Refusal("the store hasn't been read yet", "try again in a few seconds")
-        early = next(refusals(snapshot, report, request, self._allowed(), None), None)
-        if early is not None:
-            return early
+        if refusal := next(refusals(snapshot, report, request, self._allowed(), None), None):
+            return refusal
         listed = {key for device in snapshot.devices for key in device.processes_by_key}
         host_state = await self._host_state(report.key, listed)
         pending = sum(each.resume_bytes for each in self.programs.values() if each.state == "suspending")
@@ -621,7 +620,7 @@ class Suspender:
         """Keep the grants of a program while it is restored."""
         while True:
             self._extend_grants(program)
-            await self._grants.save()
+            await self._admissions.save()
             await asyncio.sleep(POLL_SECONDS)
 
     def _extend_grants(self, program: SuspendedProgram) -> bool:
@@ -629,7 +628,7 @@ class Suspender:
         all_extended = True
         for request_id in program.grants:
             try:
-                self._grants.extend(request_id, program.requested_by)
+                self._admissions.extend(request_id, program.requested_by)
             except NoSuchEntry:
                 all_extended = False
         return all_extended
@@ -637,7 +636,7 @@ class Suspender:
     def _cancel_grants(self, program: SuspendedProgram) -> None:
         for request_id in program.grants:
             with suppress(NoSuchEntry):
-                self._grants.cancel(request_id, program.requested_by)
+                self._admissions.cancel(request_id, program.requested_by)
 
     async def _save(self, program: SuspendedProgram, adopt_always: bool = False) -> bool:
         """Store the state of a program, then adopt it; False if it can't be stored.
@@ -659,7 +658,7 @@ class Suspender:
         self._processes.remove_lock_file(program.id)
         with suppress(StoreUnavailable):  # a restarted daemon asks the driver, and then forgets it
             await self._table.delete(program.id, "")
-        await self._grants.save()
+        await self._admissions.save()
 
     async def _record_receipt(self, receipt: SuspensionReceipt) -> SuspensionReceipt:
         """Keep a receipt, publish its event, log it and record it in the audit."""
@@ -733,7 +732,7 @@ def _resume_refusal(
     return None
 
 
-def _missing_grant(memory: SuspendedMemory, available_bytes: int | None = None) -> Admission:
+def _ungranted_request(memory: SuspendedMemory, available_bytes: int | None = None) -> Admission:
     return Admission(
         id="",
         state="waiting",
@@ -782,7 +781,7 @@ class SuspendPart(Suspender, Part):
             idle_seconds=lambda: core.settings.suspend_after_idle,
             snapshot=lambda: core.frame.snapshot if core.frame else None,
             read_driver=core.read_driver,
-            grants=core.get(AdmissionService),
+            admissions=core.get(AdmissionService),
             processes=CheckpointProcesses(core.store_file.parent / "suspend"),
             host_state=host_state,
             is_alive=is_alive,
