@@ -254,8 +254,8 @@ def _pci_address(text: str) -> tuple[int, ...] | None:
 def _device_list_text(devices: Sequence[DeviceReading], uuids: Iterable[str]) -> str:
     indices = {device.uuid: device.index for device in devices}
     names = [f"{indices[uuid]} ({uuid})" if uuid in indices else uuid for uuid in uuids]
-    more = f" and {len(names) - MAX_LISTED_DEVICES} more" if len(names) > MAX_LISTED_DEVICES else ""
-    return ", ".join(names[:MAX_LISTED_DEVICES]) + more
+    ending = f" and {len(names) - MAX_LISTED_DEVICES} more" if len(names) > MAX_LISTED_DEVICES else ""
+    return ", ".join(names[:MAX_LISTED_DEVICES]) + ending
 
 
 def find_device_uuid_in_frame(

@@ -275,7 +275,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _non_default_fields(value: Any) -> dict[str, Any]:
     fields = value.__dataclass_fields__.values()
-    return {field.name: own for field in fields if (own := getattr(value, field.name)) is not field.default}
+    return {field.name: present for field in fields if (present := getattr(value, field.name)) is not field.default}
 
 
 _TO_JSON = json.JSONEncoder(default=_fields, separators=(",", ":"))

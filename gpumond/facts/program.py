@@ -219,8 +219,8 @@ class LiveClasses:
         """
         if self.activations_bytes is not None:
             return 0
-        known = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.buffers_bytes)
-        return max(0, self.live_bytes - sum(size or 0 for size in (*known, self.tensors_bytes)))
+        classes = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.buffers_bytes)
+        return max(0, self.live_bytes - sum(size or 0 for size in (*classes, self.tensors_bytes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,15 +91,15 @@ class QuotaTable:
 
 
 def _effective(quotas: Sequence[Quota]) -> EffectiveQuota:
-    def of(limit: str, choose: Callable[..., tuple[int | None, str]]) -> tuple[int | None, str]:
+    def pick(limit: str, choose: Callable[..., tuple[int | None, str]]) -> tuple[int | None, str]:
         stated = ((getattr(quota, limit), quota.name) for quota in quotas)
         return choose((each for each in stated if each[0] is not None), default=(None, ""))
 
-    (soft, soft_limit_quota), (limit, limit_quota) = of("soft_limit_bytes", min), of("limit_bytes", min)
-    reserve, reserve_quota = of("reserve_bytes", max)
-    cgroup_limit, cgroup_limit_quota = of("cgroup_limit_bytes", min)
+    (soft_limit, soft_limit_quota), (limit, limit_quota) = pick("soft_limit_bytes", min), pick("limit_bytes", min)
+    reserve, reserve_quota = pick("reserve_bytes", max)
+    cgroup_limit, cgroup_limit_quota = pick("cgroup_limit_bytes", min)
     effective = EffectiveQuota(
-        soft_limit_bytes=soft,
+        soft_limit_bytes=soft_limit,
         soft_limit_quota=soft_limit_quota,
         limit_bytes=limit,
         limit_quota=limit_quota,

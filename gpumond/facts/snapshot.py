@@ -502,8 +502,8 @@ class Snapshot:
     @cached_property
     def unresponsive(self) -> frozenset[ProcessKey]:
         """The processes that execute nothing: they are suspended, or are being suspended or resumed."""
-        own = (each.key for each in self.suspended_programs)
-        return frozenset((*own, *(each.process for each in self.suspensions if each.confirmed)))
+        by_gpumond = (each.key for each in self.suspended_programs)
+        return frozenset((*by_gpumond, *(each.process for each in self.suspensions if each.confirmed)))
 
     @cached_property
     def devices_by_uuid(self) -> Mapping[str, DeviceReading]:
@@ -565,18 +565,19 @@ class Snapshot:
         device = self.device(device_uuid)
         if device is None:
             return ()
-        held = []
+        holders = []
         for key, usage in device.processes_by_key.items():
             if usage.used_bytes and key != excluded:
                 report = self.reports_by_process.get(key)
                 name = (report.workload if report else "") or usage.comm or ""
-                held.append(MemoryHolder(key.pid, name, usage.used_bytes))
+                holders.append(MemoryHolder(key.pid, name, usage.used_bytes))
         for grant in grants:
             if grant.device_uuid == device_uuid and (excluded is None or grant.pid != excluded.pid):
-                own = next((each for each in held if each.pid == grant.pid), MemoryHolder(grant.pid, grant.workload, 0))
-                held = [each for each in held if each is not own]
-                held.append(replace(own, granted_bytes=own.granted_bytes + grant.unused_bytes))
-        return tuple(sorted(held, key=lambda each: -each.used_bytes - each.granted_bytes)[:MAX_SHOWN_HOLDERS])
+                new = MemoryHolder(grant.pid, grant.workload, 0)
+                holder = next((each for each in holders if each.pid == grant.pid), new)
+                holders = [each for each in holders if each is not holder]
+                holders.append(replace(holder, granted_bytes=holder.granted_bytes + grant.unused_bytes))
+        return tuple(sorted(holders, key=lambda each: -each.used_bytes - each.granted_bytes)[:MAX_SHOWN_HOLDERS])
 
     @cached_property
     def unused_reserves(self) -> Mapping[str, Mapping[ProcessKey, int]]:
@@ -584,19 +585,19 @@ class Snapshot:
 
         The processes of one quota share its reserve; the others have 0.
         """
-        reserved = [(key, quota) for key, quota in self.quotas_by_process.items() if quota.reserve_bytes is not None]
-        reserved.sort(key=lambda each: (each[0].start_ticks or 0, each[0].pid))
+        quotas = [(key, quota) for key, quota in self.quotas_by_process.items() if quota.reserve_bytes is not None]
+        quotas.sort(key=lambda each: (each[0].start_ticks or 0, each[0].pid))
         by_device: dict[str, dict[ProcessKey, int]] = {}
-        for device in self.devices if reserved else ():
+        for device in self.devices if quotas else ():
             present = {*device.processes_by_key, *(r.key for r in self.reports_by_device.get(device.uuid, ()))}
             oldest: dict[str, ProcessKey] = {}
             unused: dict[ProcessKey, int] = {}
-            for key, quota in reserved:
+            for key, quota in quotas:
                 used = self.used_by(key, device) if key in present else None
                 if used is not None:
-                    first = oldest.setdefault(quota.reserve_quota, key)
-                    unused.setdefault(key, quota.reserve_bytes or 0 if first == key else 0)
-                    unused[first] -= used
+                    oldest_key = oldest.setdefault(quota.reserve_quota, key)
+                    unused.setdefault(key, quota.reserve_bytes or 0 if oldest_key == key else 0)
+                    unused[oldest_key] -= used
             if unused:
                 by_device[device.uuid] = {key: max(0, size) for key, size in unused.items()}
         return by_device
@@ -625,9 +626,9 @@ class Snapshot:
                 key = each.device_uuid, report.key
                 limits[key] = min(each.limit_bytes, limits.get(key, each.limit_bytes))
         for device in self.devices:
-            of_pids = {pid: each.limit_bytes for each in device.cgroup_limits for pid in each.pids}
-            for process in device.processes_by_key if of_pids else ():
-                if (limit := of_pids.get(process.pid)) is not None:
+            limits_by_pid = {pid: each.limit_bytes for each in device.cgroup_limits for pid in each.pids}
+            for process in device.processes_by_key if limits_by_pid else ():
+                if (limit := limits_by_pid.get(process.pid)) is not None:
                     limits[device.uuid, process] = min(limit, limits.get((device.uuid, process), limit))
         return limits
 
@@ -645,9 +646,9 @@ class Snapshot:
         for device in self.devices:
             listed = device.processes_by_key
             used = (listed[each.key].used_bytes for each in engine.processes if each.key in listed)
-            known = [size for size in used if size is not None]
-            if known:
-                yield device, sum(known)
+            sizes = [size for size in used if size is not None]
+            if sizes:
+                yield device, sum(sizes)
 
     def device(self, uuid: str) -> DeviceReading | None:
         return self.devices_by_uuid.get(uuid)

@@ -120,7 +120,7 @@ class Validator:
         def convert(value: Any) -> Any:
             if type(value) is not list or len(value) != len(converters):
                 raise Mismatch(f"an array of {len(converters)}", value)
-            return self._sequence([to(entry) for to, entry in zip(converters, value, strict=True)])
+            return self._sequence([converter(entry) for converter, entry in zip(converters, value, strict=True)])
 
         return convert
 

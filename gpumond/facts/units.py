@@ -115,8 +115,8 @@ def plural(count: int, noun: str) -> str:
 
 def list_text(names: Sequence[str]) -> str:
     """Return names as a part of a sentence: ``a, b and c``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 CALLER_NAMES = {"SIGCONT": "the program's user (SIGCONT)", "exit": "the program's end"}
@@ -152,16 +152,16 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def distinct_size_texts(whole: int, part: int) -> tuple[str, str]:
+def distinct_size_texts(size: int, other: int) -> tuple[str, str]:
     """Format two sizes whose difference the reader sees as `size_text` formats it: with another digit if the rounded
     sizes differ by another number.
     """
-    first_text, second_text = size_text(whole), size_text(part)
-    (number, unit), (second_number, other_unit) = first_text.split(), second_text.split()
+    text, other_text = size_text(size), size_text(other)
+    (number, unit), (other_number, other_unit) = text.split(), other_text.split()
     scale = _FACTORS[unit]
-    if unit != other_unit or f"{abs(float(number) - float(second_number)):.1f}" == f"{abs(whole - part) / scale:.1f}":
-        return first_text, second_text
-    return f"{whole / scale:.2f} {unit}", f"{part / scale:.2f} {unit}"
+    if unit != other_unit or f"{abs(float(number) - float(other_number)):.1f}" == f"{abs(size - other) / scale:.1f}":
+        return text, other_text
+    return f"{size / scale:.2f} {unit}", f"{other / scale:.2f} {unit}"
 
 
 def growth_rate_text(bytes_per_minute: float) -> str:

@@ -80,30 +80,32 @@ def families(
 ) -> Iterator[Family]:
     """Yield the families of quantities in their order; consecutive ones of one name share a family."""
     subjects = _cached_per_frame(subjects)
-    for name, group in groupby(quantities, lambda quantity: quantity.metric):
+    for name, group in groupby(quantities, lambda quantity: quantity.family_name):
         members = tuple(group)
         if name and members[0].labels:
             names = (*labels, *members[0].labels)
             yield Family(f"{prefix}{name}", SHARED_FAMILIES[name], names, partial(_shared_rows, subjects, members))
         elif name:
             (quantity,) = members
-            yield family(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
+            yield family_with_rows(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
 
 
-def family(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: RowReader, note: str = "") -> Family:
+def family_with_rows(
+    prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: RowReader, note: str = ""
+) -> Family:
     """Return the family of a quantity whose rows are not one for each subject."""
-    return Family(f"{prefix}{quantity.metric}", quantity.help + note, labels, rows)
+    return Family(f"{prefix}{quantity.family_name}", quantity.help + note, labels, rows)
 
 
 def _cached_per_frame(subjects: LabeledSubjects[Subject]) -> LabeledSubjects[Subject]:
     """Return a function that keeps the subjects of the last frame, which all families of these subjects read."""
-    last: tuple[Frame | None, Collection[tuple[LabelValues, Subject]]] = None, ()
+    cached: tuple[Frame | None, Collection[tuple[LabelValues, Subject]]] = None, ()
 
     def read(frame: Frame) -> Collection[tuple[LabelValues, Subject]]:
-        nonlocal last
-        if frame is not last[0]:
-            last = frame, tuple(subjects(frame))
-        return last[1]
+        nonlocal cached
+        if frame is not cached[0]:
+            cached = frame, tuple(subjects(frame))
+        return cached[1]
 
     return read
 
@@ -347,8 +349,8 @@ def _process_info(frame: Frame) -> Iterator[Row]:
             labels = (str(process.pid), process.comm or "", user, workload, process.container or "")
             names = (process.container_name, process.pod_name, process.pod_namespace, process.pod_uid)
             rank = (report.rank, report.world_size, report.job) if report else (None, None, "")
-            owner = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in rank))
-            yield (*labels, *(name or "" for name in (*names, *owner))), 1
+            job = (process.unit, process.slurm_job, *("" if number is None else str(number) for number in rank))
+            yield (*labels, *(name or "" for name in (*names, *job))), 1
 
 
 def _report_age(frame: Frame) -> Iterator[Row]:
@@ -377,7 +379,7 @@ SCOPE_QUANTITIES: tuple[Quantity[ScopeUsage], ...] = (
 )
 
 PROCESS_FAMILIES: tuple[Family, ...] = (
-    family(
+    family_with_rows(
         "gpumond_process_",
         PROCESS_LABELS,
         PROCESS_USED,
@@ -423,7 +425,7 @@ PROCESS_FAMILIES: tuple[Family, ...] = (
 )
 
 REPORT_FAMILIES: tuple[Family, ...] = (
-    family("gpumond_", ("pid",), REPORT_AGE, _report_age),
+    family_with_rows("gpumond_", ("pid",), REPORT_AGE, _report_age),
     *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL_QUANTITIES),
     *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL_QUANTITIES),
     *families(
@@ -482,7 +484,7 @@ def _alerts(frame: Frame) -> Iterator[Row]:
     yield from Counter(alerts).items()
 
 
-def _engines(frame: Frame) -> Iterator[tuple[LabelValues, EngineReading]]:
+def labeled_engines(frame: Frame) -> Iterator[tuple[LabelValues, EngineReading]]:
     for engine in frame.snapshot.engines:
         yield (engine.name, engine.kind), engine
 
@@ -494,7 +496,7 @@ def _engine_memory(frame: Frame) -> Iterator[Row]:
             yield (device.uuid, str(device.index), engine.name, engine.kind), used
 
 
-def _snapshot(frame: Frame) -> Iterator[tuple[LabelValues, Snapshot]]:
+def labeled_snapshots(frame: Frame) -> Iterator[tuple[LabelValues, Snapshot]]:
     yield (), frame.snapshot
 
 
@@ -518,15 +520,15 @@ def _driver_info(frame: Frame) -> Iterator[Row]:
         yield (source.name, *(version or "" for version in versions)), 1
 
 
-_owners = _cached_per_frame(owners.usages)
+labeled_owners = _cached_per_frame(owners.usages)
 
 
-def _machine(frame: Frame) -> Iterator[tuple[LabelValues, owners.MachineUsage]]:
-    return owners.machine_usage(frame, [usage for _, usage in _owners(frame)])
+def labeled_machine(frame: Frame) -> Iterator[tuple[LabelValues, owners.MachineUsage]]:
+    return owners.machine_usage(frame, [usage for _, usage in labeled_owners(frame)])
 
 
 MACHINE_FAMILIES: tuple[Family, ...] = (
-    *families("gpumond_machine_", (), _machine, owners.MACHINE_QUANTITIES),
+    *families("gpumond_machine_", (), labeled_machine, owners.MACHINE_QUANTITIES),
     Family(
         "gpumond_machine_memory_share_bytes",
         "Used memory on the machine's devices, by share.",
@@ -537,7 +539,7 @@ MACHINE_FAMILIES: tuple[Family, ...] = (
 
 
 OWNER_FAMILIES: tuple[Family, ...] = (
-    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), _owners, owners.OWNER_QUANTITIES),
+    *families("gpumond_owner_", (*owners.OWNER_LABELS, "model"), labeled_owners, owners.OWNER_QUANTITIES),
     Family(
         "gpumond_owner_verdicts",
         "Number of active verdicts on the owner's programs by kind, except healthy patterns.",
@@ -601,9 +603,9 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("workload",),
         lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),
-    *families("gpumond_engine_", ("engine", "kind"), _engines, ENGINE_QUANTITIES),
-    family("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
-    *families("gpumond_", (), _snapshot, (DRIVER_UP,)),
+    *families("gpumond_engine_", ("engine", "kind"), labeled_engines, ENGINE_QUANTITIES),
+    family_with_rows("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
+    *families("gpumond_", (), labeled_snapshots, (DRIVER_UP,)),
     Family(
         "gpumond_driver_down_reason",
         "1 for the reason why the devices can't be read: starting, released (by gpumond detach-driver), "
@@ -611,7 +613,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         ("reason",),
         _driver_down_reason,
     ),
-    *families("gpumond_", (), _snapshot, (DRIVER_RESPONSIVE,)),
+    *families("gpumond_", (), labeled_snapshots, (DRIVER_RESPONSIVE,)),
     Family(
         "gpumond_driver_info",
         "Versions of the driver and its library, and the latest CUDA version that the driver supports.",

@@ -212,8 +212,8 @@ def _last_xid(
     for device in devices:
         xids = [errors for errors in frame.snapshot.xids if errors.device_uuid == device.uuid]
         if xids or device.sensors.xid_events:
-            last = max(xids, key=lambda errors: errors.last_seen_at).xid if xids else 0
-            metric.add_sample(metric.name, {**labels[device.uuid], "err_code": str(last)}, last)
+            xid = max(xids, key=lambda errors: errors.last_seen_at).xid if xids else 0
+            metric.add_sample(metric.name, {**labels[device.uuid], "err_code": str(xid)}, xid)
     return metric
 
 

@@ -162,7 +162,7 @@ def owners_with_series(before: Mapping[Owner, float], snapshot: Snapshot) -> dic
     ``before``: those of the previous frame. An owner beyond the limit is replaced by the same one without its workload.
     """
     now = snapshot.elapsed_seconds
-    owners = {owner: seen for owner, seen in before.items() if now - seen < OWNER_RETENTION_SECONDS}
+    owners = {owner: seen_at for owner, seen_at in before.items() if now - seen_at < OWNER_RETENTION_SECONDS}
     with_workload = sum(bool(owner.workload) for owner in owners)
     available = {True: MAX_OWNERS - with_workload, False: MAX_OWNERS - (len(owners) - with_workload)}
     for owner in dict.fromkeys(snapshot.owners.values()):

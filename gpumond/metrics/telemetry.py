@@ -166,7 +166,7 @@ class Telemetry:
             "Failed attempts to send a notification, by reason; queue_full: how often the queue became full.",
             ["receiver", "reason"],
         )
-        self.store_writable = gauge(f"gpumond_{STORE_WRITABLE.metric}", STORE_WRITABLE.help)
+        self.store_writable = gauge(f"gpumond_{STORE_WRITABLE.family_name}", STORE_WRITABLE.help)
         self._silences = gauge("gpumond_silences", "Silences that haven't ended, by state.", ["state"])
         self.count_silences(())
         self.series_dropped = counter("gpumond_series_dropped", "Series dropped because a scrape reached its limit.")

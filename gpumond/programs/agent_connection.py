@@ -141,9 +141,9 @@ def check_hello(hello: Hello) -> None:
 def check_report(report: Report) -> None:
     """Check number and length of names that become labels. Raises ProtocolError."""
     names = [scope.name for scope in report.program.scopes]
-    wrong = next((name for name in names if not NAME_PATTERN.fullmatch(name)), None)
-    if wrong is not None:
-        raise ProtocolError("value", f"report.program.scopes: {printable_text(wrong)!r:.80} {NOT_A_NAME}")
+    wrong_name = next((name for name in names if not NAME_PATTERN.fullmatch(name)), None)
+    if wrong_name is not None:
+        raise ProtocolError("value", f"report.program.scopes: {printable_text(wrong_name)!r:.80} {NOT_A_NAME}")
     if len(names) > MAX_SCOPES + 1:
         raise ProtocolError("value", f"report.program.scopes: {len(names)} scopes, more than {MAX_SCOPES + 1}")
 

@@ -251,8 +251,8 @@ class AgentServer:
         )
 
     def _connection_of(self, identity: PeerIdentity) -> AgentConnection | None:
-        own = (peer for peer in self._peers.values() if peer.identity == identity)
-        reporting = [peer for peer in own if peer.report or peer.undecoded_report]
+        peers = (peer for peer in self._peers.values() if peer.identity == identity)
+        reporting = [peer for peer in peers if peer.report or peer.undecoded_report]
         return max(reporting, key=lambda peer: peer.received_at, default=None)
 
     def _is_suspended(self, peer: AgentConnection) -> bool:
@@ -474,8 +474,8 @@ class AgentServer:
             self._on_rejection(reason)
         del self._peers[descriptor]
         if peer.hello is not None and peer.report is not None and peer.report.program.ooms:
-            last = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
-            self._exited_reports.append(last)
+            report = agent_report(peer.identity, peer.hello, peer.report, self._clock() - peer.received_at)
+            self._exited_reports.append(report)
         self._usage.remove(peer.user)
         if peer.hello is None:
             self._remove_pending(peer.user)

@@ -81,17 +81,17 @@ class AuditedRequests:
         report = self._report(pid, uid)
         audit_details = {"pid": pid, "workload": report.workload, "snapshot": snapshot_id}
         await self._audit(requested_by, "agent.fetch", audit_details)
-        first = await self._fetch_part(report, snapshot_id, 0)
-        if first is None or not first.part or first.file_bytes is None:
-            return first
-        if first.file_bytes > MAX_FILE_BYTES:
-            return AgentResponse(first.id, f"the file is larger than {size_text(MAX_FILE_BYTES)}")
-        return SnapshotFile(first.file_bytes, self._fetch_parts(report, snapshot_id, first, first.file_bytes))
+        answer = await self._fetch_part(report, snapshot_id, 0)
+        if answer is None or not answer.part or answer.file_bytes is None:
+            return answer
+        if answer.file_bytes > MAX_FILE_BYTES:
+            return AgentResponse(answer.id, f"the file is larger than {size_text(MAX_FILE_BYTES)}")
+        return SnapshotFile(answer.file_bytes, self._fetch_parts(report, snapshot_id, answer, answer.file_bytes))
 
     async def _fetch_parts(
-        self, report: AgentReport, snapshot_id: int, first: AgentResponse, file_bytes: int
+        self, report: AgentReport, snapshot_id: int, answer: AgentResponse, file_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        sent_bytes, parts_sent, answer = 0, 0, first
+        sent_bytes = parts_sent = 0
         while True:
             part = _decode_part(answer)[: file_bytes - sent_bytes]
             if not part and sent_bytes < file_bytes:
@@ -102,10 +102,10 @@ class AuditedRequests:
                 return
             if parts_sent >= MAX_PARTS_AT_ONCE:
                 await asyncio.sleep(PART_INTERVAL_SECONDS)
-            following = await self._fetch_part(report, snapshot_id, sent_bytes)
-            if following is None:
+            next_answer = await self._fetch_part(report, snapshot_id, sent_bytes)
+            if next_answer is None:
                 raise PartMissing("the program didn't respond in time")
-            answer = following
+            answer = next_answer
 
     async def _fetch_part(self, report: AgentReport, snapshot_id: int, offset: int) -> AgentResponse | None:
         request = AgentRequest(uuid.uuid4().hex, "fetch", snapshot_id=snapshot_id, offset=offset)
@@ -166,8 +166,8 @@ def _audited_answer(answer: AgentResponse | None) -> dict[str, Any]:
     """Return an answer for the audit, without what it states about the program's memory."""
     if answer is None:
         return {"answer": None}
-    full = asdict(answer)
-    return {name: full[name] for name in ("id", "reason", "limits", "dump")}
+    fields = asdict(answer)
+    return {name: fields[name] for name in ("id", "reason", "limits", "dump")}
 
 
 def _decode_part(answer: AgentResponse) -> bytes:

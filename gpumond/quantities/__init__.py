@@ -40,7 +40,7 @@ DAEMON_SCOPE = ScopeSpec(
         Quantity("engines", "number of configured serving engines", lambda row: float(len(row.engines))),
         Quantity("faults", "number of faults, such as values that can't be read", lambda row: float(len(row.faults))),
     ),
-    labels={},
+    label_meanings={},
     labels_of=lambda row: (),
     placeholders={"reason": ("why the driver can't be read", lambda row: row.source.detail or row.source.reason)},
 )

@@ -75,10 +75,10 @@ def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
     verdicts_by_device: defaultdict[str, list[Verdict]] = defaultdict(list)
     for (uuid, _), verdicts in context.problem_verdicts.items():
         verdicts_by_device[uuid] += verdicts
-    short = _processes_short_of_memory(window, snapshot)
+    short_processes = _processes_short_of_memory(window, snapshot)
     source = snapshot.source
 
-    def row(device: DeviceReading) -> _DeviceRow:
+    def device_row(device: DeviceReading) -> _DeviceRow:
         uuid, is_known = device.uuid, device.used_bytes is not None
         sums = Counter[str]()
         for line in lines[uuid]:
@@ -96,7 +96,7 @@ def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
             # Without a process list, it is unknown which process holds memory.
             unattributed_bytes=sums["unattributed"] if is_known and device.processes is not None else None,
             used_ratio=ratio(device.used_bytes, device.size_bytes),
-            short_processes=short[uuid],
+            short_processes=short_processes[uuid],
             xid_increases=xids,
             verdicts=verdicts_by_device[uuid],
             verdict_values=verdict_values(verdicts_by_device[uuid], values_without_verdict(device)),
@@ -104,7 +104,7 @@ def device_rows(context: RuleContext) -> Sequence[_DeviceRow]:
             window=window,
         )
 
-    return tuple(map(row, snapshot.devices))
+    return tuple(map(device_row, snapshot.devices))
 
 
 def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mapping[str, set[ProcessKey]]:
@@ -112,15 +112,15 @@ def _processes_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> Mappin
 
     Where the driver's list of a device is complete, only processes in it count: they make others' caches waste.
     """
-    short: defaultdict[str, set[ProcessKey]] = defaultdict(set)
+    short_processes: defaultdict[str, set[ProcessKey]] = defaultdict(set)
     fully_listed = fully_listed_devices(snapshot.devices, snapshot.faults, snapshot.private_pid_namespace)
     counts = {device.uuid: device.used_by_process for device in snapshot.devices if device.uuid in fully_listed}
     for (process, _, uuid), track in window.pool_tracks.items():
         if not window.is_short(track):
             continue
         if uuid not in counts or may_hold_memory(counts[uuid], process, True):
-            short[uuid].add(process)
-    return short
+            short_processes[uuid].add(process)
+    return short_processes
 
 
 def users_short_of_memory(window: RuleWindow, snapshot: Snapshot) -> dict[str, frozenset[int]]:
@@ -373,7 +373,7 @@ DEVICE_SCOPE = ScopeSpec(
         *DERIVED_RULE_VALUES,
         *VERDICT_QUANTITIES,
     ),
-    labels={**DEVICE_LABELS, "workload": "workload of a program on the device"},
+    label_meanings={**DEVICE_LABELS, "workload": "workload of a program on the device"},
     labels_of=lambda row: (("gpu", str(row.device.index)), ("uuid", row.device.uuid)),
     placeholders={
         **device_placeholders(_device_reading),

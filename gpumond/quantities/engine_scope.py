@@ -83,7 +83,7 @@ ENGINE_SCOPE = ScopeSpec(
             "out_of_service_seconds",
         ),
     ),
-    labels={"engine": "the engine's name", "kind": "the engine's kind, such as vllm"},
+    label_meanings={"engine": "the engine's name", "kind": "the engine's kind, such as vllm"},
     labels_of=lambda row: (("engine", row.engine.name), ("kind", row.engine.kind)),
     placeholders={
         "engine": ("the engine's name", lambda row: row.engine.name),

@@ -70,8 +70,8 @@ def _fragmentation_ratio(row: _PoolRow) -> float | None:
     if device is None or not device.size_bytes:
         return None
     unreclaimable = min(track.peak_unreclaimable_bytes, unreclaimable_bytes(row.pool))
-    is_split = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_MIN_SIZE_RATIO * device.size_bytes
-    return row.window.fragmentation_ratio(track) if is_split else 0.0
+    is_fragmented = STRANDED.read(row.pool) and unreclaimable >= FRAGMENTED_MIN_SIZE_RATIO * device.size_bytes
+    return row.window.fragmentation_ratio(track) if is_fragmented else 0.0
 
 
 def _advice_text(row: _PoolRow) -> str:
@@ -89,14 +89,14 @@ def _last_oom_text(row: _PoolRow) -> str:
     whether it kept running: it still reports after some seconds, in which the error may have ended it.
     """
     of_device = (oom for oom in row.report.program.ooms if oom.device_uuid in (None, row.pool.device_uuid))
-    last = max(of_device, key=lambda oom: oom.number, default=None)
-    if last is None:
+    newest = max(of_device, key=lambda oom: oom.number, default=None)
+    if newest is None:
         return ""
-    note = row.window.oom_notes.get((row.report.key, last.number), OomNote())
+    note = row.window.oom_notes.get((row.report.key, newest.number), OomNote())
     keeps_running = (
-        last.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - last.at >= SURVIVAL_SECONDS
+        newest.seen != "unhandled" and row.snapshot.taken_at - row.report.age_seconds - newest.at >= SURVIVAL_SECONDS
     )
-    return oom_text(last, note.limit_bytes) + note.code_line + (" and kept running" if keeps_running else "")
+    return oom_text(newest, note.limit_bytes) + note.code_line + (" and kept running" if keeps_running else "")
 
 
 def _shortage_text(row: _PoolRow) -> str:
@@ -157,7 +157,7 @@ POOL_SCOPE = ScopeSpec(
         *_values("peak_live_bytes", "peak_held_bytes", "spillable_bytes", "private_bytes", "live_allocations"),
         *_values("device_allocations", "device_frees", "refilled_flushes"),
     ),
-    labels={
+    label_meanings={
         **DEVICE_LABELS,
         "pid": "the process's pid",
         "workload": "the process's workload",

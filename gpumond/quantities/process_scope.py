@@ -53,7 +53,7 @@ from gpumond.tick.claims import outermost_pools
 UNKNOWN_PROCESS = ProcessUsage(pid=0, start_ticks=None, used_bytes=None)
 """The process of memory whose process isn't known."""
 
-Part = TypeVar("Part")
+PartT = TypeVar("PartT")
 
 
 class _ProcessRow(NamedTuple):
@@ -119,8 +119,8 @@ def _limit_ratio(row: _ProcessRow) -> float | None:
     if row.report is not None and row.report.limits:
         held = {(pool.allocator, pool.device_uuid): pool.held_bytes for pool in row.report.pools}
         limits = {(each.allocator, each.device_uuid): each.limit_bytes for each in row.report.limits}
-        own = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
-        ratios += [held[pool] / limits[pool] for pool in own]
+        limited_pools = (pool for pool in limits if pool in held and pool[1] == row.device.uuid)
+        ratios += [held[pool] / limits[pool] for pool in limited_pools]
     return max(ratios, default=None)
 
 
@@ -143,15 +143,15 @@ def _labels(row: _ProcessRow) -> Labels:
 
 
 def _age_seconds(row: _ProcessRow) -> float | None:
-    now, started = row.snapshot.uptime_seconds, row.process.start_ticks
-    return None if now is None or started is None else max(0.0, now - started / TICKS_PER_SECOND)
+    uptime, start_ticks = row.snapshot.uptime_seconds, row.process.start_ticks
+    return None if uptime is None or start_ticks is None else max(0.0, uptime - start_ticks / TICKS_PER_SECOND)
 
 
 def _report_excess_bytes(row: _ProcessRow) -> float | None:
     if row.report is None:
         return None
-    own = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
-    return float(sum(each.claimed_bytes - each.limit_bytes for each in own if each.process == row.process.key))
+    excesses = (each for each in row.snapshot.excesses if each.device_uuid == row.device.uuid)
+    return float(sum(each.claimed_bytes - each.limit_bytes for each in excesses if each.process == row.process.key))
 
 
 def _size_or_empty(value: int | None) -> str:
@@ -205,8 +205,8 @@ def _pool_sum(
         if row.report is None:
             return None
         pools = (pool for pool in outermost_pools(row.report.pools) if pool.device_uuid == row.device.uuid)
-        known = [size for size in map(value, pools) if size is not None]
-        return float(sum(known)) if known else None
+        sizes = [size for size in map(value, pools) if size is not None]
+        return float(sum(sizes)) if sizes else None
 
     return Quantity(quantity.name, f"`{quantity.name}` of the process's pools on the device, summed.", read)
 
@@ -222,7 +222,7 @@ def _host_pool_sum(quantity: Quantity[HostPool]) -> Quantity[_ProcessRow]:
 
 
 def _with_increases(
-    quantities: Iterable[Quantity[Part]], part_of: Callable[[_ProcessRow], Part | None]
+    quantities: Iterable[Quantity[PartT]], part_of: Callable[[_ProcessRow], PartT | None]
 ) -> Iterator[Quantity[_ProcessRow]]:
     """Yield the rule values of an agent's quantities and, of those that count events, also the increases."""
     for quantity in quantities:
@@ -294,7 +294,7 @@ PROCESS_SCOPE: ScopeSpec[_ProcessRow] = ScopeSpec(
         *_with_increases(PROGRAM_QUANTITIES, lambda row: row.report.program if row.report else None),
         *VERDICT_QUANTITIES,
     ),
-    labels={
+    label_meanings={
         **DEVICE_LABELS,
         "pid": "the process's pid; empty for verdicts about memory of an unknown process",
         "workload": "the process's workload or command name, one of which must match",
@@ -343,16 +343,16 @@ class _WorkloadRow(NamedTuple):
     workload: Workload
     sums: Mapping[str, int | None]
     programs: int
-    is_complete: bool
+    all_report: bool
 
 
 def workload_rows(context: RuleContext) -> Sequence[_WorkloadRow]:
     snapshot, window = context.snapshot, context.window
-    incomplete = {window.workload_by_process[process] for process in window.silent_processes}
+    silent_workloads = {window.workload_by_process[process] for process in window.silent_processes}
     sums_by_workload: defaultdict[Workload, dict[str, int]] = defaultdict(
         lambda: dict.fromkeys((quantity.name for quantity in _WORKLOAD_QUANTITIES), 0)
     )
-    uncounted: set[Workload] = set()
+    without_live: set[Workload] = set()
     programs = Counter(Workload(report.uid, report.workload) for report in snapshot.reports)
     for report in snapshot.reports:
         if report.workload:
@@ -360,7 +360,7 @@ def workload_rows(context: RuleContext) -> Sequence[_WorkloadRow]:
             sums = sums_by_workload[workload]
             for pool in outermost_pools(report.pools):
                 if pool.live_bytes is None:
-                    uncounted.add(workload)
+                    without_live.add(workload)
                 sums["live_bytes"] += pool.live_bytes or 0
                 sums["held_bytes"] += pool.held_bytes
                 sums["reclaimable_bytes"] += pool.reclaimable.likely
@@ -368,9 +368,9 @@ def workload_rows(context: RuleContext) -> Sequence[_WorkloadRow]:
     return [
         _WorkloadRow(
             workload,
-            {**sums, "live_bytes": None, "stranded_bytes": None} if workload in uncounted else sums,
+            {**sums, "live_bytes": None, "stranded_bytes": None} if workload in without_live else sums,
             programs[workload],
-            workload not in incomplete,
+            workload not in silent_workloads,
         )
         for workload, sums in sums_by_workload.items()
     ]
@@ -381,7 +381,7 @@ _WORKLOAD_QUANTITIES = (LIVE, HELD, RECLAIMABLE, STRANDED)
 
 def _workload_sum(name: str) -> Quantity[_WorkloadRow]:
     meaning = f"`{name}` of the workload's pools, summed."
-    return Quantity(name, meaning, lambda row: float_or_none(row.sums[name]) if row.is_complete else None)
+    return Quantity(name, meaning, lambda row: float_or_none(row.sums[name]) if row.all_report else None)
 
 
 WORKLOAD_SCOPE = ScopeSpec(
@@ -391,10 +391,10 @@ WORKLOAD_SCOPE = ScopeSpec(
         Quantity(
             "programs",
             "number of the workload's programs with an agent that reports",
-            lambda row: float(row.programs) if row.is_complete else None,
+            lambda row: float(row.programs) if row.all_report else None,
         ),
     ),
-    labels={"uid": "uid of the user", "workload": "name of the workload"},
+    label_meanings={"uid": "uid of the user", "workload": "name of the workload"},
     labels_of=lambda row: (("uid", str(row.workload.uid)), ("workload", row.workload.name)),
     placeholders={
         "uid": ("uid of the user", lambda row: str(row.workload.uid)),

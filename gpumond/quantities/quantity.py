@@ -58,7 +58,7 @@ class Quantity(Generic[Row_contra]):
         return "from 0 to 1 (100%)" if self.unit == "ratio" and not self.may_exceed_one else ""
 
     @property
-    def metric(self) -> str:
+    def family_name(self) -> str:
         return self.name if self.family is None else self.family
 
     @property

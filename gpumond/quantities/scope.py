@@ -165,11 +165,11 @@ class UnreadableSubjects(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeSpec(Generic[Row]):
-    """One scope: its rows, and the quantities and words of rules on them. ``labels``: what ``match`` can use."""
+    """One scope: its rows, and the quantities and words of rules on them. ``label_meanings``: those in ``match``."""
 
     rows: Callable[[RuleContext], Sequence[Row]]
     quantities: tuple[Quantity[Row], ...]
-    labels: Mapping[str, str]
+    label_meanings: Mapping[str, str]
     labels_of: Callable[[Row], Labels]
     placeholders: Placeholders[Row]
     programs: Callable[[Row], Sequence[str]] = lambda row: ()

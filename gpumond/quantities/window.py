@@ -42,7 +42,7 @@ XidKey = tuple[str, int]
 class CounterGrowth(NamedTuple):
     """Last value of a counter, and its increases within the window, each with its time."""
 
-    last_count: int
+    newest_count: int
     increases: tuple[tuple[float, int], ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class PoolTrack(NamedTuple):
     """
 
     since: float
-    last_peak_bytes: int | None
+    newest_peak_bytes: int | None
     buckets: tuple[tuple[float, int, int], ...]
     peak_live_bytes: int
     peak_unreclaimable_bytes: int
@@ -157,7 +157,7 @@ def pool_key(process: ProcessKey, pool: PoolUsage) -> PoolKey:
 
 def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     """Return the window after ``snapshot``."""
-    elapsed = snapshot.elapsed_seconds
+    now = snapshot.elapsed_seconds
     reports = snapshot.reports_by_process
     workload_by_process = {process: Workload(report.uid, report.workload) for process, report in reports.items()}
     oom_notes = {
@@ -174,21 +174,19 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
             pool = pool_key(process, usage)
             track = before.pool_tracks.get(pool)
             pool_tracks[pool] = after = (
-                track if track and process in snapshot.possibly_suspended else _next_track(track, usage, elapsed)
+                track if track and process in snapshot.possibly_suspended else _next_track(track, usage, now)
             )
             if track and _ran_short(track, after):
                 limit = _own_limit(process, usage.device_uuid, snapshot)
-                pool_tracks[pool] = after._replace(
-                    limit_bytes=limit, short_at=elapsed if limit is None else after.short_at
-                )
+                pool_tracks[pool] = after._replace(limit_bytes=limit, short_at=now if limit is None else after.short_at)
         if report.program.oom_retries:
             base = CounterGrowth(0 if process in before.workload_by_process else report.program.oom_retries)
             oom_retries[process] = _next_growth(
-                before.oom_retries_by_process.get(process, base), report.program.oom_retries, elapsed
+                before.oom_retries_by_process.get(process, base), report.program.oom_retries, now
             )
         history = before.program_counters.get(process)
-        if history is None or history.is_due(elapsed):
-            history = _next_history(history, program_counts(report.program), elapsed)
+        if history is None or history.is_due(now):
+            history = _next_history(history, program_counts(report.program), now)
         program_counters[process] = history
     if silent:
         workload_by_process.update((process, before.workload_by_process[process]) for process in silent)
@@ -199,7 +197,7 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     # The count of an Xid starts with the daemon, so its first report is an increase.
     xid_growth = {
         (error.device_uuid, error.xid): _next_growth(
-            before.xid_growth.get((error.device_uuid, error.xid), NO_GROWTH), error.count, elapsed
+            before.xid_growth.get((error.device_uuid, error.xid), NO_GROWTH), error.count, now
         )
         for error in snapshot.xids
     }
@@ -207,15 +205,15 @@ def next_window(before: RuleWindow, snapshot: Snapshot) -> RuleWindow:
     free_bytes_history: dict[str, tuple[tuple[float, int], ...]] = {}
     for device in snapshot.devices:
         history = before.device_counters.get(device.uuid)
-        if history is None or history.is_due(elapsed):
-            history = _next_history(history, device_counts(device.sensors), elapsed)
+        if history is None or history.is_due(now):
+            history = _next_history(history, device_counts(device.sensors), now)
         device_counters[device.uuid] = history
         if device.free_bytes is not None:
             readings = before.free_bytes_history.get(device.uuid, ())
-            in_window = tuple(each for each in readings if each[0] > elapsed - FILL_RATE_SECONDS)
-            free_bytes_history[device.uuid] = (*in_window, (elapsed, device.free_bytes))
+            in_window = tuple(each for each in readings if each[0] > now - FILL_RATE_SECONDS)
+            free_bytes_history[device.uuid] = (*in_window, (now, device.free_bytes))
     return RuleWindow(
-        elapsed_seconds=elapsed,
+        elapsed_seconds=now,
         pool_tracks=pool_tracks,
         xid_growth=xid_growth,
         workload_by_process=workload_by_process,
@@ -239,8 +237,8 @@ def program_counts(program: Program) -> Counts:
     return steps, retries, program.oom_retries, program.oom_recovered, program.refusals
 
 
-def _next_history(history: CounterHistory | None, counts: Counts, elapsed: float) -> CounterHistory:
-    return new_counter_history(counts, elapsed) if history is None else history.with_sample(counts, elapsed)
+def _next_history(history: CounterHistory | None, counts: Counts, now: float) -> CounterHistory:
+    return new_counter_history(counts, now) if history is None else history.with_sample(counts, now)
 
 
 def _still_on_devices(processes: Set[ProcessKey], snapshot: Snapshot) -> frozenset[ProcessKey]:
@@ -265,46 +263,46 @@ def unlisted_devices(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(each.uuid for each in snapshot.devices if each.processes is None and each.uuid in faulty_uuids)
 
 
-def _next_track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> PoolTrack:
+def _next_track(before: PoolTrack | None, pool: PoolUsage, now: float) -> PoolTrack:
     peak, live = pool.peak_live_bytes, unreclaimable_bytes(pool) if pool.live_bytes is None else pool.live_bytes
-    if peak is not None and peak > live and (before is None or peak != before.last_peak_bytes):
+    if peak is not None and peak > live and (before is None or peak != before.newest_peak_bytes):
         live = peak  # a peak that rose was reached within this bucket, however short it was
     unreclaimable = max(live, unreclaimable_bytes(pool))
     if before is not None and not unreclaimable and before.peak_unreclaimable_bytes:
         # The pool has freed all, so nothing is fragmented.
-        before = before._replace(buckets=((elapsed, 0, 0),), peak_live_bytes=0, peak_unreclaimable_bytes=0)
+        before = before._replace(buckets=((now, 0, 0),), peak_live_bytes=0, peak_unreclaimable_bytes=0)
     if before is None:
         ooms, retries = (None if count is None else CounterGrowth(count) for count in (pool.ooms, pool.retries))
         return PoolTrack(
-            since=elapsed,
-            last_peak_bytes=peak,
-            buckets=((elapsed, live, unreclaimable),),
+            since=now,
+            newest_peak_bytes=peak,
+            buckets=((now, live, unreclaimable),),
             peak_live_bytes=live,
             peak_unreclaimable_bytes=unreclaimable,
             ooms=ooms,
             retries=retries,
-            counters=new_counter_history(pool_counts(pool), elapsed),
+            counters=new_counter_history(pool_counts(pool), now),
         )
     counters = before.counters
-    ooms = _growth_or_none(before.ooms, pool.ooms, elapsed)
-    retries = _growth_or_none(before.retries, pool.retries, elapsed)
-    last = before.buckets[-1]
-    if elapsed - last[0] >= BUCKET_SECONDS:
-        earlier = (bucket for bucket in before.buckets if bucket[0] > elapsed - WINDOW_SECONDS)
-        buckets = (*earlier, (elapsed, live, unreclaimable))
-        counters = counters.with_sample(pool_counts(pool), elapsed)
+    ooms = _growth_or_none(before.ooms, pool.ooms, now)
+    retries = _growth_or_none(before.retries, pool.retries, now)
+    newest = before.buckets[-1]
+    if now - newest[0] >= BUCKET_SECONDS:
+        earlier = (bucket for bucket in before.buckets if bucket[0] > now - WINDOW_SECONDS)
+        buckets = (*earlier, (now, live, unreclaimable))
+        counters = counters.with_sample(pool_counts(pool), now)
         peak_live, peak_unreclaimable = max(each[1] for each in buckets), max(each[2] for each in buckets)
-    elif live > last[1] or unreclaimable > last[2]:
-        buckets = (*before.buckets[:-1], (last[0], max(last[1], live), max(last[2], unreclaimable)))
+    elif live > newest[1] or unreclaimable > newest[2]:
+        buckets = (*before.buckets[:-1], (newest[0], max(newest[1], live), max(newest[2], unreclaimable)))
         peak_live = max(before.peak_live_bytes, live)
         peak_unreclaimable = max(before.peak_unreclaimable_bytes, unreclaimable)
-    elif ooms is before.ooms and retries is before.retries and peak == before.last_peak_bytes:
+    elif ooms is before.ooms and retries is before.retries and peak == before.newest_peak_bytes:
         return before  # nearly every pool of nearly every tick
     else:
         buckets, peak_live, peak_unreclaimable = before.buckets, before.peak_live_bytes, before.peak_unreclaimable_bytes
     return PoolTrack(
         since=before.since,
-        last_peak_bytes=peak,
+        newest_peak_bytes=peak,
         buckets=buckets,
         peak_live_bytes=peak_live,
         peak_unreclaimable_bytes=peak_unreclaimable,
@@ -318,7 +316,7 @@ def _next_track(before: PoolTrack | None, pool: PoolUsage, elapsed: float) -> Po
 
 def _ran_short(before: PoolTrack, track: PoolTrack) -> bool:
     counts = () if track is before else ((before.ooms, track.ooms), (before.retries, track.retries))
-    return any(earlier and now and now.last_count > earlier.last_count for earlier, now in counts)
+    return any(earlier and after and after.newest_count > earlier.newest_count for earlier, after in counts)
 
 
 def _own_limit(process: ProcessKey, uuid: str, snapshot: Snapshot) -> int | None:
@@ -337,22 +335,22 @@ def _oom_note(before: OomNote | None, oom: Oom, report: AgentReport, snapshot: S
     return OomNote(FailedAllocation(oom, report, Frame(snapshot, Ledger())).limit_reached_bytes, code_line)
 
 
-def _growth_or_none(growth: CounterGrowth | None, count: int | None, elapsed: float) -> CounterGrowth | None:
-    if count is None or (growth is not None and not growth.increases and count == growth.last_count):
+def _growth_or_none(growth: CounterGrowth | None, count: int | None, now: float) -> CounterGrowth | None:
+    if count is None or (growth is not None and not growth.increases and count == growth.newest_count):
         return growth
-    return CounterGrowth(count) if growth is None else _next_growth(growth, count, elapsed)
+    return CounterGrowth(count) if growth is None else _next_growth(growth, count, now)
 
 
-def _next_growth(growth: CounterGrowth, count: int, elapsed: float) -> CounterGrowth:
+def _next_growth(growth: CounterGrowth, count: int, now: float) -> CounterGrowth:
     increases = growth.increases
-    if increases and increases[0][0] <= elapsed - WINDOW_SECONDS:
-        increases = tuple(entry for entry in increases if entry[0] > elapsed - WINDOW_SECONDS)
-    amount = count - growth.last_count if count >= growth.last_count else count  # the counter was reset
-    if amount and increases and elapsed - increases[-1][0] < BUCKET_SECONDS:
+    if increases and increases[0][0] <= now - WINDOW_SECONDS:
+        increases = tuple(entry for entry in increases if entry[0] > now - WINDOW_SECONDS)
+    amount = count - growth.newest_count if count >= growth.newest_count else count  # the counter was reset
+    if amount and increases and now - increases[-1][0] < BUCKET_SECONDS:
         increases = (*increases[:-1], (increases[-1][0], increases[-1][1] + amount))
     elif amount:
-        increases = (*increases, (elapsed, amount))
-    return growth if increases is growth.increases and count == growth.last_count else CounterGrowth(count, increases)
+        increases = (*increases, (now, amount))
+    return growth if increases is growth.increases and count == growth.newest_count else CounterGrowth(count, increases)
 
 
 WINDOW_SECONDS = 600.0
@@ -372,31 +370,31 @@ class CounterHistory(NamedTuple):
     since: float
     samples: tuple[tuple[float, Counts], ...]
 
-    def is_due(self, elapsed: float) -> bool:
-        """Return True if the counts at ``elapsed`` are to be kept."""
-        return elapsed - self.samples[-1][0] >= BUCKET_SECONDS
+    def is_due(self, now: float) -> bool:
+        """Return True if the counts at ``now`` are to be kept."""
+        return now - self.samples[-1][0] >= BUCKET_SECONDS
 
-    def with_sample(self, counts: Counts, elapsed: float) -> CounterHistory:
-        samples = [sample for sample in self.samples if sample[0] > elapsed - WINDOW_SECONDS]
+    def with_sample(self, counts: Counts, now: float) -> CounterHistory:
+        samples = [sample for sample in self.samples if sample[0] > now - WINDOW_SECONDS]
         if len(samples) > 1 and samples[-1][1] == samples[-2][1] == counts:
             counts = samples.pop()[1]
-        return self._replace(samples=(*samples, (elapsed, counts)))
+        return self._replace(samples=(*samples, (now, counts)))
 
-    def increase(self, position: int, count: float | None, elapsed: float) -> float | None:
+    def increase(self, position: int, count: float | None, now: float) -> float | None:
         """Return the increase of one counter to ``count``; zero is known only after a whole window.
 
         A counter that became smaller was reset: its new count is an increase.
         """
-        counts_in_window = [counts[position] for at, counts in self.samples if at > elapsed - WINDOW_SECONDS]
+        counts_in_window = [counts[position] for at, counts in self.samples if at > now - WINDOW_SECONDS]
         values = [value for value in (*counts_in_window, count) if value is not None]
         if count is None or len(values) < 2:
             return None
         growth = sum(later - earlier if later >= earlier else later for earlier, later in pairwise(values))
-        return float(growth) if growth or elapsed - self.since >= WINDOW_SECONDS else None
+        return float(growth) if growth or now - self.since >= WINDOW_SECONDS else None
 
 
-def new_counter_history(counts: Counts, elapsed: float) -> CounterHistory:
-    return CounterHistory(elapsed, ((elapsed, counts),))
+def new_counter_history(counts: Counts, now: float) -> CounterHistory:
+    return CounterHistory(now, ((now, counts),))
 
 
 def sum_of_known(increases: tuple[float | None, ...]) -> float | None:

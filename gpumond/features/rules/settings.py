@@ -33,7 +33,7 @@ UNITS: Mapping[RuleScope, Mapping[str, Unit]] = {
 QUANTITIES: Mapping[RuleScope, Mapping[str, Quantity[Any]]] = {
     scope: {value.name: value for value in spec.quantities} for scope, spec in SCOPES.items()
 }
-LABELS: Mapping[RuleScope, Mapping[str, str]] = {scope: spec.labels for scope, spec in SCOPES.items()}
+LABELS: Mapping[RuleScope, Mapping[str, str]] = {scope: spec.label_meanings for scope, spec in SCOPES.items()}
 """Labels that ``match`` can use."""
 
 _COMMON_PLACEHOLDERS = {"value": "the rule's value, with its unit", "threshold": "the rule's threshold, with its unit"}

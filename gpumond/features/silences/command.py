@@ -83,7 +83,7 @@ def _add(arguments: argparse.Namespace) -> int:
     active = client.get(arguments.url, "/api/v1/alerts")
     labels = {"rule", "alertname", *OWNER_LABELS, *(name for alert in active for name, _ in alert["labels"])}
     for rule in rules.values():
-        labels.update(rule.get("labels", ()), SCOPES[rule["scope"]].labels if rule["scope"] in SCOPES else ())
+        labels.update(rule.get("labels", ()), SCOPES[rule["scope"]].label_meanings if rule["scope"] in SCOPES else ())
     for name in (each["name"] for each in matchers):
         if name not in labels:
             remedy = did_you_mean(name, sorted(labels)) or f"; the labels are {', '.join(sorted(labels))}"
