@@ -161,8 +161,8 @@ def explain_columns(parser: argparse.ArgumentParser, meanings: Mapping[str, str]
 
 def add_option(parser: argparse._ActionsContainer, usage: str, help: str, **settings: Any) -> None:
     """Add an option as usage shows it: ``-n, --limit N`` has a value; ``--json`` without choices is a switch."""
-    *aliases, last = usage.split(", ")
-    name, _, metavar = last.partition(" ")
+    *aliases, option = usage.split(", ")
+    name, _, metavar = option.partition(" ")
     if metavar:
         settings["metavar"] = metavar
     elif "choices" not in settings:

@@ -227,8 +227,8 @@ def _running_programs(devices_directory: Path, count: int, settings: Settings, a
 
     def start_others() -> None:
         while WAITING_WORKLOAD in commands and WAITING_WORKLOAD not in running and not stopping.wait(0.2):
-            free = SimDevice(devices_directory / "card1").read().current_free_bytes
-            if free is not None and free < NEEDED_GIB * GIB:  # else it would get the memory of the others
+            free_bytes = SimDevice(devices_directory / "card1").read().current_free_bytes
+            if free_bytes is not None and free_bytes < NEEDED_GIB * GIB:  # else it would get the memory of the others
                 running[WAITING_WORKLOAD] = start(WAITING_WORKLOAD)
         while not stopping.wait(RESTART_SECONDS):
             for name in running:
@@ -287,8 +287,8 @@ def captions(
         receipts: Those of `/api/v1/receipts` and `/api/v1/suspensions/receipts`.
         command: Returns the complete command line of a command.
     """
-    for wait in frame["queue"]:
-        text = f"{wait['workload'] or 'A program'} is waiting for {size_text(wait['need_bytes'])} on a GPU"
+    for request in frame["queue"]:
+        text = f"{request['workload'] or 'A program'} is waiting for {size_text(request['need_bytes'])} on a GPU"
         yield "queue", f"{text}. See: {command('queue')}"
     for process in frame["processes"]:
         name, cached = process["workload"], process["cached_bytes"] or 0

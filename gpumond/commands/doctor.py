@@ -108,8 +108,8 @@ def check_driver(simulated: bool = False) -> Iterator[Finding]:
     present = {spec.name for spec in AUTOMATIC_SOURCES if spec.requires not in missing and _has_devices(spec)}
     for spec in AUTOMATIC_SOURCES:
         if spec.requires not in missing and (spec.name in present or spec is AUTOMATIC_SOURCES[0]):
-            needed = not simulated and not present - {spec.name}
-            yield from _source_findings(spec.name, "bad" if needed else "note", simulated)
+            is_needed = not simulated and not present - {spec.name}
+            yield from _source_findings(spec.name, "bad" if is_needed else "note", simulated)
 
 
 def _has_devices(spec: SourceSpec) -> bool:
@@ -178,10 +178,10 @@ def access_remedy(mode: int, group: str, is_member: bool, user: str) -> str:
     )
 
 
-def _account_name(entry: Callable[[int], Sequence[Any]], number: int) -> str:
+def _account_name(look_up: Callable[[int], Sequence[Any]], number: int) -> str:
     """Return the name of a user or group, or its number if it has no name here."""
     try:
-        return str(entry(number)[0])
+        return str(look_up(number)[0])
     except KeyError:
         return str(number)
 
@@ -257,8 +257,8 @@ def check_daemon(get: Callable[[str], Any]) -> Iterator[Finding]:
         detail = f": {condition['detail']}" if condition.get("detail") else ""
         yield Finding("condition", "note", f"{subject}: {condition['kind']}{detail}", condition["remedy"])
     connected = ", ".join(f"{agent['workload'] or 'unnamed'} ({agent['pid']})" for agent in agents)
-    how = "" if agents else "start a program with the agent: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
-    yield Finding("agents", "good" if agents else "note", connected or "none connected", how)
+    hint = "" if agents else "start a program with the agent: gpumond run -- YOUR_PYTHON YOUR_PROGRAM.py"
+    yield Finding("agents", "good" if agents else "note", connected or "none connected", hint)
     for engine in engines:
         yield _engine_finding(engine)
     for entry in stuck_processes(processes):

@@ -211,7 +211,7 @@ class Daemon(DaemonControl):
         core.telemetry.set_config_hashes(*core.config_hashes())
 
     async def _run_forever(self) -> None:
-        """Tick on a monotonic schedule. A tick that comes too late_seconds is skipped and counted, never queued."""
+        """Tick on a monotonic schedule. A tick that comes too late is skipped and counted, never queued."""
         core = self.core
         due = time.monotonic()
         while True:
@@ -238,12 +238,12 @@ class Daemon(DaemonControl):
     async def _load_part(self, part: Part) -> None:
         """Load what the store keeps, or leave it to a later tick. Logs each row that is skipped."""
         try:
-            skipped = await part.load()
+            problems = await part.load()
         except StoreUnavailable:
             return  # the store has logged it
         if part.table:
-            self.core.store.add_skipped_rows(part.table, len(skipped))
-        for problem in skipped:
+            self.core.store.add_skipped_rows(part.table, len(problems))
+        for problem in problems:
             log.error("a row of the table %s is skipped: %s", part.table, problem)
 
     async def reload(self, requested_by: str) -> str:

@@ -235,7 +235,7 @@ class UnsentResponses:
         self._max_bytes = max_bytes
         self._bodies: SharedResource[int] = SharedResource(max_bytes, max_bytes_of_user)
         self._readers: dict[tuple[str, int], dict[UnsentResponse, None]] = {}
-        self._users_of_body: dict[int, int] = {}
+        self._user_counts: dict[int, int] = {}
         self.bytes = self.response_count = 0
 
     def begin(self, user: str, body: bytes, drop: Callable[[], object]) -> UnsentResponse:
@@ -244,8 +244,8 @@ class UnsentResponses:
         readers = self._readers.setdefault((user, id(body)), {})
         if not readers:
             self._bodies.add(user, id(body), len(body))
-            self._users_of_body[id(body)] = self._users_of_body.get(id(body), 0) + 1
-            self.bytes += len(body) if self._users_of_body[id(body)] == 1 else 0
+            self._user_counts[id(body)] = self._user_counts.get(id(body), 0) + 1
+            self.bytes += len(body) if self._user_counts[id(body)] == 1 else 0
         readers[response] = None
         self.response_count += 1
         self._make_room(user, id(body))
@@ -267,20 +267,20 @@ class UnsentResponses:
             pass
 
     def _drop_oldest(self, user: str, newest: int) -> bool:
-        body = next((body for body in self._bodies.claims(user) if body != newest), None)
-        if body is None:
+        body_id = next((body_id for body_id in self._bodies.claims(user) if body_id != newest), None)
+        if body_id is None:
             return False
-        for response in tuple(self._readers[user, body]):
+        for response in tuple(self._readers[user, body_id]):
             self.end(response)
             response.drop()
         return True
 
-    def _remove_body(self, user: str, body: int, size: int) -> None:
-        del self._readers[user, body]
-        self._bodies.remove(user, body)
-        self._users_of_body[body] -= 1
-        if not self._users_of_body[body]:
-            del self._users_of_body[body]
+    def _remove_body(self, user: str, body_id: int, size: int) -> None:
+        del self._readers[user, body_id]
+        self._bodies.remove(user, body_id)
+        self._user_counts[body_id] -= 1
+        if not self._user_counts[body_id]:
+            del self._user_counts[body_id]
             self.bytes -= size
 
 

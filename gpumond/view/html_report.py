@@ -183,16 +183,16 @@ def bars(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], overlaid: bool = 
         shown = label if len(label) <= LABEL_WIDTH else f"{label[: LABEL_WIDTH - 1]}…"
         shapes.append(f'<text x="{left - 8:g}" y="{y + thick - 3:g}" text-anchor="end">{html_text(shown)}</text>')
         for side, bar in enumerate(row):
-            at = y if overlaid else y + side * (thick + 2)
+            bar_y = y if overlaid else y + side * (thick + 2)
             if bar.value is not None:
                 size = f'width="{room * bar.value / scale:.1f}" height="{thick:g}"'
-                shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{at:g}" {size}/>')
-                position = f'x="{WIDTH - RIGHT:g}" y="{at + thick - 3:g}" text-anchor="end"'
+                shapes.append(f'<rect class="{bar.kind}" x="{left:g}" y="{bar_y:g}" {size}/>')
+                position = f'x="{WIDTH - RIGHT:g}" y="{bar_y + thick - 3:g}" text-anchor="end"'
                 shown = size_text(bar.value) if bar.text is None else html_text(bar.text)
                 shapes.append(f"<text {position}>{shown}</text>")
             if bar.peak is not None:
                 x = left + room * bar.peak / scale
-                line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{at:g}" y2="{at + thick:g}"'
+                line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{bar_y:g}" y2="{bar_y + thick:g}"'
                 shapes.append(f'<line class="peak" {line}><title>peak {html_text(size_text(bar.peak))}</title></line>')
     return _svg(TOP + len(rows) * step, name, shapes) if rows else ""
 
@@ -213,11 +213,11 @@ def check_report_path(path: Path | None) -> None:
 
 def _grid(scale: float, y: Callable[[float], float]) -> Iterator[str]:
     for share in (0.0, 0.5, 1.0):
-        at = y(share * scale / 1.05)
+        line_y = y(share * scale / 1.05)
         kind = "grid" if share else "axis"
-        yield f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        yield f'<line class="{kind}" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{line_y:.1f}" y2="{line_y:.1f}"/>'
         label = size_text(share * scale / 1.05) if share else "0"
-        yield f'<text x="{LEFT - 6:g}" y="{at + 4:.1f}" text-anchor="end">{html_text(label)}</text>'
+        yield f'<text x="{LEFT - 6:g}" y="{line_y + 4:.1f}" text-anchor="end">{html_text(label)}</text>'
 
 
 def _ends(first: str, last: str) -> Iterator[str]:

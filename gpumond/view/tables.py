@@ -61,8 +61,8 @@ def device_block(
 
     ``past`` returns the lines below a device that doesn't have only one line.
     """
-    rows_each = ROWS_PER_DEVICE * max(1.0, (2 + _legend_rows(width)) / 4)
-    if len(view.devices) > 1 and len(view.devices) * rows_each > height:
+    rows_per_device = ROWS_PER_DEVICE * max(1.0, (2 + _legend_rows(width)) / 4)
+    if len(view.devices) > 1 and len(view.devices) * rows_per_device > height:
         known = [device for device in view.devices if device.used_bytes is not None]
         column = max(display_width(device.label) for device in view.devices)
         longest = max(display_width(_model_name(device.name or device.uuid)) for device in view.devices)
@@ -180,8 +180,8 @@ def bar_parts(device: DeviceRow, width: int) -> list[tuple[str, int]]:
     """Return (part, cells) of a device's bar. What waits takes the end of the free memory."""
     size = device.size_bytes or 0
     parts = bar({**device.shares, "reserved": device.reserved_bytes or 0}, size, width)
-    last, free = parts[-1]
-    if last != "free" or not device.waiting_bytes:
+    name, free = parts[-1]
+    if name != "free" or not device.waiting_bytes:
         return parts
     waiting = min(free, max(1, round(device.waiting_bytes * width / max(size, 1))))
     return [*parts[:-1], *(each for each in (("free", free - waiting), ("waiting", waiting)) if each[1])]
@@ -286,8 +286,8 @@ def bar_text(device: DeviceRow) -> str:
 
 def bar_legend(view: FrameView) -> str:
     """Return the characters of the shares that some device has."""
-    known = {"free", *(part for device in view.devices for part in _parts(device))}
-    return "  ".join(f"{character} {PART_NAMES.get(part, part)}" for part, character in FILLS.items() if part in known)
+    parts = {"free", *(part for device in view.devices for part in _parts(device))}
+    return "  ".join(f"{character} {PART_NAMES.get(part, part)}" for part, character in FILLS.items() if part in parts)
 
 
 def process_table(view: FrameView, width: int | None = None, waste: bool = False) -> str:

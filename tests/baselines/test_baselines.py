@@ -13,12 +13,12 @@ from gpumond.facts.messages import from_json, to_json
 from gpumond.facts.pools import Receipt
 from gpumond.features.baselines.recorder import MAX_WORKLOADS, BaselineRecorder
 from gpumond.features.baselines.statistics import (
-    MAX_BLOCKS,
+    MAX_PERIODS,
     Baseline,
-    Blocks,
     Difference,
     Distribution,
     MeasureDistribution,
+    Periods,
     WorkloadMeasures,
     compare,
     estimate_shift,
@@ -29,8 +29,8 @@ from tests.helpers.training import frame, training
 from tests.helpers.values import make_device, make_process
 
 
-def blocks(*values: float) -> Distribution:
-    made = Blocks()
+def distribution_of(*values: float) -> Distribution:
+    made = Periods()
     for value in values:
         made.add(value)
     found = made.distribution()
@@ -39,22 +39,22 @@ def blocks(*values: float) -> Distribution:
 
 
 def test_distribution_of_few_values_keeps_them():
-    found = blocks(5, 1, 3)
+    found = distribution_of(5, 1, 3)
     assert (found.levels, found.peak, found.typical) == ((5, 1, 3), 5, 3)
 
 
-@pytest.mark.parametrize("count", [MAX_BLOCKS - 1, MAX_BLOCKS, 10 * MAX_BLOCKS + 1, 86_400])
+@pytest.mark.parametrize("count", [MAX_PERIODS - 1, MAX_PERIODS, 10 * MAX_PERIODS + 1, 86_400])
 def test_distribution_of_many_values_has_few_blocks_with_the_same_centre_and_peak(count: int):
     noise = random.Random(count)
     values = [noise.gauss(100, 5) for _ in range(count)]
-    found = blocks(*values)
-    assert MAX_BLOCKS // 2 <= len(found.levels) <= MAX_BLOCKS
+    found = distribution_of(*values)
+    assert MAX_PERIODS // 2 <= len(found.levels) <= MAX_PERIODS
     assert found.peak == max(values)
     assert found.typical == pytest.approx(median(values), abs=0.5)
 
 
 def test_distribution_of_no_values_is_none():
-    assert Blocks().distribution() is None
+    assert Periods().distribution() is None
 
 
 def test_quantiles_are_those_of_the_standard_library():
@@ -98,7 +98,7 @@ def test_interval_of_too_few_values_is_none():
 
 
 def side(retries: int | None = None, workload: str = "train", **levels: tuple[float, ...]) -> Baseline:
-    measures = tuple(MeasureDistribution(name, blocks(*values)) for name, values in levels.items())
+    measures = tuple(MeasureDistribution(name, distribution_of(*values)) for name, values in levels.items())
     return Baseline("n", None, 5.0, 3600, 3600, True, (WorkloadMeasures(workload, 3600, measures, retries),))
 
 

@@ -17,9 +17,9 @@ from gpumond.facts.program import ProcessKey
 from gpumond.features.baselines.statistics import (
     MEASURES,
     Baseline,
-    Blocks,
     Comparison,
     MeasureDistribution,
+    Periods,
     WorkloadMeasures,
     compare,
 )
@@ -119,10 +119,10 @@ class BaselineService:
                 if recording.complete:
                     outdated = (name,) if side == "before" else ()  # what was compared with the previous baseline
                     await self._tables[side].put(name, recording.baseline(), removed=outdated)
-                    now = self._recordings.get((name, side))
-                    if now is recording:
+                    current = self._recordings.get((name, side))
+                    if current is recording:
                         del self._recordings[name, side]
-                    elif now is None:  # it was deleted meanwhile
+                    elif current is None:  # it was deleted meanwhile
                         await self._tables["before"].delete(name, "gpumond")
 
 
@@ -161,7 +161,7 @@ RetryCounter = tuple[ProcessKey, str, str]
 @dataclass(slots=True)
 class _WorkloadRecording:
     seconds: float = 0.0
-    blocks: dict[str, Blocks] = field(default_factory=lambda: defaultdict(Blocks))
+    periods: dict[str, Periods] = field(default_factory=lambda: defaultdict(Periods))
     devices: set[str] = field(default_factory=set)
     first_retries: dict[RetryCounter, int] = field(default_factory=dict)
     last_retries: dict[RetryCounter, int] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class BaselineRecorder:
         self._started = self._started or (frame.snapshot.taken_at, now)
         self._now = now
         missing_devices = {device.uuid for device in frame.snapshot.devices if device.missed_readings}
-        for name, lines in self._lines(frame).items():
+        for name, lines in self._lines_by_workload(frame).items():
             if name not in self._workloads and len(self._workloads) >= MAX_WORKLOADS:
                 continue
             workload = self._workloads.setdefault(name, _WorkloadRecording())
@@ -197,21 +197,21 @@ class BaselineRecorder:
                 continue
             workload.seconds += passed_seconds
             for measure, value in _measure_sums(lines).items():
-                workload.blocks[measure].add(value)
+                workload.periods[measure].add(value)
             utilizations = [
                 device.sensors.gpu_utilization_ratio
                 for device in frame.snapshot.devices
                 if device.uuid in workload.devices and device.sensors.gpu_utilization_ratio is not None
             ]
             if utilizations:
-                workload.blocks["utilization"].add(sum(utilizations) / len(utilizations))
+                workload.periods["utilization"].add(sum(utilizations) / len(utilizations))
         self._count_retries(frame)
 
     def add_receipt(self, receipt: Receipt) -> None:
         workload = self._workloads.get(receipt.workload)
         if workload is not None and receipt.outcome not in ("planned", "refused"):
             workload.flushes += 1
-            workload.blocks["flush_yield"].add(float(receipt.released_bytes))
+            workload.periods["flush_yield"].add(float(receipt.released_bytes))
 
     def baseline(self) -> Baseline:
         """Return the baseline recorded so far."""
@@ -221,7 +221,7 @@ class BaselineRecorder:
             self.name, self.workload, started_at, self.for_seconds, self._now - since, self.complete, workloads
         )
 
-    def _lines(self, frame: Frame) -> dict[str, list[LedgerLine]]:
+    def _lines_by_workload(self, frame: Frame) -> dict[str, list[LedgerLine]]:
         """Return the lines by workload. A program without an agent is named by its command."""
         names = {
             (device.uuid, key): f"[{process.comm}]"
@@ -260,7 +260,7 @@ def _workload_measures(name: str, workload: _WorkloadRecording) -> WorkloadMeasu
     measured = tuple(
         MeasureDistribution(measure, distribution)
         for measure in MEASURES
-        if measure in workload.blocks and (distribution := workload.blocks[measure].distribution()) is not None
+        if measure in workload.periods and (distribution := workload.periods[measure].distribution()) is not None
     )
     retries = sum(last - workload.first_retries[counter] for counter, last in workload.last_retries.items())
     return WorkloadMeasures(

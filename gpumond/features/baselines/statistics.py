@@ -2,9 +2,9 @@
 I/O.
 
 Consecutive seconds are similar, so single seconds would give a false certainty. Values are gathered in at most
-``MAX_BLOCKS`` blocks of equal length, and the median of each block counts.
+``MAX_PERIODS`` periods of equal length, and the median of each counts.
 
-The typical difference is the Hodges-Lehmann shift: the median of all differences between a block after and a block
+The typical difference is the Hodges-Lehmann shift: the median of all differences between a period after and one
 before. Its interval is Moses' (Hollander and Wolfe, Nonparametric Statistical Methods, section 4.3): the differences
 whose ranks the Mann-Whitney test would not reject. Neither assumes a distribution, a quarter of outliers moves neither
 far, and nothing is random: the same measurements give the same result.
@@ -24,7 +24,7 @@ from gpumond.facts import units
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """The form of a baseline's name."""
 
-MAX_BLOCKS = 120
+MAX_PERIODS = 120
 CONFIDENCE_Z = 1.96
 """Quantile of the normal distribution for 95%, two-sided."""
 
@@ -39,7 +39,7 @@ _THRESHOLD = re.compile(r"\s*([a-z_]+)_(peak|typical|rate)\s*([<>])\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """``levels`` are the blocks' medians, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
+    """``levels`` are the periods' medians, and ``typical`` is their median; 90% are between ``low`` and ``high``."""
 
     peak: float
     typical: float
@@ -138,11 +138,11 @@ class Threshold:
         return change > self.bound if self.above else change < self.bound
 
 
-class Blocks:
-    """Values in order of time, in at most ``MAX_BLOCKS`` blocks; when there are too many, pairs are merged."""
+class Periods:
+    """Values in order of time, in at most ``MAX_PERIODS`` periods; when there are too many, pairs are merged."""
 
     def __init__(self) -> None:
-        self._values_per_block = 1
+        self._values_per_period = 1
         self._peak = 0.0
         self._current: list[float] = []
         self._levels: list[float] = []
@@ -150,19 +150,19 @@ class Blocks:
     def add(self, value: float) -> None:
         self._peak = max(self._peak, value)
         self._current.append(value)
-        if len(self._current) < self._values_per_block:
+        if len(self._current) < self._values_per_period:
             return
         self._levels.append(median(self._current))
         self._current = []
-        if len(self._levels) == MAX_BLOCKS:
+        if len(self._levels) == MAX_PERIODS:
             pairs = zip(self._levels[::2], self._levels[1::2], strict=True)
             self._levels = [(one + other) / 2 for one, other in pairs]
-            self._values_per_block *= 2
+            self._values_per_period *= 2
 
     def distribution(self) -> Distribution | None:
-        """Return None before the first value. A last block that is less than half full counts for the peak alone."""
+        """Return None before the first value. A last period that is less than half full counts for the peak alone."""
         levels = self._levels
-        if self._current and (2 * len(self._current) >= self._values_per_block or not levels):
+        if self._current and (2 * len(self._current) >= self._values_per_period or not levels):
             levels = [*levels, median(self._current)]
         if not levels:
             return None
@@ -176,13 +176,13 @@ def estimate_shift(before: Sequence[float], after: Sequence[float]) -> ShiftEsti
     """Return the Hodges-Lehmann shift from ``before`` to ``after`` and its 95% interval; None for too few values."""
     differences = sorted(later - earlier for earlier in before for later in after)
     before_count, after_count = len(before), len(after)
-    rank = floor(
+    position = floor(
         before_count * after_count / 2
         - CONFIDENCE_Z * sqrt(before_count * after_count * (before_count + after_count + 1) / 12)
     )
-    if rank < 1:
+    if position < 1:
         return median(differences), None, None
-    return median(differences), differences[rank - 1], differences[-rank]
+    return median(differences), differences[position - 1], differences[-position]
 
 
 def compare(before: Baseline, after: Baseline) -> Comparison:

@@ -126,10 +126,10 @@ def _sockets_in_namespace(directory: str, address: Address) -> list[_Socket]:
 
 
 def _sockets_in_table(path: str, port: int, *hosts: str) -> list[_Socket]:
-    wanted, sockets = {f"{_proc_hex(host)}:{port:04X}" for host in hosts}, []
+    addresses, sockets = {f"{_proc_hex(host)}:{port:04X}" for host in hosts}, []
     for line in read_or_empty(path).splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[3] == LISTEN_STATE and fields[1] in wanted:
+        if len(fields) > 9 and fields[3] == LISTEN_STATE and fields[1] in addresses:
             sockets.append(_Socket(int(fields[9]), int(fields[7])))
     return sockets
 
@@ -157,18 +157,18 @@ def _processes_with_socket(inodes: set[int], proc: str) -> set[ProcessKey]:
     links = {f"socket:[{inode}]" for inode in inodes}
     with socket.socket(socket.AF_UNIX) as any_socket:  # all sockets are on the same internal mount
         mount = re.search(r"^mnt_id:.*$", read_or_empty(f"{proc}/self/fdinfo/{any_socket.fileno()}"), re.MULTILINE)
-    infos = [{mount[0], f"ino:\t{inode}"} for inode in inodes] if mount else []
+    fdinfo_lines = [{mount[0], f"ino:\t{inode}"} for inode in inodes] if mount else []
     processes = set()
     for name in os.listdir(proc):
-        if name.isdecimal() and _has_socket(f"{proc}/{name}", links, infos):
+        if name.isdecimal() and _has_socket(f"{proc}/{name}", links, fdinfo_lines):
             ticks = read_start_ticks(int(name), proc)
             if ticks is not None:
                 processes.add(ProcessKey(int(name), ticks))
     return processes
 
 
-def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
-    """Return True if a descriptor of the process has one of the links, or all lines of one of ``infos``."""
+def _has_socket(process: str, links: set[str], fdinfo_lines: list[set[str]]) -> bool:
+    """Return True if a descriptor of the process has one of the links, or all lines of one of ``fdinfo_lines``."""
     try:
         return any(_link_target(f"{process}/fd/{name}") in links for name in os.listdir(f"{process}/fd"))
     except PermissionError:  # CAP_SYS_PTRACE does not include the permission to list fd
@@ -178,7 +178,7 @@ def _has_socket(process: str, links: set[str], infos: list[set[str]]) -> bool:
     with suppress(OSError):
         for name in os.listdir(f"{process}/fdinfo"):
             lines = set(read_or_empty(f"{process}/fdinfo/{name}").splitlines())
-            if any(info <= lines for info in infos):
+            if any(info <= lines for info in fdinfo_lines):
                 return True
     return False
 

@@ -54,12 +54,12 @@ class Trace:
         self.dispatching = False
         self.assumptions: set[str] = set()
         self.samples: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._storage_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def on_device(self, tensor: Any) -> bool:
         if not self.emulated:
             return bool(tensor.device.type == "cuda")
-        return tensor.untyped_storage() in self._numbers
+        return tensor.untyped_storage() in self._storage_ids
 
     def add(self, tensor: Any, placed: bool) -> None:
         """Note the storage of a result, once. ``placed``: an argument of the call is on the device."""
@@ -68,9 +68,9 @@ class Trace:
         elif self.placing is not None:
             placed = self.placing
         storage = tensor.untyped_storage()
-        if not placed or storage in self._numbers:
+        if not placed or storage in self._storage_ids:
             return
-        storage_id = self._numbers[storage] = len(self.entries)
+        storage_id = self._storage_ids[storage] = len(self.entries)
         size = storage.nbytes()
         self.entries.append((ALLOCATE, storage_id, size))
         weakref.finalize(storage, self.entries.append, (FREE, storage_id, size))
@@ -86,7 +86,7 @@ class Trace:
 
     def mark(self, tensor: Any, name: str) -> None:
         if tensor is not None:
-            storage_id = self._numbers.get(tensor.untyped_storage())
+            storage_id = self._storage_ids.get(tensor.untyped_storage())
             if storage_id is not None:
                 self.classes[storage_id] = name
 

@@ -281,8 +281,8 @@ def _percent(ratio: float) -> str:
 
 
 def _table_header(report: UsageReport, header: Sequence[str]) -> list[str]:
-    names = len(report.columns)
-    return [*header[:names], *(f">{name}" for name in header[names:])]
+    column_count = len(report.columns)
+    return [*header[:column_count], *(f">{name}" for name in header[column_count:])]
 
 
 def _print_table(report: UsageReport) -> None:

@@ -61,12 +61,12 @@ def drop_unreported(
     result: FlushResult, allocator: str, reported_pools: Iterable[PoolUsage], steps: Sequence[str]
 ) -> FlushResult:
     """Return the agent's answer without pools that it hasn't reported and steps that weren't requested, each once."""
-    devices = {pool.device_uuid for pool in reported_pools if pool.allocator == allocator}
+    uuids = {pool.device_uuid for pool in reported_pools if pool.allocator == allocator}
     pools: dict[str, PoolChange] = {}
     for change in result.pools:
-        device = change.before.device_uuid
-        if device in devices and device == change.after.device_uuid and change.before.allocator == allocator:
-            pools.setdefault(device, change)
+        device_uuid = change.before.device_uuid
+        if device_uuid in uuids and device_uuid == change.after.device_uuid and change.before.allocator == allocator:
+            pools.setdefault(device_uuid, change)
     executed = {step.step: step for step in reversed(result.steps) if step.step in steps}
     return replace(
         result, pools=tuple(pools.values()), steps=tuple(executed[step] for step in steps if step in executed)
@@ -110,15 +110,15 @@ def verified_receipt(
     was freed in part, unless the program allocated meanwhile. An impossible release counts as 0, and the reason
     states it.
     """
-    device = change.before.device_uuid
+    device_uuid = change.before.device_uuid
     reported_bytes = change.before.held_bytes - change.after.held_bytes
-    driver_before, driver_after = before.used_bytes.get(device), after.used_bytes.get(device)
+    driver_before, driver_after = before.used_bytes.get(device_uuid), after.used_bytes.get(device_uuid)
     if change.before.managed:  # not part of the driver's count for the process
         driver_before = driver_after = None
     driver_released = None if driver_before is None or driver_after is None else driver_before - driver_after
     raced = change.raced or (has_changed and driver_released not in (None, reported_bytes))
     outcome, reason = result.outcome, result.reason
-    released_bytes, implausibility = _plausible_bytes(reported_bytes, driver_before, before.size_bytes.get(device))
+    released_bytes, implausibility = _plausible_bytes(reported_bytes, driver_before, before.size_bytes.get(device_uuid))
     if implausibility:
         outcome = "nothing" if outcome in ("freed", "partial") else outcome
         reason = "; ".join(filter(None, (reason, implausibility)))
@@ -129,17 +129,17 @@ def verified_receipt(
         reason = _no_cache_reason(change.before)
     if change.before.live_bytes is None:
         reason = "; ".join(filter(None, (reason, CONDITION_REMEDIES["live_unknown"])))
-    planned = outcome == "planned"
+    is_planned = outcome == "planned"
     return replace(
         receipt,
-        device_uuid=device,
+        device_uuid=device_uuid,
         outcome=outcome,
         reason=reason,
         expected=change.expected,
         released_bytes=released_bytes,
-        driver_released_bytes=None if planned else driver_released,
+        driver_released_bytes=None if is_planned else driver_released,
         before=_pool_bytes(change.before, driver_before),
-        after=None if planned else _pool_bytes(change.after, driver_after),
+        after=None if is_planned else _pool_bytes(change.after, driver_after),
         steps=result.steps,
         raced=raced,
     )
@@ -158,11 +158,11 @@ def driver_receipts(receipt: Receipt, before: DriverCounts, after: DriverCounts)
     if receipt.outcome != "nothing" or not receipt.steps:
         return [receipt]
     receipts = []
-    for device, used_before in sorted(before.used_bytes.items()):
-        used_after = after.used_bytes.get(device)
+    for device_uuid, used_before in sorted(before.used_bytes.items()):
+        used_after = after.used_bytes.get(device_uuid)
         released = None if used_after is None else used_before - used_after
         outcome: FlushOutcome = "freed" if released and released > 0 else "nothing"
-        device_receipt = replace(receipt, device_uuid=device, outcome=outcome, driver_released_bytes=released)
+        device_receipt = replace(receipt, device_uuid=device_uuid, outcome=outcome, driver_released_bytes=released)
         receipts.append(replace(device_receipt, released_bytes=max(0, released or 0)))
     return receipts or [receipt]
 

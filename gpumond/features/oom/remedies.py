@@ -398,8 +398,8 @@ def _free_pool_bytes(evidence: Evidence) -> int:
 
 
 def _fragmentation(evidence: Evidence) -> Iterator[Remedy]:
-    pool, free = evidence.failed_pool, _free_pool_bytes(evidence)
-    if pool is None or evidence.request_bytes is None or not free:
+    pool, free_bytes = evidence.failed_pool, _free_pool_bytes(evidence)
+    if pool is None or evidence.request_bytes is None or not free_bytes:
         return
     if pool.largest_free_bytes is not None and pool.largest_free_bytes >= evidence.request_bytes:
         text = (
@@ -409,33 +409,33 @@ def _fragmentation(evidence: Evidence) -> Iterator[Remedy]:
         yield _remedy(evidence, "free-block", text, pool.largest_free_bytes, "measured", "the largest free block")
         return
     change = "" if evidence.context is None else whole_block_change(pool.allocator, evidence.context)
-    if pool.stranded_bytes >= max(free // 2, FRAGMENTED_RATIO * evidence.held_bytes) and change:
+    if pool.stranded_bytes >= max(free_bytes // 2, FRAGMENTED_RATIO * evidence.held_bytes) and change:
         largest = (
             "" if pool.largest_free_bytes is None else f", at most {size_text(pool.largest_free_bytes)} in one block"
         )
-        text = f"{change} ({size_text(free)} is free in the program's pool{largest})"
-        yield _remedy(evidence, "fragmentation", text, free, "measured", "free bytes of the pool at the error")
+        text = f"{change} ({size_text(free_bytes)} is free in the program's pool{largest})"
+        yield _remedy(evidence, "fragmentation", text, free_bytes, "measured", "free bytes of the pool at the error")
 
 
 def _own_caches(evidence: Evidence) -> Iterator[Remedy]:
     """Memory that allocators of the program cache: the one that failed has in general returned its own before."""
-    failed = evidence.oom.allocator or (evidence.failed_pool.allocator if evidence.failed_pool else "")
+    failed_allocator = evidence.oom.allocator or (evidence.failed_pool.allocator if evidence.failed_pool else "")
     keeps_cache = (
-        failed == "cupy"
+        failed_allocator == "cupy"
         and evidence.is_limited
         and not evidence.is_from_later_report
         and CUPY_WITHOUT_RETRY.search(" ".join(evidence.report.frameworks))
     )
-    cached = (
-        [pool for pool in evidence.pools if pool.cached_bytes and (keeps_cache or pool.allocator != failed)]
-        if failed
+    pools = (
+        [pool for pool in evidence.pools if pool.cached_bytes and (keeps_cache or pool.allocator != failed_allocator)]
+        if failed_allocator
         else []
     )
     if evidence.is_limited:
-        cached = [pool for pool in cached if pool.allocator == failed]
-    size = sum(pool.cached_bytes for pool in cached)
+        pools = [pool for pool in pools if pool.allocator == failed_allocator]
+    size = sum(pool.cached_bytes for pool in pools)
     if size:
-        names = ", ".join(dict.fromkeys(pool.allocator for pool in cached))
+        names = ", ".join(dict.fromkeys(pool.allocator for pool in pools))
         text = f"flush the program's own {names} cache before the call: gpumond.agent.flush()"
         basis: Basis = "estimate" if keeps_cache else "measured"
         yield _remedy(evidence, "own-cache", text, size, basis, "free bytes of these pools at the error")
@@ -471,12 +471,12 @@ def _leak(evidence: Evidence) -> Iterator[Remedy]:
         if step and step.retained_bytes and step.retained_bytes > 0:
             text += f": each step retains {size_text(step.retained_bytes)}"
     elif step and step.retained_bytes and step.steps >= MIN_LEAK_STEPS and evidence.live_floors:
-        first, second = evidence.live_floors
+        first_floor, second_floor = evidence.live_floors
         grown = int(step.retained_bytes * step.steps)
         is_lasting = (
             NOTABLE_RATIO * evidence.live_bytes
             <= grown
-            <= min(evidence.live_bytes - first, (second - first) / LASTING_RATIO)
+            <= min(evidence.live_bytes - first_floor, (second_floor - first_floor) / LASTING_RATIO)
         )
         if not is_lasting:
             return
@@ -586,11 +586,11 @@ def _ungranted_neighbor(evidence: Evidence) -> Iterator[Remedy]:
         or not evidence.missing_bytes
     ):
         return
-    named = {(each.device_uuid, each.pid) for each in evidence.frame_before.grants}
+    granted = {(each.device_uuid, each.pid) for each in evidence.frame_before.grants}
     sizes = [
         (size, name)
         for name, pid, size in _other_owners(evidence)
-        if pid is not None and (evidence.uuid, pid) not in named
+        if pid is not None and (evidence.uuid, pid) not in granted
     ]
     size, name = max(sizes, default=(0, ""))
     if size >= evidence.missing_bytes:
@@ -602,25 +602,25 @@ def _ungranted_neighbor(evidence: Evidence) -> Iterator[Remedy]:
 
 
 def _other_device(evidence: Evidence) -> Iterator[Remedy]:
-    need = (
+    need_bytes = (
         None
         if evidence.request_bytes is None
         else evidence.held_bytes + evidence.overhead_bytes + evidence.request_bytes
     )
-    if need is None or not evidence.missing_bytes or evidence.held_by_others_bytes < evidence.missing_bytes:
+    if need_bytes is None or not evidence.missing_bytes or evidence.held_by_others_bytes < evidence.missing_bytes:
         return
-    need = max(need, evidence.grant.need_bytes if evidence.grant else 0)
+    need_bytes = max(need_bytes, evidence.grant.need_bytes if evidence.grant else 0)
     candidates = [
         (available, each)
         for each in evidence.snapshot.devices
         if each.uuid != evidence.uuid
         and (available := evidence.available_bytes(each)) is not None
-        and available >= need
+        and available >= need_bytes
     ]
     if candidates:
         available, device = max(candidates, key=lambda candidate: candidate[0])
         text = (
-            f"run this program, which needs at least {size_text(need)}, on GPU {device.index}, which has "
+            f"run this program, which needs at least {size_text(need_bytes)}, on GPU {device.index}, which has "
             f"{size_text(available)} available"
         )
         source = "the driver's lowest free bytes in a minute, minus what other programs are granted"
@@ -684,8 +684,8 @@ def _earlier_peak(evidence: Evidence) -> Iterator[Remedy]:
 
 
 def _batch(evidence: Evidence) -> Iterator[Remedy]:
-    request = 0 if _is_within_optimizer(evidence) else evidence.request_bytes or 0
-    dependent_bytes = evidence.batch_dependent_bytes + request
+    request_bytes = 0 if _is_within_optimizer(evidence) else evidence.request_bytes or 0
+    dependent_bytes = evidence.batch_dependent_bytes + request_bytes
     if evidence.batch_dependent_bytes < LARGE_RATIO / 2 * evidence.live_bytes or not evidence.batch_dependent_bytes:
         return
     divisors = (
@@ -695,15 +695,15 @@ def _batch(evidence: Evidence) -> Iterator[Remedy]:
     )
     divisor = next(divisors, BATCH_DIVISORS[-1])
     name = {2: "half the batch", 4: "a quarter of the batch", 8: "an eighth of the batch"}[divisor]
-    also = ", with gradient accumulation" if evidence.is_training else ""
+    addition = ", with gradient accumulation" if evidence.is_training else ""
     is_exact = (
         evidence.classes is not None and evidence.classes.activations_bytes is not None and not evidence.is_inference
     )
     kind = "activations" if is_exact else f"{CLASS_NAMES['tensors']} and activations"
     what, source = f"{size_text(evidence.batch_dependent_bytes)} of {kind}", "live bytes"
-    if request:
-        what, source = f"{what}, and this request of {size_text(request)},", "live bytes and request"
-    text = f"use {name}{also}: {what} depend on it"
+    if request_bytes:
+        what, source = f"{what}, and this request of {size_text(request_bytes)},", "live bytes and request"
+    text = f"use {name}{addition}: {what} depend on it"
     size = int(dependent_bytes * (1 - 1 / divisor))
     yield _remedy(evidence, "batch", text, size, "estimate", f"{source} in proportion to the batch")
 

@@ -44,9 +44,9 @@ class EarlierFlush:
     refilled_flushes: int
 
 
-def is_cooling_down(neighbor: Neighbor, flushed: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
+def is_cooling_down(neighbor: Neighbor, earlier_flushes: Mapping[ProcessKey, EarlierFlush], now: float) -> bool:
     """Return True if a program may not be flushed again yet."""
-    earlier = flushed.get(neighbor.process)
+    earlier = earlier_flushes.get(neighbor.process)
     if earlier is None:
         return False
     return now - earlier.at < (
@@ -60,7 +60,7 @@ def borrow_plan(
     borrower: PeerIdentity,
     size_bytes: int,
     reclaim: ReclaimPolicy,
-    flushed: Mapping[ProcessKey, EarlierFlush] = {},
+    earlier_flushes: Mapping[ProcessKey, EarlierFlush] = {},
     now: float = 0.0,
 ) -> AdmissionPlan:
     """Return the plan for a request of ``size_bytes``. If bytes are missing even after its flushes, none is due."""
@@ -72,7 +72,7 @@ def borrow_plan(
         for each in capacity.neighbors
         if each.process != borrower.process
         and (each.uid == borrower.uid or reclaim == "all")
-        and not is_cooling_down(each, flushed, now)
+        and not is_cooling_down(each, earlier_flushes, now)
     ]
     missing_bytes = need_bytes - available_bytes
     own_plan = reclaim_plan((each for each in allowed if each.uid == borrower.uid), missing_bytes, available_bytes)

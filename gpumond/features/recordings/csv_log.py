@@ -106,7 +106,7 @@ def _begins_with_a_time(line: str) -> bool:
 
 def rows(lines: LogLines, remarks: Remarks, interval: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. Raises ConfigError."""
-    first_line = lines.first()
+    first_line = lines.first_line()
     named_positions = column_positions(first_line)
     positions = named_positions or _default_positions(lines.name, first_line)
     if "time" not in positions or not positions.keys() & {"used_bytes", "live_bytes"}:

@@ -43,7 +43,7 @@ def snapshots(
 
 def detect(lines: LogLines) -> Format:
     """Detect the format of a log from its first line. Raises ConfigError."""
-    first_line = lines.first().strip()
+    first_line = lines.first_line().strip()
     if not first_line:
         raise ConfigError(f"{lines.name}: the log is empty")
     return next((each for each in FORMATS if each.detect(first_line)), FORMATS[-1])

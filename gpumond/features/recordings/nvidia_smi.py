@@ -91,7 +91,7 @@ def parse_header(line: str) -> Columns | None:
 
 def rows(lines: LogLines, remarks: Remarks, interval_seconds: float | None = None) -> Iterator[LogRow]:
     """Yield the rows of a log. ``interval_seconds``: the N of ``-l N``, without timestamps. Raises ConfigError."""
-    first_line, numbered = lines.first().strip(), lines.numbered()
+    first_line, numbered = lines.first_line().strip(), lines.numbered()
     if _is_table(first_line):
         return _table_rows(numbered, remarks, interval_seconds)
     if dmon.detect(first_line):

@@ -43,7 +43,7 @@ class LogLines:
         self._buffered = buffered
         self._text: io.TextIOWrapper | None = None
 
-    def first(self) -> str:
+    def first_line(self) -> str:
         """Return the first line that is not blank without consuming it; empty without one."""
         for line in self._peeked:
             if line.strip():

@@ -181,9 +181,9 @@ def _report_lines(file: Path, settings: Settings, rules: Sequence[Rule]) -> Iter
         if rule.name in overrides:
             origin = f" (built in; the file overrides {', '.join(overrides[rule.name])})"
         yield f"  {rule.name}{origin}: {_rule_text(rule)}"
-        above = rule.above is not None
+        is_above = rule.above is not None
         try:
-            check_range(rule.above if above else rule.below, QUANTITIES[rule.scope][rule.value], above)
+            check_range(rule.above if is_above else rule.below, QUANTITIES[rule.scope][rule.value], is_above)
         except ValueError as error:
             yield f"    warning: {error}"
     for name, fields in overrides.items():
@@ -332,8 +332,8 @@ def _failures(test: RuleTest, name: str, rules: Mapping[str, Rule], interval_sec
         alerts = [a.alert for a in alert_states[check.alertname].values() if a.alert.phase == "firing"]
         if not _is_met(check.exp_alerts, alerts):
             expected = _alerts_text((alert.exp_labels, alert.exp_annotations) for alert in check.exp_alerts)
-            got = _alerts_text((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
-            yield Failure(name, check.alertname, check.eval_time, expected, got)
+            raised = _alerts_text((_own_labels(alert), dict(alert.annotations)) for alert in alerts)
+            yield Failure(name, check.alertname, check.eval_time, expected, raised)
 
 
 _TestRow = tuple[Labels, dict[str, float | None]]

@@ -212,8 +212,8 @@ def check_unit(name: str, threshold: object, value: str, unit: Unit | None) -> N
     text = str(threshold).strip()
     if (text.endswith("%") and unit != "ratio") or (text.endswith("B") and unit not in ("bytes", "bytes/s")):
         kind = "percentage" if text.endswith("%") else "size"
-        known = {"boolean": "is 0 or 1", "ratio": "is a ratio", "count": "is a count", None: "has no unit"}
-        what = known.get(unit, f"has the unit {unit}")
+        unit_texts = {"boolean": "is 0 or 1", "ratio": "is a ratio", "count": "is a count", None: "has no unit"}
+        what = unit_texts.get(unit, f"has the unit {unit}")
         raise ValueError(f"{name}: {text:.40} is a {kind}, but `{value}` {what}")
 
 

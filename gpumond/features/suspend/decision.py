@@ -99,12 +99,12 @@ def refusals(
         yield Refusal("the pid is unknown: the program is in another PID namespace", remedy)
     if any(each.confirmed and each.process == report.key for each in snapshot.suspensions):
         yield Refusal("the program is already suspended", f"to resume it: gpumond resume --pid {report.pid}")
-    usage = listed_usages(snapshot, report.key)
-    if not usage:
+    usages = listed_usages(snapshot, report.key)
+    if not usages:
         yield Refusal("the driver lists no memory for the program", "nothing to do")
-    for device, process in usage:
+    for device, process in usages:
         yield from _device_refusals(device, process)
-    yield from _driver_refusals(snapshot, report, {device.vendor for device, _ in usage})
+    yield from _driver_refusals(snapshot, report, {device.vendor for device, _ in usages})
     if any(pool.managed for pool in report.pools):
         yield Refusal("the program uses managed memory, which the driver can't suspend", "don't use managed memory")
     if "nccl" in report.components:
@@ -121,7 +121,7 @@ def refusals(
     if host_state is not None:
         yield from _machine_refusals(
             report,
-            sum(process.used_bytes or 0 for device, process in usage if device.vendor != "sim"),  # only numbers
+            sum(process.used_bytes or 0 for device, process in usages if device.vendor != "sim"),  # only numbers
             host_state,
             pending_bytes,
         )
