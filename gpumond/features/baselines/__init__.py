@@ -6,7 +6,7 @@ from gpumond.feature import Command, Feature
 
 FEATURE = Feature(
     __name__,
-    parts=("recordings:BaselinesPart",),
+    parts=("recorder:BaselinesPart",),
     routes=("routes:router",),
     commands=(
         Command(
