@@ -193,22 +193,22 @@ class AdmissionService(Protocol):
         snapshot: Snapshot,
         device: DeviceReading,
         need_bytes: int,
-        owner: str,
+        caller: str,
         *,
         uid: int | None = None,
         pid: int | None = None,
         workload: str = "",
         wait: bool = False,
-        whole: bool = False,
+        counts_in_full: bool = False,
     ) -> Admission: ...
 
     def granted(self, snapshot: Snapshot) -> tuple[GrantedRequest, ...]: ...
 
-    def renew(self, snapshot: Snapshot | None, name: str, owner: str) -> Admission: ...
+    def renew(self, snapshot: Snapshot | None, request_id: str, caller: str) -> Admission: ...
 
-    def extend(self, name: str, owner: str) -> None: ...
+    def extend(self, request_id: str, caller: str) -> None: ...
 
-    def cancel(self, name: str, owner: str) -> None: ...
+    def cancel(self, request_id: str, caller: str) -> None: ...
 
     async def save(self) -> bool: ...
 
@@ -328,8 +328,8 @@ class Core:
         idle_seconds: dict[ProcessKey, float | None] = {}
         for device in self.frame.snapshot.devices:
             for key, process in device.processes_by_key.items():
-                here, elsewhere = process.idle_seconds, idle_seconds.get(key, inf)
-                idle_seconds[key] = None if here is None or elsewhere is None else min(here, elsewhere)
+                idle, other = process.idle_seconds, idle_seconds.get(key, inf)
+                idle_seconds[key] = None if idle is None or other is None else min(idle, other)
         return idle_seconds
 
     def add_receipt(self, receipt: Receipt) -> None:

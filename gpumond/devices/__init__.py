@@ -215,9 +215,9 @@ class CompositeSource:
         readings = [source.read() for source in self._sources if source.name not in self._missing]
         faults = [fault for reading in readings for fault in reading.faults]
         faults += (Fault(name, error.reason, None, str(error)) for name, error in self._missing.items())
-        first = next((reading for reading in readings if reading.library_version), readings[0])
+        base = next((reading for reading in readings if reading.library_version), readings[0])
         return replace(
-            first,
+            base,
             devices=tuple(self._numbered([device for reading in readings for device in reading.devices])),
             faults=tuple(faults),
             driver_version=", ".join(reading.driver_version for reading in readings if reading.driver_version) or None,

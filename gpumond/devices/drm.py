@@ -127,21 +127,21 @@ class DrmDevice:
         """Return True if the kernel has powered the device down; reading it would power it up."""
         return self._text("device/power/runtime_status") == "suspended"
 
-    def memory(self, counter: FaultCollector) -> MemoryCounts:
+    def memory(self, faults: FaultCollector) -> MemoryCounts:
         if self.driver == "amdgpu":
-            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, counter) for word in ("total", "used"))
+            size, used = (self._number(f"device/mem_info_vram_{word}", 2**63, faults) for word in ("total", "used"))
             free = size - used if size is not None and used is not None and used <= size else None
             return MemoryCounts(size, used, free)
-        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, counter) for tile in self._tiles()]
-        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, counter)
-        free = self._number("lmem_avail_bytes", 2**63, counter) if size else None
+        tiles = [self._number(os.path.relpath(tile, self._directory), 2**63, faults) for tile in self._tiles()]
+        size = sum(tile for tile in tiles if tile) or self._number("lmem_total_bytes", 2**63, faults)
+        free = self._number("lmem_avail_bytes", 2**63, faults) if size else None
         return MemoryCounts(size, size - free if size and free is not None and free <= size else None, free)
 
-    def sensors(self, counter: FaultCollector) -> dict[str, float]:
+    def sensors(self, faults: FaultCollector) -> dict[str, float]:
         values: dict[str, float] = {}
         for field, files, limit, divisor in _GAUGES[self.driver]:
             for file in files:
-                number = self._number(file, limit, counter)
+                number = self._number(file, limit, faults)
                 if number is not None:
                     values[field] = number / divisor
                     break
@@ -154,14 +154,14 @@ class DrmDevice:
     def _tiles(self) -> list[str]:
         return sorted(glob(f"{self._directory}/device/tile*/physical_vram_size_bytes"))
 
-    def _number(self, file: str, limit: int, counter: FaultCollector) -> int | None:
+    def _number(self, file: str, limit: int, faults: FaultCollector) -> int | None:
         path = f"{self._directory}/{file}".replace(f"{self._directory}/HWMON", self._hwmon)
         try:
             with open(path, encoding="utf-8", errors="replace") as content:
                 text = content.read(4096)
         except OSError as error:
             if error.errno not in _ABSENT_SENSOR_ERRORS:
-                counter.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
+                faults.add(self.uuid, fault_kind_of(error), f"{file}: {error.strerror}")
             return None
         try:
             number = int(text)
@@ -169,7 +169,7 @@ class DrmDevice:
             number = -1
         if 0 <= number <= limit:
             return number
-        counter.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
+        faults.add(self.uuid, IMPOSSIBLE, f"{file} {text.strip()[:32]}")
         return None
 
     def _text(self, file: str) -> str:
@@ -199,12 +199,12 @@ def fault_kind_of(error: OSError) -> FaultKind:
 
 def _name_in_pci_ids(path: str, vendor: str, device: str) -> str | None:
     """Return the device's name from a pci.ids file, in which a vendor's devices are indented by one tab."""
-    here = False
+    is_vendor = False
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if not line.startswith(("\t", "#")):
-                here = line.startswith(f"{vendor} ")
-            elif here and line.startswith(f"\t{device} "):
+                is_vendor = line.startswith(f"{vendor} ")
+            elif is_vendor and line.startswith(f"\t{device} "):
                 return line[len(device) + 1 :].strip()
     return None
 
@@ -242,9 +242,9 @@ class Kfd:
             directory = f"{self._root}/topology/nodes/{node}"
             lines = (line.split() for line in read_or_empty(f"{directory}/properties").splitlines())
             properties = {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
-            where = properties.get("location_id", 0)
-            if where:
-                bus, device, function = where >> 8 & 0xFF, where >> 3 & 0x1F, where & 7
+            location = properties.get("location_id", 0)
+            if location:
+                bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
                 address = f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
                 yield read_or_empty(f"{directory}/gpu_id").strip(), address
 
@@ -363,20 +363,20 @@ def parse_client(text: str) -> DrmClient | None:
     return DrmClient(number, values["drm-driver"], values.get("drm-pdev"), _resident_bytes(values), _engines(values))
 
 
-def utilization(before: Mapping[int, DrmClient], now: Mapping[int, DrmClient], seconds: float) -> float:
+def utilization(before: Mapping[int, DrmClient], after: Mapping[int, DrmClient], seconds: float) -> float:
     """Return the busy fraction of the busiest engine, over the clients present at both times."""
     shares: defaultdict[str, float] = defaultdict(float)
-    for number, client in now.items():
+    for number, client in after.items():
         for name, engine in client.engines.items():
             earlier = before[number].engines.get(name) if number in before else None
             if earlier is None:
                 continue
-            whole = seconds * 1e9
+            total = seconds * 1e9
             if engine.total is not None:
-                whole = engine.total - (earlier.total or 0)
-            if whole > 0:
+                total = engine.total - (earlier.total or 0)
+            if total > 0:
                 # The counters may temporarily decrease.
-                shares[name] += max(0, engine.busy - earlier.busy) / whole / engine.capacity
+                shares[name] += max(0, engine.busy - earlier.busy) / total / engine.capacity
     return min(1.0, max(shares.values(), default=0.0))
 
 
@@ -461,40 +461,40 @@ class DrmSource:
         pass  # nothing stays open between two readings
 
     def read(self) -> Reading:
-        counter, now = FaultCollector(), self._clock()
+        faults, now = FaultCollector(), self._clock()
         present = {device.uuid: device for device in drm_devices(self._sys)}
         for device in present.values():
             self._seen.setdefault(device.uuid, (len(self._seen), device.name()))
         awake = {device.uuid for device in present.values() if not device.is_powered_down()}
-        clients_by_process = self._shared(device for device in present.values() if device.uuid in awake)
+        clients_by_process = self._clients_by_process(device for device in present.values() if device.uuid in awake)
         compute = self._kfd.read()
         pids = {pid for by_pid in clients_by_process.values() for pid in by_pid}
         identities = self._table.read(pids.union(*compute.values()))
-        clients = _clients_with_owners(clients_by_process, identities)
+        clients = _clients_with_pids(clients_by_process, identities)
         devices = []
         for device in present.values():
             if device.uuid not in awake:
                 devices.append(self._device(device, MemoryCounts(), None, Sensors()))
                 continue
-            memory = self._memory(device, counter)
-            own = clients.get(device.pci_bus_id, {})
+            memory = self._memory(device, faults)
+            with_pids = clients.get(device.pci_bus_id, {})
             rocm = compute.get(device.pci_bus_id, {})
-            by_pid = self._usages(device, memory, own, rocm, counter)
-            utilization_by_pid = {pid: ratio for pid, ratio in self._used_by(device, own, now) if pid not in rocm}
+            by_pid = self._usages(device, memory, with_pids, rocm, faults)
+            utilization_by_pid = {pid: ratio for pid, ratio in self._used_by(device, with_pids, now) if pid not in rocm}
             listed = None if by_pid is None else process_usages(by_pid, identities, utilization_by_pid)
-            own_clients = {number: entry for number, (_, entry) in own.items()}
-            devices.append(self._device(device, memory, listed, self._sensors(device, own_clients, now, counter)))
+            by_id = {number: client for number, (_, client) in with_pids.items()}
+            devices.append(self._device(device, memory, listed, self._sensors(device, by_id, now, faults)))
             if self._descriptors.hidden:
                 detail = f"{plural(self._descriptors.hidden, 'process')} of other users can't be inspected"
-                counter.add(device.uuid, "processes_hidden", detail)
+                faults.add(device.uuid, "processes_hidden", detail)
         for uuid in self._seen.keys() - present.keys():
-            counter.add(
+            faults.add(
                 uuid, "lost", f"device {self._seen[uuid][0]} {self._seen[uuid][1]} is missing from /sys/class/drm"
             )
-        self._busy = now, {pci: {n: entry for n, (_, entry) in own.items()} for pci, own in clients.items()}
+        self._busy = now, {pci: {n: client for n, (_, client) in each.items()} for pci, each in clients.items()}
         devices.sort(key=lambda device: device.index)
         return Reading(
-            devices=tuple(devices), faults=counter.faults(self.name), driver_version=f"Linux {os.uname().release}"
+            devices=tuple(devices), faults=faults.of_source(self.name), driver_version=f"Linux {os.uname().release}"
         )
 
     def _device(
@@ -516,23 +516,23 @@ class DrmSource:
             source=self.name,
         )
 
-    def _memory(self, device: DrmDevice, counter: FaultCollector) -> MemoryCounts:
-        counts = device.memory(counter)
+    def _memory(self, device: DrmDevice, faults: FaultCollector) -> MemoryCounts:
+        counts = device.memory(faults)
         if device.vendor == "intel" and counts.used_bytes is None and device.render_node:
             try:
                 queried = self._query(device.driver, f"{self._dev}/dri/{device.render_node}")
             except OSError as error:
-                counter.add(device.uuid, fault_kind_of(error), f"memory: {error.strerror}")
+                faults.add(device.uuid, fault_kind_of(error), f"memory: {error.strerror}")
             else:
                 counts = queried if queried.size_bytes else counts
                 if queried.size_bytes and queried.used_bytes is None:
-                    counter.add(device.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
-        return valid_memory(counter, device.uuid, counts)
+                    faults.add(device.uuid, "no_permission", "used memory: the driver requires CAP_PERFMON")
+        return valid_memory(faults, device.uuid, counts)
 
     def _sensors(
-        self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, counter: FaultCollector
+        self, device: DrmDevice, clients: Mapping[int, DrmClient], now: float, faults: FaultCollector
     ) -> Sensors:
-        values: dict[str, Any] = {**device.sensors(counter)}
+        values: dict[str, Any] = {**device.sensors(faults)}
         before, clients_before = self._busy
         if "gpu_utilization_ratio" not in values and before and not self._descriptors.hidden and now > before:
             values["gpu_utilization_ratio"] = utilization(
@@ -546,33 +546,33 @@ class DrmSource:
         return Sensors(**values)
 
     def _used_by(
-        self, device: DrmDevice, own: Mapping[int, tuple[int, DrmClient]], now: float
+        self, device: DrmDevice, with_pids: Mapping[int, tuple[int, DrmClient]], now: float
     ) -> Iterator[tuple[int, float]]:
         """Yield each process's share of device time since the previous reading.
 
         Processes that use KFD are excluded, because no file reports their work.
         """
-        before, known = self._busy
-        earlier = known.get(device.pci_bus_id, {})
-        for pid in {pid for pid, _ in own.values()} if now > before else ():
-            clients = {number: entry for number, (owner, entry) in own.items() if owner == pid}
-            if any(entry.engines and number in earlier for number, entry in clients.items()):
+        before, clients_before = self._busy
+        earlier = clients_before.get(device.pci_bus_id, {})
+        for pid in {pid for pid, _ in with_pids.values()} if now > before else ():
+            clients = {number: client for number, (client_pid, client) in with_pids.items() if client_pid == pid}
+            if any(client.engines and number in earlier for number, client in clients.items()):
                 yield pid, utilization(earlier, clients, now - before)
 
-    def _shared(self, awake: Iterable[DrmDevice]) -> ClientsByProcess:
+    def _clients_by_process(self, awake: Iterable[DrmDevice]) -> ClientsByProcess:
         by_node = {f"/dev/dri/{node}": device for device in awake for node in device.nodes}
         by_address = {device.pci_bus_id: device for device in by_node.values()}
-        shared: dict[tuple[str, int], dict[int, DrmClient]] = {}
+        clients: dict[tuple[str, int], dict[int, DrmClient]] = {}
         for pid, nodes in self._descriptors.read().items():
             for node in nodes:
-                entry = self._client(pid, node) if node.path in by_node else None
-                if entry is None:
+                client = self._client(pid, node) if node.path in by_node else None
+                if client is None:
                     continue
                 # In a container the node may have the name of another device.
-                device = by_address.get(entry.pci_bus_id) if entry.pci_bus_id else by_node[node.path]
-                if device is not None and device.driver == entry.driver:
-                    shared.setdefault((device.pci_bus_id, entry.id), {})[pid] = entry
-        return shared
+                device = by_address.get(client.pci_bus_id) if client.pci_bus_id else by_node[node.path]
+                if device is not None and device.driver == client.driver:
+                    clients.setdefault((device.pci_bus_id, client.id), {})[pid] = client
+        return clients
 
     def _client(self, pid: int, node: DeviceNode) -> DrmClient | None:
         try:
@@ -587,22 +587,22 @@ class DrmSource:
         memory: MemoryCounts,
         clients: Mapping[int, tuple[int, DrmClient]],
         compute: Mapping[int, int],
-        counter: FaultCollector,
+        faults: FaultCollector,
     ) -> dict[int, DriverUsage] | None:
         """Return the usage per pid. A process's clients are added; the KFD count is part of that sum, or larger if
         fdinfo is hidden."""
-        limit = memory.size_bytes or MAX_INTEGER - 1
+        size_bytes = memory.size_bytes or MAX_INTEGER - 1
         listed = (
-            ListedProcess(kind, (number, 0), pid, entry.used_bytes)
-            for number, (pid, entry) in clients.items()
-            for kind in entry.kinds or ("graphics",)
+            ListedProcess(kind, (number, 0), pid, client.used_bytes)
+            for number, (pid, client) in clients.items()
+            for kind in client.kinds or ("graphics",)
         )
-        by_pid = valid_usages(counter, device.uuid, listed, limit, self._pid_max)
+        by_pid = valid_usages(faults, device.uuid, listed, size_bytes, self._pid_max)
         rocm = valid_usages(
-            counter,
+            faults,
             device.uuid,
             (ListedProcess("compute", (0, 0), *entry) for entry in compute.items()),
-            limit,
+            size_bytes,
             self._pid_max,
         )
         if by_pid is None or rocm is None:
@@ -614,10 +614,10 @@ class DrmSource:
         return by_pid
 
 
-def _clients_with_owners(
+def _clients_with_pids(
     clients_by_process: ClientsByProcess, identities: Mapping[int, ProcessIdentity]
 ) -> dict[str, dict[int, tuple[int, DrmClient]]]:
-    """Return the owner of each client by PCI address and ID: the oldest process that shares its descriptor."""
+    """Return each client by PCI address and ID, with the pid of the oldest process that shares its descriptor."""
     clients: dict[str, dict[int, tuple[int, DrmClient]]] = {}
     for (address, number), by_pid in clients_by_process.items():
         pid = min(by_pid, key=lambda pid: (identities[pid].start_ticks or MAX_INTEGER, pid))

@@ -43,7 +43,7 @@ class FaultCollector:
     def __bool__(self) -> bool:
         return bool(self._details)
 
-    def faults(self, source: str) -> tuple[Fault, ...]:
+    def of_source(self, source: str) -> tuple[Fault, ...]:
         """Return the faults. The detail starts with the number of values if there are several, or if they are
         impossible."""
         return tuple(
@@ -64,18 +64,18 @@ class MemoryCounts(NamedTuple):
     reserved_bytes: int | None = None
 
 
-def valid_memory(counter: FaultCollector, uuid: str, counts: MemoryCounts) -> MemoryCounts:
+def valid_memory(faults: FaultCollector, uuid: str, counts: MemoryCounts) -> MemoryCounts:
     size = counts.size_bytes
     if not size:
         return MemoryCounts()  # some drivers return 0 for "not supported"
     if size >= MAX_INTEGER:
-        counter.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
+        faults.add(uuid, IMPOSSIBLE, f"size_bytes {size}")
         return MemoryCounts()
     impossible_fields = {
         name for name, value in zip(counts._fields, counts, strict=True) if value is not None and value > size
     }
     for name in sorted(impossible_fields):
-        counter.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
+        faults.add(uuid, IMPOSSIBLE, f"{name} {getattr(counts, name)} of {size}")
     return counts._replace(**dict.fromkeys(impossible_fields))
 
 
@@ -95,18 +95,18 @@ class DriverUsage:
 
 
 def valid_usages(
-    counter: FaultCollector, uuid: str, listed: Iterable[ListedProcess], limit: int, pid_max: int
+    faults: FaultCollector, uuid: str, listed: Iterable[ListedProcess], size_bytes: int, pid_max: int
 ) -> dict[int, DriverUsage] | None:
     """Return the usage per pid. Of several lists the larger count applies; counts of several instances are added.
 
-    ``limit`` is the size of the device. Returns None if the list is not trustworthy.
+    ``size_bytes`` is the size of the device. Returns None if the list is not trustworthy.
     """
     merged: dict[tuple[int, tuple[int, int]], DriverUsage] = {}
     impossible: list[str] = []
     entries = rejected = 0
     for kind, instance, pid, used in listed:
         entries += 1
-        if not 0 < pid <= pid_max or (used is not None and used > limit):
+        if not 0 < pid <= pid_max or (used is not None and used > size_bytes):
             rejected += 1
             if rejected <= MAX_DETAILS:
                 impossible.append(f"pid {pid}" if used is None else f"pid {pid} with {used} bytes")
@@ -117,7 +117,7 @@ def valid_usages(
         if used is not None:
             usage.used_bytes = max(used, usage.used_bytes or 0)
     if rejected:
-        counter.add(uuid, IMPOSSIBLE, ", ".join(impossible), rejected)
+        faults.add(uuid, IMPOSSIBLE, ", ".join(impossible), rejected)
     untrusted = entries >= UNTRUSTED_LENGTH and rejected > UNTRUSTED_RATIO * entries
     return None if untrusted else _sum_instances(merged)
 
@@ -128,8 +128,8 @@ def _sum_instances(merged: dict[tuple[int, tuple[int, int]], DriverUsage]) -> di
         total = by_pid.setdefault(pid, usage)
         if total is not usage:
             total.kinds += tuple(kind for kind in usage.kinds if kind not in total.kinds)
-            known = total.used_bytes is not None and usage.used_bytes is not None
-            total.used_bytes = (total.used_bytes or 0) + (usage.used_bytes or 0) if known else None
+            are_known = total.used_bytes is not None and usage.used_bytes is not None
+            total.used_bytes = (total.used_bytes or 0) + (usage.used_bytes or 0) if are_known else None
     return by_pid
 
 

@@ -87,12 +87,10 @@ def families(
             yield Family(f"{prefix}{name}", SHARED_FAMILIES[name], names, partial(_shared_rows, subjects, members))
         elif name:
             (quantity,) = members
-            yield family_with_rows(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
+            yield family_of(prefix, labels, quantity, partial(_rows, subjects, quantity.export or quantity.read))
 
 
-def family_with_rows(
-    prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: RowReader, note: str = ""
-) -> Family:
+def family_of(prefix: str, labels: tuple[str, ...], quantity: Quantity[Any], rows: RowReader, note: str = "") -> Family:
     """Return the family of a quantity whose rows are not one for each subject."""
     return Family(f"{prefix}{quantity.family_name}", quantity.help + note, labels, rows)
 
@@ -379,7 +377,7 @@ SCOPE_QUANTITIES: tuple[Quantity[ScopeUsage], ...] = (
 )
 
 PROCESS_FAMILIES: tuple[Family, ...] = (
-    family_with_rows(
+    family_of(
         "gpumond_process_",
         PROCESS_LABELS,
         PROCESS_USED,
@@ -425,7 +423,7 @@ PROCESS_FAMILIES: tuple[Family, ...] = (
 )
 
 REPORT_FAMILIES: tuple[Family, ...] = (
-    family_with_rows("gpumond_", ("pid",), REPORT_AGE, _report_age),
+    family_of("gpumond_", ("pid",), REPORT_AGE, _report_age),
     *families("gpumond_pool_", ("uuid", "gpu", "pid", "workload", "allocator"), labeled_pools, POOL_QUANTITIES),
     *families("gpumond_", ("pid", "workload", "allocator"), labeled_host_pools, HOST_POOL_QUANTITIES),
     *families(
@@ -604,7 +602,7 @@ FAMILIES: tuple[Family, ...] = (  # Families of programs are last: a page at the
         lambda frame: Counter((each.workload,) for each in frame.snapshot.reports if each.uses_device).items(),
     ),
     *families("gpumond_engine_", ("engine", "kind"), labeled_engines, ENGINE_QUANTITIES),
-    family_with_rows("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
+    family_of("gpumond_engine_", ("uuid", "gpu", "engine", "kind"), ENGINE_USED, _engine_memory),
     *families("gpumond_", (), labeled_snapshots, (DRIVER_UP,)),
     Family(
         "gpumond_driver_down_reason",

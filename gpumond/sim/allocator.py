@@ -46,8 +46,8 @@ class _Block:
         self.next: _Block | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """True if the block is its whole segment."""
+    def is_segment(self) -> bool:
+        """True if the block is its whole segment: it has no neighbors."""
         return self.previous is None and self.next is None
 
 
@@ -130,11 +130,11 @@ class CachingAllocator:
         """Return every whole free segment to the device. Returns the number of bytes."""
         with self.lock:
             released = 0
-            for small, blocks in self._cached.items():
-                segments = [block.size for _, _, block in blocks if block.is_whole]
+            for is_small, blocks in self._cached.items():
+                segments = [block.size for _, _, block in blocks if block.is_segment]
                 released += sum(segments)
                 self._device_frees += len(segments)
-                self._cached[small] = [entry for entry in blocks if not entry[2].is_whole]
+                self._cached[is_small] = [entry for entry in blocks if not entry[2].is_segment]
             if self._context is not None and released:
                 self._context.free(released)
                 self._held_bytes -= released
@@ -161,10 +161,10 @@ class CachingAllocator:
         with self.lock:
             return dict(self._live_bytes_by_kind)
 
-    def set_recording(self, on: bool) -> None:
+    def set_recording(self, enabled: bool) -> None:
         """Record the calls that allocate a block, or forget them."""
         with self.lock:
-            self._stacks = {} if on else None
+            self._stacks = {} if enabled else None
 
     def live_blocks(self) -> list[dict[str, Any]]:
         """Return the live blocks with their recorded calls, innermost first, as PyTorch's memory snapshot does."""
@@ -179,7 +179,7 @@ class CachingAllocator:
         """Return the state as an agent reports it: held = live + reclaimable + stranded, exactly."""
         with self.lock:
             blocks = (block for pool in self._cached.values() for _, _, block in pool)
-            reclaimable = sum(block.size for block in blocks if block.is_whole)
+            reclaimable = sum(block.size for block in blocks if block.is_segment)
             return PoolUsage(
                 allocator="sim",
                 device_uuid=self.device_uuid,
@@ -240,13 +240,13 @@ class CachingAllocator:
         remaining = block.size - size
         if remaining < ROUNDING_BYTES if block.is_small else remaining <= MAX_SMALL_BYTES:
             return
-        rest = _Block(block.address + size, remaining, block.is_small)
-        rest.previous, rest.next = block, block.next
+        remainder = _Block(block.address + size, remaining, block.is_small)
+        remainder.previous, remainder.next = block, block.next
         if block.next is not None:
-            block.next.previous = rest
-        block.next = rest
+            block.next.previous = remainder
+        block.next = remainder
         block.size = size
-        self._put(rest)
+        self._put(remainder)
 
     def _put(self, block: _Block) -> None:
         block.free = True

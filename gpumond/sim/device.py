@@ -122,13 +122,13 @@ class SimDevice:
 
     def resume(self, pid: int) -> None:
         """Return the bytes of a suspended process to it. Raises OutOfMemory, and then changes nothing."""
-        spec, own_bytes = self.spec(), self.held_bytes(pid)
+        spec, process_bytes = self.spec(), self.held_bytes(pid)
         with self._open_locked() as lock:
             used = sum(record.used_bytes for record in self._recount(lock)) + self._orphan_bytes()
-            if used + own_bytes > spec.size_bytes - spec.reserved_bytes:
-                raise OutOfMemory(f"{own_bytes / MIB:.2f} MiB don't fit on {spec.uuid}")
+            if used + process_bytes > spec.size_bytes - spec.reserved_bytes:
+                raise OutOfMemory(f"{process_bytes / MIB:.2f} MiB don't fit on {spec.uuid}")
             (self.directory / "suspended" / _process_file_name(pid)).unlink()
-            _write_sum(lock, used + own_bytes)
+            _write_sum(lock, used + process_bytes)
 
     def lock(self, pid: int) -> None:
         """Let the calls of a process wait."""
@@ -387,8 +387,8 @@ class SimDriver:
 
 def start_if_running(pid: int) -> int | None:
     """Return the start of a process in clock ticks after boot; None if it has ended or is a zombie."""
-    start = read_process_stat("/proc", pid)
-    return None if start is None or start.state in ENDED_STATES else start.start_ticks
+    stat = read_process_stat("/proc", pid)
+    return None if stat is None or stat.state in ENDED_STATES else stat.start_ticks
 
 
 @dataclass(frozen=True, slots=True)

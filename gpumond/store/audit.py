@@ -31,8 +31,8 @@ LOCK_TIMEOUT_SECONDS = 2.0
 CURRENT_OPERATION_ID: ContextVar[str] = ContextVar("OPERATION", default="")
 """Id of the operation on several machines that the present request belongs to, for its entries; empty without one."""
 ADMINISTRATORS = "administrators"
-"""Owner of the entries of tokens, root, the daemon's own user, rules and gpumond itself. A user's have the name of the
-person, as in ``uid:1000``."""
+"""Counted user (the column ``owner``) of the entries of tokens, root, the daemon's own user, rules and gpumond itself.
+A user's have the name of the person, as in ``uid:1000``."""
 EVERYONE = "everyone"
 MAX_DETAIL_BYTES = 3584
 """Limit of a detail: an entry with all its fields has at most 4 KiB."""
@@ -70,13 +70,13 @@ def is_user(actor: str) -> bool:
 
 
 def append_entry(db: sqlite3.Connection, actor: str, action: str, detail: Any) -> str:
-    """Add an entry in the open transaction, and return its owner."""
-    owner = rate_limit_name(actor) if is_user(actor) else ADMINISTRATORS
+    """Add an entry in the open transaction, and return its counted user."""
+    counted_user = rate_limit_name(actor) if is_user(actor) else ADMINISTRATORS
     db.execute(
         "INSERT INTO audit (at, owner, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
-        (time(), owner, actor, action, canonical_json(truncate_detail(detail))),
+        (time(), counted_user, actor, action, canonical_json(truncate_detail(detail))),
     )
-    return owner
+    return counted_user
 
 
 def truncate_detail(detail: Any) -> Any:
@@ -121,9 +121,9 @@ def newest_entries(
     return entries[::-1]
 
 
-def count_entries(db: sqlite3.Connection, owner: str) -> int:
-    """Return the number of entries of an owner."""
-    return int(db.execute("SELECT count(*) FROM audit WHERE owner = ?", (owner,)).fetchone()[0])
+def count_entries(db: sqlite3.Connection, counted_user: str) -> int:
+    """Return the number of entries of a counted user."""
+    return int(db.execute("SELECT count(*) FROM audit WHERE owner = ?", (counted_user,)).fetchone()[0])
 
 
 def remove_old(db: sqlite3.Connection, oldest_at: float) -> None:
@@ -134,12 +134,12 @@ def remove_old(db: sqlite3.Connection, oldest_at: float) -> None:
         _log_removal(EVERYONE, last_removed_seq)
 
 
-def remove_oldest_tenth(db: sqlite3.Connection, owner: str) -> None:
-    """Remove the oldest tenth of an owner's entries."""
+def remove_oldest_tenth(db: sqlite3.Connection, counted_user: str) -> None:
+    """Remove the oldest tenth of a user's entries."""
     query = "SELECT seq FROM audit WHERE owner = ? ORDER BY seq LIMIT 1 OFFSET ?"
-    last_removed_seq = db.execute(query, (owner, count_entries(db, owner) // 10)).fetchone()[0]
-    db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (owner, last_removed_seq))
-    _log_removal(owner, last_removed_seq)
+    last_removed_seq = db.execute(query, (counted_user, count_entries(db, counted_user) // 10)).fetchone()[0]
+    db.execute("DELETE FROM audit WHERE owner = ? AND seq <= ?", (counted_user, last_removed_seq))
+    _log_removal(counted_user, last_removed_seq)
 
 
 def user_with_most_bytes(db: sqlite3.Connection) -> str:
@@ -192,10 +192,10 @@ def verify(path: Path, lines: Iterable[str]) -> tuple[int, list[str]]:
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_TIMEOUT_SECONDS)
         ) as db:
             db.text_factory = decode_lossless
-            for (seq, expected), owner in logged.items():
+            for (seq, expected), counted_user in logged.items():
                 columns = "seq, at, owner, actor, action, detail"
                 row = db.execute(f"SELECT {columns} FROM audit WHERE seq = ?", (seq,)).fetchone()
-                if row is None and seq > max(removed.get(owner, 0), removed.get(EVERYONE, 0)):
+                if row is None and seq > max(removed.get(counted_user, 0), removed.get(EVERYONE, 0)):
                     problems.append(f"entry {seq} is missing")
                 elif row is not None and entry_digest(row) != expected:
                     problems.append(f"entry {seq} was changed")
@@ -209,8 +209,8 @@ def decode_lossless(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _log_removal(owner: str, last_removed_seq: int) -> None:
-    log.info("audit entries of %s up to %d were removed: they exceed the store's limits", owner, last_removed_seq)
+def _log_removal(user: str, last_removed_seq: int) -> None:
+    log.info("audit entries of %s up to %d were removed: they exceed the store's limits", user, last_removed_seq)
 
 
 def _readable_entries(rows: sqlite3.Cursor) -> Iterator[tuple[AuditEntry, int]]:

@@ -72,11 +72,11 @@ def _remove_old(db: sqlite3.Connection, limits: StoreLimits, now: float) -> None
     audit_table.remove_old(db, oldest_at)
 
 
-def _remove_excess(db: sqlite3.Connection, limits: StoreLimits, owner: str = ADMINISTRATORS) -> None:
-    """Remove rows beyond the limits, in the open transaction. ``owner`` has the newest audit entry."""
-    max_audit_entries = limits.max_audit_entries if owner == ADMINISTRATORS else limits.max_audit_entries_of_user
-    if audit_table.count_entries(db, owner) > max_audit_entries:
-        audit_table.remove_oldest_tenth(db, owner)
+def _remove_excess(db: sqlite3.Connection, limits: StoreLimits, counted_user: str = ADMINISTRATORS) -> None:
+    """Remove rows beyond the limits, in the open transaction. ``counted_user`` has the newest audit entry."""
+    max_audit_entries = limits.max_audit_entries if counted_user == ADMINISTRATORS else limits.max_audit_entries_of_user
+    if audit_table.count_entries(db, counted_user) > max_audit_entries:
+        audit_table.remove_oldest_tenth(db, counted_user)
     for table, max_rows in (("receipts", limits.max_receipts), ("past_alerts", limits.max_past_alerts)):
         while (excess := _count_rows(db, table) - max_rows) > 0:
             _remove_oldest(db, table, _largest_owner(db, table, "count(*)"), excess)
@@ -379,8 +379,8 @@ class Store:
     def append_audit_entry(self, db: sqlite3.Connection, actor: str, action: str, detail: Any) -> None:
         if (operation := audit_table.CURRENT_OPERATION_ID.get()) and isinstance(detail, dict):
             detail = {"operation": operation, **detail}
-        owner = audit_table.append_entry(db, actor, action, detail)
-        _remove_excess(db, self.limits, owner)
+        counted_user = audit_table.append_entry(db, actor, action, detail)
+        _remove_excess(db, self.limits, counted_user)
 
 
 def _past_alert_owner(alert: Alert) -> str:
@@ -404,7 +404,7 @@ class HistoryPersistence:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._due = HISTORY_INTERVAL_SECONDS
+        self._due_at = HISTORY_INTERVAL_SECONDS
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self, history: History, earlier_uses: EarlierUses) -> None:
@@ -413,10 +413,10 @@ class HistoryPersistence:
             history.restore(await self._store.history())
             earlier_uses.restore(await self._store.earlier_uses())
 
-    def advance(self, history: History, earlier_uses: EarlierUses, elapsed: float) -> None:
+    def advance(self, history: History, earlier_uses: EarlierUses, now: float) -> None:
         """Begin to write when it is due. Waits for nothing."""
-        if elapsed >= self._due:
-            self._due = elapsed + HISTORY_INTERVAL_SECONDS
+        if now >= self._due_at:
+            self._due_at = now + HISTORY_INTERVAL_SECONDS
             self._writing = asyncio.ensure_future(self._write(history, earlier_uses))
 
     async def close(self, history: History, earlier_uses: EarlierUses) -> None:

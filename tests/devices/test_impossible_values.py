@@ -114,7 +114,7 @@ entries = st.builds(
 @given(st.lists(entries))
 def test_arbitrary_lists_yield_no_impossible_process(listed: list[ListedProcess]) -> None:
     counter = FaultCollector()
-    by_pid = valid_usages(counter, "GPU-0", listed, limit=80 * GIB, pid_max=32768)
+    by_pid = valid_usages(counter, "GPU-0", listed, size_bytes=80 * GIB, pid_max=32768)
     good = [entry for entry in listed if 0 < entry.pid <= 32768 and (entry.used_bytes or 0) <= 80 * GIB]
     assert bool(counter) == (len(good) < len(listed))
     assert (by_pid is None) == (len(listed) >= 10 and len(listed) - len(good) > 0.2 * len(listed))

@@ -89,18 +89,18 @@ class ReadingCodec:
         if device.processes is None:
             return device
         before = self._before.get(device.uuid, {})
-        news = tuple(
+        changed = tuple(
             process
             for process in device.processes
-            if (known := before.get(process.pid)) is not process and known != process
+            if (previous := before.get(process.pid)) is not process and previous != process
         )
-        return replace(device, processes=news)
+        return replace(device, processes=changed)
 
     def _complete(self, device: DeviceReading, pids: tuple[int, ...]) -> DeviceReading:
         if device.processes is None:
             return device
-        known = {**self._before.get(device.uuid, {}), **{process.pid: process for process in device.processes}}
-        return replace(device, processes=tuple(known[pid] for pid in pids))
+        by_pid = {**self._before.get(device.uuid, {}), **{process.pid: process for process in device.processes}}
+        return replace(device, processes=tuple(by_pid[pid] for pid in pids))
 
     def _keep(self, reading: Reading) -> None:
         self._before = {

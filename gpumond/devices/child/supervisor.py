@@ -91,7 +91,7 @@ class DriverProcess:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         os.set_blocking(self.stdout.fileno(), False)
         self.buffer = bytearray()
-        self._changes = ReadingCodec()
+        self._codec = ReadingCodec()
         self.request: PendingReading | None = PendingReading(time.monotonic())
         self.opened = self.overdue = self.unavailable = False
         self.xids: tuple[XidErrors, ...] = ()
@@ -105,13 +105,13 @@ class DriverProcess:
 
     def decode(self, line: bytes) -> ReadResponse:
         """Return a response, whose reading is complete. Raises ProtocolError."""
-        answer = from_json(ReadResponse, line)
-        if answer.reading is None:
-            return answer
-        return replace(answer, reading=self._changes.decode(answer.reading, answer.pids))
+        response = from_json(ReadResponse, line)
+        if response.reading is None:
+            return response
+        return replace(response, reading=self._codec.decode(response.reading, response.pids))
 
     def device_index(self) -> int:
-        """Return the index of the device that is being queried, or NOWHERE."""
+        """Return the index of the device that is being queried, or NO_INDEX."""
         return DevicePosition(self._position_descriptor).index()
 
     def hang_up(self) -> None:
@@ -143,9 +143,9 @@ async def end_processes(children: Iterable[DriverProcess]) -> bool:
     return gone
 
 
-async def _wait_for_exit(children: Iterable[DriverProcess], wait: float) -> None:
-    until = time.monotonic() + wait
-    while not all(child.is_gone() for child in children) and time.monotonic() < until:
+async def _wait_for_exit(children: Iterable[DriverProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not all(child.is_gone() for child in children) and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
 
 
@@ -195,8 +195,8 @@ class Supervisor:
         """Return a reading that began after this call, or None if none arrived within ``wait`` seconds."""
         requested_at = time.monotonic()
         while (request := self._ask()) is not None:
-            left = requested_at + wait - time.monotonic()
-            await asyncio.wait({request.done}, timeout=max(0.0, left))
+            remaining_seconds = requested_at + wait - time.monotonic()
+            await asyncio.wait({request.done}, timeout=max(0.0, remaining_seconds))
             if not request.done.done():
                 return None
             if request.requested_at >= requested_at:
@@ -231,7 +231,7 @@ class Supervisor:
 
     def _hang_up_all(self) -> list[DriverProcess]:
         children = [*self._abandoned, *([self._child] if self._child else [])]
-        leaving, self._closing = self._closing, []
+        closing, self._closing = self._closing, []
         for child in children:
             self._unwatch(child)
             if child.request is not None:
@@ -240,7 +240,7 @@ class Supervisor:
         self._child = None
         self._abandoned = []
         self._excluded.clear()
-        return children + leaving
+        return children + closing
 
     def _ask(self) -> PendingReading | None:
         """Return the current request, or a new one; None while there is no child."""
@@ -341,25 +341,25 @@ class Supervisor:
                 log.error("invalid response from the driver process: %s", error)
                 child.process.terminate()
 
-    def _handle_response(self, child: DriverProcess, answer: ReadResponse) -> None:
+    def _handle_response(self, child: DriverProcess, response: ReadResponse) -> None:
         request, child.request = child.request, None
-        late, child.overdue = child.overdue, False
+        is_late, child.overdue = child.overdue, False
         if child in self._abandoned:
-            self._handle_late_response(child, answer.reading)
+            self._handle_late_response(child, response.reading)
             return
         if child is not self._child or request is None:
             return
-        if answer.reason:
+        if response.reason:
             child.unavailable = True
-            self._set_state(up=False, responsive=True, reason=answer.reason, detail=answer.message)
+            self._set_state(up=False, responsive=True, reason=response.reason, detail=response.message)
             request.finish(None)
             return
-        if late and self._timer is not None:
+        if is_late and self._timer is not None:
             self._timer.cancel()
         if not child.opened:
             child.opened = True
             self._opened()
-        reading = answer.reading
+        reading = response.reading
         if reading is not None:
             child.xids = reading.xids
             reading = replace(reading, xids=sum_xid_errors(self._xids, reading.xids))
@@ -369,7 +369,7 @@ class Supervisor:
                     self._uuids[device.index] = device.uuid
                     self._exclusions.pop(device.uuid, None)
             self._set_state(up=True, responsive=not self._abandoned, reading=reading)
-        request.finish(None if late else reading)  # a late response is out of date
+        request.finish(None if is_late else reading)  # a late response is out of date
 
     def _handle_late_response(self, child: DriverProcess, reading: Reading | None) -> None:
         """Handle the response of an abandoned child, whose driver call has returned.
@@ -379,12 +379,12 @@ class Supervisor:
         read_again = {device.uuid for device, hung in self._excluded.items() if hung is child}
         self._excluded = {device: hung for device, hung in self._excluded.items() if hung is not child}
         counted = {(errors.device_uuid, errors.xid): errors.count for errors in child.xids}
-        news = [
+        new_errors = [
             replace(errors, count=errors.count - counted.get((errors.device_uuid, errors.xid), 0))
             for errors in (reading.xids if reading else ())
             if errors.device_uuid in read_again
         ]
-        self._xids = sum_xid_errors(self._xids, [errors for errors in news if errors.count > 0])
+        self._xids = sum_xid_errors(self._xids, [errors for errors in new_errors if errors.count > 0])
         child.stdin.close()
 
     def _handle_exit(self, child: DriverProcess) -> None:
@@ -438,12 +438,12 @@ class Supervisor:
     ) -> None:
         """Log a change of state, once."""
         before = self.state
-        known = before if reading is None else reading
-        versions = {name: getattr(known, name) for name in ("driver_version", "library_version", "cuda_version")}
+        versioned = before if reading is None else reading
+        versions = {name: getattr(versioned, name) for name in ("driver_version", "library_version", "cuda_version")}
         self.state = replace(before, up=up, responsive=responsive, reason=reason, detail=detail, **versions)
         if (before.up, before.reason) != (up, reason):
             if up:
-                log.info("source %s is up, driver %s", before.name, known.driver_version or "unknown")
+                log.info("source %s is up, driver %s", before.name, versioned.driver_version or "unknown")
             else:
                 log.warning("source %s is down: %s: %s", before.name, reason, detail)
 

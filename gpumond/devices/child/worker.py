@@ -40,7 +40,7 @@ def main(position_descriptor: int, source_name: str) -> int:
         source = load_source(source_name, progress)
         source.open()
         answer(ReadResponse())
-        owners, changes = ProcessMetadata(), ReadingCodec()
+        metadata, codec = ProcessMetadata(), ReadingCodec()
         reduce_garbage_collection()
         for line in sys.stdin.buffer:
             request = from_json(ReadRequest, line)
@@ -48,7 +48,7 @@ def main(position_descriptor: int, source_name: str) -> int:
             progress.limit_changes = request.limit_changes
             reading = source.read()
             position.set_index(NO_INDEX)
-            answer(ReadResponse(*changes.encode(owners.complete(reading, progress.process_stats))))
+            answer(ReadResponse(*codec.encode(metadata.complete(reading, progress.process_stats))))
         source.close()
     except SourceUnavailable as error:
         answer(ReadResponse(reason=error.reason, message=printable_text(error)))

@@ -48,8 +48,8 @@ def not_loadable(reason: str) -> SourceUnavailable:
 
 
 def _library_paths() -> Iterator[str]:
-    own = [directory for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
-    for pattern in (*map(glob.escape, own), *_DIRECTORIES):
+    directories = [directory for directory in os.environ.get("LD_LIBRARY_PATH", "").split(":") if directory]
+    for pattern in (*map(glob.escape, directories), *_DIRECTORIES):
         yield from filter(os.path.isfile, glob.glob(os.path.join(pattern, NVML)))
 
 

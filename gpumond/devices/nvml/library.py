@@ -263,7 +263,7 @@ def _text(value: bytes | str) -> str:
 
 @dataclass
 class Device:
-    """Device or MIG instance. ``handle`` is None while it is lost, and ``lost`` is then the kind of the fault."""
+    """Device or MIG instance. ``handle`` is None while it is lost, and ``lost_kind`` is then the kind of the fault."""
 
     uuid: str
     index: int
@@ -271,7 +271,7 @@ class Device:
     name: str = ""
     pci_bus_id: str = ""
     handle: Any = None
-    lost: FaultKind | ReturnCode | Literal[""] = ""
+    lost_kind: FaultKind | ReturnCode | Literal[""] = ""
     memory_version: int | None = None
     memory_failures: int = 0
     size_bytes: int | None = None
@@ -290,7 +290,7 @@ class Inventory:
         self._driver = driver
         self._devices: dict[str, Device] = {}
         self._excluded: Mapping[int, str] = {}
-        self._next_scan = float("-inf")
+        self._next_scan_at = float("-inf")
         self._retry_seconds = 0.0
         self.faults = FaultCollector()
 
@@ -310,15 +310,15 @@ class Inventory:
         if not self._incomplete():
             self._retry_seconds = 0.0
         elif not self._retry_seconds:
-            self._retry_seconds, self._next_scan = RETRY_SECONDS, now
-        if now >= self._next_scan:
+            self._retry_seconds, self._next_scan_at = RETRY_SECONDS, now
+        if now >= self._next_scan_at:
             self._scan()
-            self._next_scan = now + (self._retry_seconds or RESCAN_SECONDS)
+            self._next_scan_at = now + (self._retry_seconds or RESCAN_SECONDS)
             self._retry_seconds = min(2 * self._retry_seconds, RESCAN_SECONDS)
 
     def mark_lost(self, device: Device, kind: FaultKind | ReturnCode) -> None:
         for lost in (device, *self._instances(device)):
-            lost.handle, lost.lost = None, kind
+            lost.handle, lost.lost_kind = None, kind
 
     def _incomplete(self) -> bool:
         return bool(self.faults) or any(device.handle is None for device in self._devices.values())
@@ -368,14 +368,14 @@ class Inventory:
 
     def _record_refusal(self, index: int, refusal: QueryFailed) -> set[str]:
         """Return the known device at an index that does not return its UUID: the device that had this index, if any."""
-        known = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
-        for device in known:
+        affected = [device for device in self._devices.values() if (device.index, device.parent_uuid) == (index, None)]
+        for device in affected:
             if isinstance(refusal, DeviceLost):
                 self.mark_lost(device, refusal.kind)
-        if not known or not isinstance(refusal, DeviceLost):
-            uuid = known[0].uuid if known else None
+        if not affected or not isinstance(refusal, DeviceLost):
+            uuid = affected[0].uuid if affected else None
             self.faults.add(uuid, refusal.kind, f"device {index}: {refusal}")
-        return {device.uuid for device in known}
+        return {device.uuid for device in affected}
 
     def _describe(self, device: Device) -> None:
         for field, ask in (("name", self._driver.name), ("pci_bus_id", self._driver.pci_bus_id)):

@@ -193,13 +193,13 @@ ONCE = (
 class _SlowAnswers:
     """Latest answers of a device to slow queries, and its failed queries."""
 
-    due: float = float("-inf")
+    due_at: float = float("-inf")
     values: dict[str, Any] = field(default_factory=dict)
-    counter: FaultCollector = field(default_factory=FaultCollector)
+    faults: FaultCollector = field(default_factory=FaultCollector)
     samples: Mapping[int, float] | None = None
     utilization_by_pid: Mapping[int, float] = field(default_factory=dict)
-    fixed: dict[str, Any] = field(default_factory=dict)
-    unasked: tuple[FieldQuery, ...] = ONCE
+    constants: dict[str, Any] = field(default_factory=dict)
+    unread: tuple[FieldQuery, ...] = ONCE
 
 
 class SensorReader:
@@ -215,15 +215,15 @@ class SensorReader:
         """Make the slow queries of the devices that are due; ``lose`` is called for those that are lost."""
         present = [device for device in devices if device.handle is not None and device.parent_uuid is None]
         self._slow_answers = {device.uuid: self._slow_answers.get(device.uuid) or _SlowAnswers() for device in present}
-        began = self._clock()
-        for device in sorted(present, key=lambda device: self._slow_answers[device.uuid].due):
-            kept, now = self._slow_answers[device.uuid], self._clock()
-            if kept.due > began or now - began > SLOW_BUDGET_SECONDS:
+        started_at = self._clock()
+        for device in sorted(present, key=lambda device: self._slow_answers[device.uuid].due_at):
+            answers, now = self._slow_answers[device.uuid], self._clock()
+            if answers.due_at > started_at or now - started_at > SLOW_BUDGET_SECONDS:
                 return
             self._library.set_index(device.index)
             try:
-                self._run_slow_queries(device, kept)
-                kept.due = now + SLOW_SECONDS
+                self._run_slow_queries(device, answers)
+                answers.due_at = now + SLOW_SECONDS
             except DeviceLost as lost:
                 lose(device, lost.kind)
                 self.forget(device)
@@ -232,51 +232,51 @@ class SensorReader:
         self._slow_answers.pop(device.uuid, None)
         self._profile.forget(device.uuid)
 
-    def read(self, device: Device, counter: FaultCollector) -> dict[str, Any]:
+    def read(self, device: Device, faults: FaultCollector) -> dict[str, Any]:
         """Return the known values of Sensors. Raises DeviceLost."""
-        kept = self._slow_answers.get(device.uuid) or _SlowAnswers()
-        values = {**kept.fixed, **kept.values}
-        for question in FAST:
-            self._query(question, device, values, counter)
-        counter.extend(kept.counter)
+        answers = self._slow_answers.get(device.uuid) or _SlowAnswers()
+        values = {**answers.constants, **answers.values}
+        for query in FAST:
+            self._query(query, device, values, faults)
+        faults.extend(answers.faults)
         return values
 
     def utilization_by_pid(self, device: Device, pids: Iterable[int]) -> Mapping[int, float]:
         """Return the recent utilization by process, without processes that are newer than the query."""
-        kept = self._slow_answers.get(device.uuid) or _SlowAnswers()
-        if kept.samples is not None:
-            kept.utilization_by_pid, kept.samples = {pid: kept.samples.get(pid, 0.0) for pid in pids}, None
-        return kept.utilization_by_pid
+        answers = self._slow_answers.get(device.uuid) or _SlowAnswers()
+        if answers.samples is not None:
+            answers.utilization_by_pid, answers.samples = {pid: answers.samples.get(pid, 0.0) for pid in pids}, None
+        return answers.utilization_by_pid
 
-    def _run_slow_queries(self, device: Device, kept: _SlowAnswers) -> None:
-        kept.values, kept.counter = {}, FaultCollector()
-        kept.samples, kept.utilization_by_pid = self._activity.utilization_by_pid(device, kept.counter), {}
-        kept.values.update(self._profile.ask(device, kept.counter))
-        for question in SLOW:
-            self._query(question, device, kept.values, kept.counter)
-        kept.unasked = tuple(
-            question for question in kept.unasked if not self._query(question, device, kept.fixed, kept.counter)
+    def _run_slow_queries(self, device: Device, answers: _SlowAnswers) -> None:
+        answers.values, answers.faults = {}, FaultCollector()
+        answers.samples, answers.utilization_by_pid = self._activity.utilization_by_pid(device, answers.faults), {}
+        answers.values.update(self._profile.ask(device, answers.faults))
+        for query in SLOW:
+            self._query(query, device, answers.values, answers.faults)
+        answers.unread = tuple(
+            query for query in answers.unread if not self._query(query, device, answers.constants, answers.faults)
         )
 
-    def _query(self, question: FieldQuery, device: Device, values: dict[str, Any], counter: FaultCollector) -> bool:
+    def _query(self, query: FieldQuery, device: Device, values: dict[str, Any], faults: FaultCollector) -> bool:
         """Store the answer in ``values``. Returns False if a retry may succeed."""
         try:
-            answer = self._library.query(question.functions, device.handle, *question.arguments)
+            answer = self._library.query(query.functions, device.handle, *query.arguments)
         except Unsupported:
             return True
         except EnumerationFailed as failure:
-            counter.add(device.uuid, failure.kind, f"{question.fields[0]}: {failure}")
+            faults.add(device.uuid, failure.kind, f"{query.fields[0]}: {failure}")
             return False
         numbers = answer if isinstance(answer, (tuple, list)) else (answer,)
         possible = True
-        for name, number in zip(question.fields, numbers, strict=False):
-            if number == question.unknown:
+        for name, number in zip(query.fields, numbers, strict=False):
+            if number == query.unknown:
                 continue
-            if 0 <= number <= question.limit:
-                values[name] = question.meaning(number)
+            if 0 <= number <= query.limit:
+                values[name] = query.meaning(number)
             else:
                 possible = False
-                counter.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
+                faults.add(device.uuid, IMPOSSIBLE, f"{name} {number}")
         return possible
 
 
@@ -318,13 +318,13 @@ def _gpm_sample(handle: Any) -> Any:
 
 def _metrics_between(before: Any, after: Any) -> list[tuple[int, float]]:
     """Return the return code and value of each of METRICS."""
-    question = pynvml.c_nvmlGpmMetricsGet_t()
-    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
-    question.sample1, question.sample2 = before, after
-    for place, metric in enumerate(GPM_METRICS):
-        question.metrics[place].metricId = metric.number
-    pynvml.nvmlGpmMetricsGet(question)
-    return [(answer.nvmlReturn, answer.value) for answer in question.metrics[: len(GPM_METRICS)]]
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
+    request.sample1, request.sample2 = before, after
+    for position, metric in enumerate(GPM_METRICS):
+        request.metrics[position].metricId = metric.number
+    pynvml.nvmlGpmMetricsGet(request)
+    return [(answer.nvmlReturn, answer.value) for answer in request.metrics[: len(GPM_METRICS)]]
 
 
 class ProfilingSamples:
@@ -332,34 +332,34 @@ class ProfilingSamples:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._last: dict[str, Any] = {}
+        self._samples: dict[str, Any] = {}
 
-    def ask(self, device: Device, counter: FaultCollector) -> dict[str, float]:
+    def ask(self, device: Device, faults: FaultCollector) -> dict[str, float]:
         """Return values of Sensors since the previous call; none at the first call. Raises DeviceLost."""
         try:
-            if device.uuid not in self._last and not self._library.query((_supports_gpm,), device.handle):
-                self._last[device.uuid] = None
-            before = self._last.get(device.uuid)
-            if device.uuid in self._last and before is None:
+            if device.uuid not in self._samples and not self._library.query((_supports_gpm,), device.handle):
+                self._samples[device.uuid] = None
+            before = self._samples.get(device.uuid)
+            if device.uuid in self._samples and before is None:
                 return {}
-            self._last[device.uuid] = after = self._library.query((_gpm_sample,), device.handle)
+            self._samples[device.uuid] = after = self._library.query((_gpm_sample,), device.handle)
             if before is None:
                 return {}
             try:
-                return _gpm_values(device.uuid, self._library.query((_metrics_between,), before, after), counter)
+                return _gpm_values(device.uuid, self._library.query((_metrics_between,), before, after), faults)
             finally:
                 self._free(before)
         except Unsupported:
-            self._last[device.uuid] = None
+            self._samples[device.uuid] = None
         except EnumerationFailed as failure:
             if failure.kind == "no_permission":
-                self._last[device.uuid] = None  # profiling is limited to administrators here: no fault of the device
+                self._samples[device.uuid] = None  # profiling is limited to administrators here: no fault of the device
             else:
-                counter.add(device.uuid, failure.kind, f"GPM: {failure}")
+                faults.add(device.uuid, failure.kind, f"GPM: {failure}")
         return {}
 
     def forget(self, uuid: str) -> None:
-        sample = self._last.pop(uuid, None)
+        sample = self._samples.pop(uuid, None)
         if sample is not None:
             self._free(sample)
 
@@ -368,7 +368,7 @@ class ProfilingSamples:
             pynvml.nvmlGpmSampleFree(sample)
 
 
-def _gpm_values(uuid: str, answers: list[tuple[int, float]], counter: FaultCollector) -> dict[str, float]:
+def _gpm_values(uuid: str, answers: list[tuple[int, float]], faults: FaultCollector) -> dict[str, float]:
     values: dict[str, float] = {}
     for metric, (code, value) in zip(GPM_METRICS, answers, strict=True):
         if code != pynvml.NVML_SUCCESS:
@@ -376,7 +376,7 @@ def _gpm_values(uuid: str, answers: list[tuple[int, float]], counter: FaultColle
         if 0 <= value <= metric.limit:
             values[metric.field] = value * metric.factor
         else:  # includes NaN
-            counter.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
+            faults.add(uuid, IMPOSSIBLE, f"{metric.field} {value}")
     return values
 
 
@@ -409,7 +409,7 @@ class ProcessActivity:
         self._since: dict[str, int] = {}
         """Driver time of the last sample in microseconds, by UUID."""
 
-    def utilization_by_pid(self, device: Device, counter: FaultCollector) -> Mapping[int, float] | None:
+    def utilization_by_pid(self, device: Device, faults: FaultCollector) -> Mapping[int, float] | None:
         """Return the utilization of the busiest hardware unit by pid since the previous query; absent pids were idle.
 
         Returns None if the driver does not report it. Raises DeviceLost.
@@ -421,7 +421,7 @@ class ProcessActivity:
         except EnumerationFailed as failure:
             if failure.kind == NO_SAMPLES:
                 return {}
-            counter.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
+            faults.add(device.uuid, failure.kind, f"utilization of processes: {failure}")
             return None
         if samples:
             self._since[device.uuid] = max(sample.timeStamp for sample in samples)
@@ -429,7 +429,7 @@ class ProcessActivity:
         for sample in samples:
             percent = max(sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)
             if percent > 100:
-                counter.add(device.uuid, IMPOSSIBLE, f"utilization {percent} of pid {sample.pid}")
+                faults.add(device.uuid, IMPOSSIBLE, f"utilization {percent} of pid {sample.pid}")
                 return None
             ratios[sample.pid] = max(percent / 100, ratios.get(sample.pid, 0.0))
         return ratios

@@ -77,7 +77,7 @@ class XidEvents:
 
     def __init__(self, library: Library, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._library, self._clock, self._wall = library, clock, wall
-        self._set: Any = None
+        self._event_set: Any = None
         self._uuids: dict[int | None, str] = {}
         """UUIDs of subscribed devices by the address behind their handle; a lost device may still send events."""
         self._registered: set[str] = set()
@@ -103,13 +103,13 @@ class XidEvents:
             device for uuid, device in present.items() if uuid not in self._registered and device.parent_uuid is None
         ]
         try:
-            self._set = self._set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
+            self._event_set = self._event_set or (self._library.query(functions("nvmlEventSetCreate")) if new else None)
         except QueryFailed as refusal:
             self._fail(None, refusal)
             return
         for device in new:
             self._library.set_index(device.index)
-            arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+            arguments = (device.handle, pynvml.nvmlEventTypeXidCriticalError, self._event_set)
             try:
                 self._library.query(functions("nvmlDeviceRegisterEvents"), *arguments)
             except QueryFailed as refusal:
@@ -118,11 +118,11 @@ class XidEvents:
                 self._uuids[_handle_address(device.handle)] = device.uuid
                 self._registered.add(device.uuid)
 
-    def fetch(self, counter: FaultCollector) -> None:
+    def fetch(self, faults: FaultCollector) -> None:
         """Count the events since the last call."""
         for _ in range(MAX_EVENTS_PER_READING if self._uuids else 0):
             try:
-                event = self._library.query(functions("nvmlEventSetWait_v2"), self._set, 0)
+                event = self._library.query(functions("nvmlEventSetWait_v2"), self._event_set, 0)
             except QueryFailed as refusal:
                 if refusal.kind != "timeout":
                     self._fail(None, refusal)
@@ -133,15 +133,15 @@ class XidEvents:
                 key = (uuid, int(event.eventData))
                 before = self._counts.get(key)
                 self._counts[key] = XidErrors(*key, (before.count if before else 0) + 1, self._wall())
-        counter.extend(self._subscription_faults)
+        faults.extend(self._subscription_faults)
 
     def close(self) -> None:
-        if self._set is not None:
-            events, self._set = self._set, None
+        if self._event_set is not None:
+            event_set, self._event_set = self._event_set, None
             self._uuids.clear()
             self._registered.clear()
             with suppress(pynvml.NVMLError):  # the driver is already unloaded
-                pynvml.nvmlEventSetFree(events)
+                pynvml.nvmlEventSetFree(event_set)
 
     def _fail(self, uuid: str | None, refusal: QueryFailed) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
@@ -209,8 +209,8 @@ class CgroupLimits:
         ``counted_bytes``: size of the device by nvmlDeviceGetMemoryInfo_v2, ``size_bytes`` by its first version, which
         no limit changes.
         """
-        own = limitable_cgroup(read_or_empty(f"{self._proc}/self/cgroup")) or ""
-        limits = self._get(device, own)
+        own_cgroup = limitable_cgroup(read_or_empty(f"{self._proc}/self/cgroup")) or ""
+        limits = self._get(device, own_cgroup)
         hard = NO_LIMIT if limits is None else limits.hard
         if counted_bytes == size_bytes and hard >= size_bytes and not (limits and limits.soft):
             return None
@@ -229,15 +229,15 @@ class CgroupLimits:
                 pids[cgroup].append(process.pid)
         return tuple(self._limit(device, cgroup, tuple(pids[cgroup])) for cgroup in sorted(pids)) if pids else ()
 
-    def change(self, device: Device, changes: Iterable[CgroupLimitChange], counter: FaultCollector) -> None:
+    def change(self, device: Device, changes: Iterable[CgroupLimitChange], faults: FaultCollector) -> None:
         """Make the changes of a device whose cgroups still have the limits that the changes expect."""
         for change in changes:
             if change.device_uuid != device.uuid:
                 continue
             key = change.device_uuid, change.cgroup
             self._refused.pop(key, None)
-            present = self._limit(device, change.cgroup, ())
-            if present.limit_bytes != change.before_bytes or present.guaranteed_bytes is not None:
+            current = self._limit(device, change.cgroup, ())
+            if current.limit_bytes != change.before_bytes or current.guaranteed_bytes is not None:
                 continue
             hard = NO_LIMIT if change.limit_bytes is None else change.limit_bytes
             try:
@@ -246,7 +246,7 @@ class CgroupLimits:
                 self._refused[key] = f"{printable_text(change.cgroup)}: {refusal}"
         for (uuid, _), detail in self._refused.items():
             if uuid == device.uuid:
-                counter.add(uuid, LIMIT_REFUSED, detail)
+                faults.add(uuid, LIMIT_REFUSED, detail)
 
     def _limit(self, device: Device, cgroup: str, pids: tuple[int, ...]) -> CgroupLimit:
         limits = self._get(device, cgroup)
@@ -346,8 +346,8 @@ class NvmlSource:
         """Read all devices. Raises SourceUnavailable if the driver is unloaded: it can only be reloaded in a new
         process."""
         self._inventory.refresh(self._clock(), self._library.progress.excluded)
-        counter = FaultCollector()
-        counter.extend(self._inventory.faults)
+        faults = FaultCollector()
+        faults.extend(self._inventory.faults)
         present = self._inventory.devices()
         self._sensors.refresh(present, self._inventory.mark_lost)
         self._events.listen(present)
@@ -356,15 +356,15 @@ class NvmlSource:
             if device.handle is not None:
                 self._library.set_index(device.index)
                 try:
-                    reading = self._observe(device, counter)
-                    observed.append((device, reading, self._usages(device, reading.used_bytes, counter)))
+                    reading = self._observe(device, faults)
+                    observed.append((device, reading, self._usages(device, reading.used_bytes, faults)))
                     continue
                 except DeviceLost as lost:
                     self._inventory.mark_lost(device, lost.kind)
                     self._sensors.forget(device)
-            counter.add(device.uuid, device.lost or "unknown", f"device {device.index} {device.name}".rstrip())
+            faults.add(device.uuid, device.lost_kind or "unknown", f"device {device.index} {device.name}".rstrip())
         self._library.set_index(NO_INDEX)
-        self._events.fetch(counter)  # last, so a hang or a crash before it loses no events
+        self._events.fetch(faults)  # last, so a hang or a crash before it loses no events
         identities = self._table.read(pid for _, _, by_pid in observed for pid in by_pid or ())
         self._library.progress.process_stats = self._table.process_stats
         devices = tuple(
@@ -373,27 +373,27 @@ class NvmlSource:
                 self._with_processes(
                     reading, by_pid, identities, self._sensors.utilization_by_pid(device, by_pid or ())
                 ),
-                counter,
+                faults,
             )
             for device, reading, by_pid in observed
         )
         self._library.set_index(NO_INDEX)
         present_uuids = {device.uuid for device in devices}
-        self._lists = {uuid: known for uuid, known in self._lists.items() if uuid in present_uuids}
+        self._lists = {uuid: lists for uuid, lists in self._lists.items() if uuid in present_uuids}
         driver, library, cuda = self._versions
         return Reading(
             devices=devices,
-            faults=counter.faults(self.name),
+            faults=faults.of_source(self.name),
             driver_version=driver,
             library_version=library,
             cuda_version=cuda,
             xids=self._events.counts,
         )
 
-    def _observe(self, device: Device, counter: FaultCollector) -> DeviceReading:
+    def _observe(self, device: Device, faults: FaultCollector) -> DeviceReading:
         """Return the device without its processes."""
-        (size, used, free, reserved), unified, partition = self._memory(device, counter)
-        values = self._sensors.read(device, counter) if device.parent_uuid is None else {}
+        (size, used, free, reserved), unified, partition = self._memory(device, faults)
+        values = self._sensors.read(device, faults) if device.parent_uuid is None else {}
         if (node := values.get("numa_node")) is not None and values.get("addressing_mode") == "ats":
             values["file_cache_bytes"] = file_cache_bytes(node, self._sys)
         if device.parent_uuid is not None and device.gpu_instance_id is None:
@@ -416,7 +416,7 @@ class NvmlSource:
             partition_bytes=partition,
         )
 
-    def _memory(self, device: Device, counter: FaultCollector) -> tuple[MemoryCounts, bool, int | None]:
+    def _memory(self, device: Device, faults: FaultCollector) -> tuple[MemoryCounts, bool, int | None]:
         """Return the memory counts, True if they are the host's, and the size of the daemon's own partition, if any.
 
         A device whose memory permanently cannot be read is lost; an instance at once, because it has probably been
@@ -425,9 +425,9 @@ class NvmlSource:
         try:
             info, partition = self._memory_info(device), None
             if device.memory_version == 2 and device.parent_uuid is None and self._limits.supported:
-                whole = self._library.query(_MEMORY, device.handle)
-                partition = self._limits.partition_bytes(device, info.total, whole.total)
-                info = info if partition is None else whole
+                device_info = self._library.query(_MEMORY, device.handle)
+                partition = self._limits.partition_bytes(device, info.total, device_info.total)
+                info = info if partition is None else device_info
         except Unsupported:
             shared = shared_memory(device.name, self._proc)
             device.size_bytes = shared.size_bytes if shared else device.size_bytes
@@ -436,11 +436,11 @@ class NvmlSource:
             device.memory_failures += 1
             if device.memory_failures >= MAX_MISSED_READINGS or device.parent_uuid is not None:
                 raise DeviceLost(failure.kind) from failure
-            counter.add(device.uuid, failure.kind, f"memory: {failure}")
+            faults.add(device.uuid, failure.kind, f"memory: {failure}")
             return MemoryCounts(), False, None
         device.memory_failures = 0
         counts = MemoryCounts(info.total, info.used, info.free, getattr(info, "reserved", None))
-        checked = valid_memory(counter, device.uuid, counts)
+        checked = valid_memory(faults, device.uuid, counts)
         device.size_bytes = checked.size_bytes or device.size_bytes
         return checked, False, partition
 
@@ -458,12 +458,12 @@ class NvmlSource:
             return info
         raise Unsupported(ReturnCode("not_supported"))
 
-    def _usages(self, device: Device, used_bytes: int | None, counter: FaultCollector) -> dict[int, DriverUsage] | None:
+    def _usages(self, device: Device, used_bytes: int | None, faults: FaultCollector) -> dict[int, DriverUsage] | None:
         now, memory, before = self._clock(), (device.size_bytes, used_bytes), self._lists.get(device.uuid)
-        steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
+        is_steady = before and used_bytes is not None and before.memory == memory and before.others_are_empty()
         lists: list[tuple[str, list[ProcessEntry]]] = []
         for kind, lister in PROCESS_LISTS:
-            if before and steady and lists == before.lists[:1] and now < before.read_at + EMPTY_LISTS_SECONDS:
+            if before and is_steady and lists == before.lists[:1] and now < before.read_at + EMPTY_LISTS_SECONDS:
                 return before.usages
             try:
                 lists.append((kind, self._library.process_list(lister, device.handle)))
@@ -471,14 +471,14 @@ class NvmlSource:
                 continue
             except EnumerationFailed as failure:
                 if failure.kind == "insufficient_size":
-                    counter.add(
+                    faults.add(
                         device.uuid,
                         IMPOSSIBLE,
                         f"more than {MAX_LISTED_PROCESSES} {kind} processes",
                         MAX_LISTED_PROCESSES,
                     )
                 else:
-                    counter.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
+                    faults.add(device.uuid, failure.kind, f"{kind} processes: {failure}")
                 return None
         if not lists:
             return None
@@ -492,18 +492,18 @@ class NvmlSource:
             for pid, used, gpu_instance, compute_instance in entries
         )
         by_pid = valid_usages(own_faults, device.uuid, listed, device.size_bytes or MAX_INTEGER - 1, self._pid_max)
-        counter.extend(own_faults)
+        faults.extend(own_faults)
         if by_pid is not None and not own_faults:
             self._lists[device.uuid] = _ProcessLists(lists, memory, now, by_pid)
         return by_pid
 
-    def _with_limits(self, device: Device, reading: DeviceReading, counter: FaultCollector) -> DeviceReading:
+    def _with_limits(self, device: Device, reading: DeviceReading, faults: FaultCollector) -> DeviceReading:
         """Add the limits of cgroups, after the changes that are due. A device that is lost meanwhile has none."""
         if device.parent_uuid is not None or not self._limits.supported:
             return reading
         self._library.set_index(device.index)
         try:
-            self._limits.change(device, self._library.progress.limit_changes, counter)
+            self._limits.change(device, self._library.progress.limit_changes, faults)
             return replace(reading, cgroup_limits=self._limits.read(device, reading.processes_by_key))
         except DeviceLost:
             return reading
@@ -521,8 +521,8 @@ class NvmlSource:
             return reading
         used = reading.used_bytes
         if reading.unified:
-            known = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
-            used = sum(known) if len(known) == len(by_pid) else None
+            sizes = [usage.used_bytes for usage in by_pid.values() if usage.used_bytes is not None]
+            used = sum(sizes) if len(sizes) == len(by_pid) else None
         return replace(reading, used_bytes=used, processes=process_usages(by_pid, identities, utilization_by_pid))
 
 
@@ -541,5 +541,5 @@ def shared_memory(name: str, proc: str) -> MemoryCounts | None:
 
 def file_cache_bytes(node: int, sys: str) -> int | None:
     """Return the bytes of page cache in the memory of a NUMA node, or None if the node does not exist."""
-    stated = re.search(r"FilePages:\s+(\d+) kB", read_or_empty(f"{sys}/devices/system/node/node{node}/meminfo"))
-    return int(stated[1]) << 10 if stated else None
+    match = re.search(r"FilePages:\s+(\d+) kB", read_or_empty(f"{sys}/devices/system/node/node{node}/meminfo"))
+    return int(match[1]) << 10 if match else None

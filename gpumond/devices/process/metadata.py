@@ -168,23 +168,23 @@ def limitable_cgroup(text: str) -> str | None:
     None for the root, and for a cgroup outside of the daemon's cgroup namespace.
     """
     path = next((line[3:].removesuffix(" (deleted)") for line in text.splitlines() if line.startswith("0::")), "")
-    above: list[str] = []
+    segments: list[str] = []
     for segment in path.split("/"):
         if segment == "..":
             return None
-        above.append(segment)
+        segments.append(segment)
         if _CONTAINER.fullmatch(segment) and _MONITOR not in segment:
             break
-    return "/".join(above).rstrip("/") or None
+    return "/".join(segments).rstrip("/") or None
 
 
 def _paths(text: str) -> list[str]:
     """Return the paths: the unified hierarchy first, then systemd's, then the controllers of version 1."""
 
-    def rank(line: str) -> int:
+    def priority(line: str) -> int:
         return 0 if line.startswith("0::") else 1 if ":name=systemd:" in line else 2
 
-    lines = sorted((line for line in text.splitlines() if line.count(":") >= 2), key=rank)
+    lines = sorted((line for line in text.splitlines() if line.count(":") >= 2), key=priority)
     return [line.split(":", 2)[2].removesuffix(" (deleted)") for line in lines]
 
 
@@ -302,8 +302,8 @@ def _parse_allocations(message: bytes) -> dict[str, set[Pod]]:
         for container in _protobuf_fields(resources, 3):
             for devices in _protobuf_fields(container, 2):
                 for device in _protobuf_fields(devices, 2):
-                    identity = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
-                    pods[identity.lower()].add(Pod(printable_text(name), printable_text(namespace)))
+                    device_id = device.decode().partition("::")[0]  # the ID of a shared device is UUID::REPLICA
+                    pods[device_id.lower()].add(Pod(printable_text(name), printable_text(namespace)))
     return dict(pods)
 
 
@@ -350,7 +350,7 @@ _STATES = {"Z": "zombie", "X": "zombie", "T": "stopped", "t": "stopped"}
 
 
 class _ProcessContext(NamedTuple):
-    place: ProcessPlacement
+    placement: ProcessPlacement
     names: ContainerNames
 
 
@@ -360,13 +360,13 @@ def _with_context(process: ProcessUsage, context: _ProcessContext, state: str, o
     object."""
     return replace(
         process,
-        container=context.place.container,
+        container=context.placement.container,
         container_name=context.names.container,
         pod_name=context.names.pod,
         pod_namespace=context.names.namespace,
-        pod_uid=None if context.place.delegated else context.place.pod_uid,
-        unit=printable_text(context.place.unit) if context.place.unit else None,
-        slurm_job=context.place.slurm_job,
+        pod_uid=None if context.placement.delegated else context.placement.pod_uid,
+        unit=printable_text(context.placement.unit) if context.placement.unit else None,
+        slurm_job=context.placement.slurm_job,
         state=state,
         orphaned=orphaned,
     )
@@ -376,7 +376,7 @@ class _CompletedProcess(NamedTuple):
     """A process with its metadata, and where it runs, if that is known."""
 
     process: ProcessUsage
-    place: ProcessPlacement | None = None
+    placement: ProcessPlacement | None = None
 
 
 class ProcessMetadata:
@@ -399,7 +399,7 @@ class ProcessMetadata:
         self._kubelet = kubelet or Kubelet(os.path.join(root, KUBELET_SOCKET))
         self._holders = DeviceHolders(proc, sys, clock)
         self._open_nodes = OpenDeviceNodes(("/dev/nvidia", "/dev/dri/"), proc)
-        self._known: dict[ProcessKey, _ProcessContext] = {}
+        self._contexts: dict[ProcessKey, _ProcessContext] = {}
         self._verified: set[ProcessKey] = set()
         self._waiting: dict[ProcessKey, float] = {}
         self._orphans: dict[tuple[ProcessKey, int], bool] = {}
@@ -410,7 +410,7 @@ class ProcessMetadata:
         """Return the reading with metadata. ``process_stats``: start data of its processes that is already known."""
         self._process_stats = process_stats
         if self._clock() >= self._forget_at:
-            self._known.clear()
+            self._contexts.clear()
             self._verified.clear()
             self._orphans.clear()
             self._waiting = {
@@ -428,11 +428,11 @@ class ProcessMetadata:
 
     def _in_pods(self, device: DeviceReading, completed: tuple[_CompletedProcess, ...]) -> tuple[ProcessUsage, ...]:
         """Name the pod that no file names, if the device has one unnamed pod and is allocated to exactly one."""
-        if len({each.place.pod_uid for each in completed if each.place and each.place.pod_uid}) != 1:
+        if len({each.placement.pod_uid for each in completed if each.placement and each.placement.pod_uid}) != 1:
             return tuple(each.process for each in completed)
         return tuple(
-            self._in_pod(device, process) if place and place.pod_uid and not place.delegated else process
-            for process, place in completed
+            self._in_pod(device, process) if placement and placement.pod_uid and not placement.delegated else process
+            for process, placement in completed
         )
 
     def _in_pod(self, device: DeviceReading, process: ProcessUsage) -> ProcessUsage:
@@ -442,19 +442,19 @@ class ProcessMetadata:
         return replace(process, pod_name=pod.name, pod_namespace=pod.namespace) if pod else process
 
     def _complete(self, process: ProcessUsage, in_doubt: bool) -> _CompletedProcess:
-        start = self._process_stats.get(process.pid) or read_process_stat(self._proc, process.pid)
-        if start is None:
+        stat = self._process_stats.get(process.pid) or read_process_stat(self._proc, process.pid)
+        if stat is None:
             return _CompletedProcess(process if self._is_private else replace(process, state="gone"))
-        key = ProcessKey(process.pid, start.start_ticks)
+        key = ProcessKey(process.pid, stat.start_ticks)
         if in_doubt and not self._is_verified(key):
             return _CompletedProcess(replace(process, start_ticks=None, comm=None, uid=None, user=None, command=None))
         if key != process.key:
             return _CompletedProcess(process)  # the pid has been reused since the reading
-        context = self._owner(key)
-        state, orphaned = self._state(key, start), self._is_orphan(key, start, context.place)
-        return _CompletedProcess(_with_context(process, context, state, orphaned), context.place)
+        context = self._context_of(key)
+        state, orphaned = self._state(key, stat), self._is_orphan(key, stat, context.placement)
+        return _CompletedProcess(_with_context(process, context, state, orphaned), context.placement)
 
-    def _is_orphan(self, process: ProcessKey, start: ProcessStat, placement: ProcessPlacement) -> bool | None:
+    def _is_orphan(self, process: ProcessKey, stat: ProcessStat, placement: ProcessPlacement) -> bool | None:
         """Return True if the parent has exited.
 
         A child is created in its parent's session. If its parent is in another session, a reaper (init or a subreaper)
@@ -462,33 +462,33 @@ class ProcessMetadata:
         """
         if placement.unit is not None and not _LOGIN_SESSION.fullmatch(placement.unit):
             return False  # a service manager supervises it, and can stop it
-        if start.session == process.pid:
+        if stat.session == process.pid:
             return False
-        key = (process, start.parent)
+        key = (process, stat.parent)
         if key not in self._orphans:
-            parent = read_process_stat(self._proc, start.parent) if start.parent else None
-            if parent is None or not start.session:
+            parent = read_process_stat(self._proc, stat.parent) if stat.parent else None
+            if parent is None or not stat.session:
                 return None  # in another PID namespace, or exited just now
-            self._orphans[key] = parent.session != start.session
+            self._orphans[key] = parent.session != stat.session
         return self._orphans[key]
 
-    def _state(self, process: ProcessKey, start: ProcessStat) -> str:
-        if start.state != "D":
+    def _state(self, process: ProcessKey, stat: ProcessStat) -> str:
+        if stat.state != "D":
             self._waiting.pop(process, None)
-            return _STATES.get(start.state, "alive")
+            return _STATES.get(stat.state, "alive")
         since = self._waiting.setdefault(process, self._clock())
         return "uninterruptible" if self._clock() - since >= WAITING_SECONDS else "alive"
 
-    def _owner(self, process: ProcessKey) -> _ProcessContext:
-        known = self._known.get(process)
-        if known is not None:
-            return known
+    def _context_of(self, process: ProcessKey) -> _ProcessContext:
+        cached = self._contexts.get(process)
+        if cached is not None:
+            return cached
         placement = parse_placement(read_or_empty(f"{self._proc}/{process.pid}/cgroup"))
         context = _ProcessContext(placement, self._containers.names(placement))
-        start_again = read_process_stat(self._proc, process.pid)
-        if start_again is None or start_again.start_ticks != process.start_ticks:
+        stat_again = read_process_stat(self._proc, process.pid)
+        if stat_again is None or stat_again.start_ticks != process.start_ticks:
             return _ProcessContext(ProcessPlacement(), ContainerNames())  # the cgroup was another process's
-        self._known[process] = context
+        self._contexts[process] = context
         return context
 
     def _is_verified(self, process: ProcessKey) -> bool:

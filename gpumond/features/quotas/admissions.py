@@ -204,17 +204,17 @@ def available_bytes(
     if capacity.free_bytes is None:
         return None
     claims: defaultdict[str, list[int]] = defaultdict(list)
-    whole_bytes = 0
+    in_full_bytes = 0
     for grant in grants:
         if grant.device_uuid == capacity.uuid:
             claim = max(0, grant.need_bytes - held_bytes.get(grant.id, 0))
-            whole_bytes += claim if grant.whole else 0
+            in_full_bytes += claim if grant.whole else 0
             claims[user_of[grant.id]].append(0 if grant.whole else claim)
     claimed = sum(map(sum, claims.values()))
     if user is not None and capacity.size_bytes is not None:
         share = capacity.size_bytes // len({user, *users, *claims})
         claimed = sum(sum(each) if name == user else min(sum(each), max(share, *each)) for name, each in claims.items())
-    return capacity.free_bytes - claimed - whole_bytes - capacity.unused_reserve_bytes
+    return capacity.free_bytes - claimed - in_full_bytes - capacity.unused_reserve_bytes
 
 
 def admission_plan(capacity: DeviceCapacity, request: StoredAdmission, available: int | None) -> AdmissionPlan:
@@ -505,22 +505,22 @@ class Admissions:
         snapshot: Snapshot,
         device: DeviceReading,
         need_bytes: int,
-        owner: str,
+        caller: str,
         *,
         uid: int | None = None,
         pid: int | None = None,
         workload: str = "",
         wait: bool = False,
-        whole: bool = False,
+        counts_in_full: bool = False,
     ) -> Admission:
         """Grant a request, or queue it if it waits. Raises TooManyAdmissions.
 
         ``uid``: the user that makes the request; None for an administrator. ``pid``: the process that becomes the
-        program; one of another user is ignored, since a client may have stated any. ``workload``, ``whole``: see
-        StoredAdmission.
+        program; one of another user is ignored, since a client may have stated any. ``counts_in_full``: the
+        field ``whole`` of StoredAdmission.
         """
         self._expire()
-        user = rate_limit_name(owner)
+        user = rate_limit_name(caller)
         own_count = sum(rate_limit_name(each.owner) == user for each in self._queue.all)
         if own_count >= MAX_REQUESTS_PER_USER or len(self._queue.all) >= MAX_REQUESTS:
             limit = (
@@ -533,7 +533,7 @@ class Admissions:
         process, program_uid = known_process if known_process and uid in (None, known_process[1]) else (None, uid)
         request = StoredAdmission(
             id=uuid.uuid4().hex,
-            owner=owner,
+            owner=caller,
             device_uuid=device.uuid,
             device_index=device.index,
             need_bytes=need_bytes,
@@ -543,7 +543,7 @@ class Admissions:
             start_ticks=process.start_ticks if process else None,
             program_uid=program_uid,
             deadline=None,
-            whole=whole,
+            whole=counts_in_full,
             workload=workload,
         )
         self._leased_until[request.id] = self._clock() + LEASE_SECONDS
@@ -555,19 +555,19 @@ class Admissions:
             return replace(admission, state="refused")
         return admission
 
-    def renew(self, snapshot: Snapshot | None, request_id: str, owner: str) -> Admission:
+    def renew(self, snapshot: Snapshot | None, request_id: str, caller: str) -> Admission:
         """Keep the place of a request and return its state, without a plan before the first snapshot.
 
         Raises NoSuchEntry.
         """
         self._expire()
-        request = self._request_of(request_id, owner)
+        request = self._request_of(request_id, caller)
         self._leased_until[request_id] = self._clock() + LEASE_SECONDS
         return self._admission(snapshot, request)
 
-    def cancel(self, request_id: str, owner: str) -> None:
+    def cancel(self, request_id: str, caller: str) -> None:
         """Remove a request, or release what it was granted. Raises NoSuchEntry."""
-        self._request_of(request_id, owner)
+        self._request_of(request_id, caller)
         self._queue = self._queue.without(request_id)
 
     def queue(self, snapshot: Snapshot) -> tuple[QueuedRequest, ...]:
@@ -612,9 +612,9 @@ class Admissions:
             holders=snapshot.holders(request.device_uuid, process_of(request), grants),
         )
 
-    def extend(self, request_id: str, owner: str) -> None:
+    def extend(self, request_id: str, caller: str) -> None:
         """Give a grant its whole time again when half of it has passed. Raises NoSuchEntry."""
-        self._request_of(request_id, owner)
+        self._request_of(request_id, caller)
         deadline = self._clock() + PROCESS_GRANT_SECONDS
         grants = (
             replace(grant, deadline=deadline)
@@ -788,11 +788,11 @@ class Admissions:
         request = self._queue.find(key)
         return request.device_uuid if request else key
 
-    def _request_of(self, request_id: str, owner: str) -> StoredAdmission:
+    def _request_of(self, request_id: str, caller: str) -> StoredAdmission:
         request = self._queue.find(request_id)
-        if request is None or rate_limit_name(request.owner) != rate_limit_name(owner):
+        if request is None or rate_limit_name(request.owner) != rate_limit_name(caller):
             raise NoSuchEntry(
-                f"no request of {owner} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"
+                f"no request of {caller} has this id: either it wasn't renewed in {LEASE_SECONDS:g} s, or it ended"
             )
         return request
 

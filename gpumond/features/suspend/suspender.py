@@ -480,7 +480,7 @@ class Suspender:
                 pid=program.pid,
                 workload=program.workload,
                 wait=True,
-                whole=True,
+                counts_in_full=True,
             )
         except TooManyAdmissions:
             return None
