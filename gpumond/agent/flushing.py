@@ -208,9 +208,9 @@ def _run_measured_step(
     freed = live - _live_bytes(adapter) if results else 0
     if freed <= 0:
         return results
-    last = results[-1]
-    detail = f"{last.detail}, " if last.detail else ""
-    return (*results[:-1], replace(last, detail=printable_text(f"{detail}{freed} bytes no longer live")))
+    last_result = results[-1]
+    detail = f"{last_result.detail}, " if last_result.detail else ""
+    return (*results[:-1], replace(last_result, detail=printable_text(f"{detail}{freed} bytes no longer live")))
 
 
 def _run_step(

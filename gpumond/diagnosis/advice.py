@@ -95,9 +95,9 @@ def advice_clauses(context: AdviceContext) -> str:
 def torch_version(frameworks: Sequence[str]) -> tuple[int, int] | None:
     """Return the version of the PyTorch that an agent reports."""
     for framework in frameworks:
-        found = re.match(r"torch (\d{1,3})\.(\d{1,3})", framework)
-        if found:
-            return int(found[1]), int(found[2])
+        match = re.match(r"torch (\d{1,3})\.(\d{1,3})", framework)
+        if match:
+            return int(match[1]), int(match[2])
     return None
 
 
@@ -187,9 +187,9 @@ def _unclassified_bytes(one: LiveClasses) -> int:
 
 
 def _ratio_of_live_bytes(context: AdviceContext, size: Callable[[LiveClasses], int]) -> float:
-    found = list(context.live_classes())
-    live = sum(one.live_bytes for one in found)
-    return sum(map(size, found)) / live if live else 0.0
+    classes = list(context.live_classes())
+    live = sum(one.live_bytes for one in classes)
+    return sum(map(size, classes)) / live if live else 0.0
 
 
 def _activations_text(context: AdviceContext) -> str:
@@ -206,7 +206,7 @@ def _programs_with_unused_memory(context: AdviceContext, allocator: str) -> list
 
     Where the library does not state what it holds, the driver's count of the process is used.
     """
-    found = []
+    programs = []
     for report in context.reports or (context.report,):
         pools = _pools(report, allocator, context.device_uuid)
         live, held = sum(pool.live_bytes or 0 for pool in pools), sum(pool.held_bytes for pool in pools)
@@ -214,8 +214,8 @@ def _programs_with_unused_memory(context: AdviceContext, allocator: str) -> list
             process = context.device.processes_by_key.get(report.key)
             held = max(held, process.used_bytes or 0) if process is not None else held
         if pools and context.device_bytes and held - live >= UNUSED_RATIO * context.device_bytes:
-            found.append((report, held - live))
-    return found
+            programs.append((report, held - live))
+    return programs
 
 
 def _preallocates(context: AdviceContext, allocator: str) -> bool:

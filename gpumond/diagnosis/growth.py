@@ -166,8 +166,8 @@ def recent_growth(candidate: CandidateCurve, steps: StepCounts) -> Growth | None
             continue
         if growth < GROWING_SCATTER_MULTIPLE * spread(times, values, slope):
             continue
-        first, second = sen_slope(times[:half], values[:half]), sen_slope(times[half:], values[half:])
-        if not _is_within(second, first, HALF_SLOPE_LIMITS):
+        first_slope, second_slope = sen_slope(times[:half], values[:half]), sen_slope(times[half:], values[half:])
+        if not _is_within(second_slope, first_slope, HALF_SLOPE_LIMITS):
             continue
         changes = [after - before for before, after in pairwise(values)]
         if min(changes) < -MAX_FALL_RATIO * growth or max(changes) > MAX_RISE_RATIO * growth:
@@ -226,10 +226,10 @@ def _quick_leak(candidate: CandidateCurve, steps: StepCounts, statistic: int) ->
     if max(after - before for before, after in pairwise(values)) > MAX_JUMP_RATIO * (values[-1] - values[0]):
         return None
     third = len(values) // 3
-    first, last = (times[:third], values[:third]), (times[-third:], values[-third:])
-    if least_squares(*last) < MIN_LAST_SLOPE_RATIO * least_squares(*first):
+    first_third, last_third = (times[:third], values[:third]), (times[-third:], values[-third:])
+    if least_squares(*last_third) < MIN_LAST_SLOPE_RATIO * least_squares(*first_third):
         return None
-    if sen_slope(*last) < MIN_LAST_MEDIAN_SLOPE_RATIO * sen_slope(*first):
+    if sen_slope(*last_third) < MIN_LAST_MEDIAN_SLOPE_RATIO * sen_slope(*first_third):
         return None
     if not _was_flat(candidate, statistic, len(values), slope, growth_bytes) or not _steps_go_on(steps, times):
         return None

@@ -451,6 +451,6 @@ def _pool_sums_by_device(snapshot: Snapshot) -> dict[str, _SumsByProcess]:
 def _engine_load(device: DeviceReading, engines: Iterable[EngineReading]) -> float:
     """Return the requests of the engines on a device, or the used part of their KV caches; NaN without one."""
     keys = device.processes_by_key
-    here = [one for one in engines if one.up and any(process.key in keys for process in one.processes)]
-    requests = [one.running + (one.waiting or 0) for one in here if one.running is not None]
-    return sum(requests) if requests else sum(one.kv_cache_used_ratio or 0.0 for one in here) if here else nan
+    serving = [one for one in engines if one.up and any(process.key in keys for process in one.processes)]
+    requests = [one.running + (one.waiting or 0) for one in serving if one.running is not None]
+    return sum(requests) if requests else sum(one.kv_cache_used_ratio or 0.0 for one in serving) if serving else nan

@@ -409,9 +409,9 @@ def _ruled_out_causes(
     times: Sequence[float], values: Sequence[float], slope: float, leak: Leak, tracked: TrackedSeries, history: History
 ) -> Iterator[RuledOutCause]:
     half = len(values) // 2
-    first, last = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
-    if first > 0:
-        yield RuledOutCause("warm-up", "last half's slope relative to the first half's", last / first)
+    first_slope, last_slope = sen_slope(times[:half], values[:half]), sen_slope(times[-half:], values[-half:])
+    if first_slope > 0:
+        yield RuledOutCause("warm-up", "last half's slope relative to the first half's", last_slope / first_slope)
     if not leak.pause_seconds:
         line = deviation([value - slope * at for at, value in zip(times, values, strict=True)])
         step = min(deviation(values[:cut]) + deviation(values[cut:]) for cut in range(2, len(values) - 1))

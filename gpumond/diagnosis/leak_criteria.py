@@ -195,8 +195,8 @@ def curve_of(series: Series, tier: int, signal: int, statistic: int = MEDIAN, co
     else:
         values, past_peak = series.column(tier, signal, statistic, count), series.past_peaks[tier][signal]
     if sum(values) != sum(values):  # one is NaN; this is faster than a comparison of each
-        known = [i for i, value in enumerate(values) if value == value]
-        times, values, counts = (type(times)("d", [row[i] for i in known]) for row in (times, values, counts))
+        indices = [i for i, value in enumerate(values) if value == value]
+        times, values, counts = (type(times)("d", [row[i] for i in indices]) for row in (times, values, counts))
     return TierCurve(times, values, counts, past_peak)
 
 

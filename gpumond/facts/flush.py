@@ -107,8 +107,8 @@ class FlushResponse:
 
 def no_agent_error(target: Target, reports: Iterable[AgentReport]) -> NoSuchTarget:
     """Return the error about a target without a program; it names the workload with the most similar name."""
-    known = (report.workload for report in reports if target.uid in (None, report.uid))
-    hint = did_you_mean(target.workload, known) if target.workload else ""
+    workloads = (report.workload for report in reports if target.uid in (None, report.uid))
+    hint = did_you_mean(target.workload, workloads) if target.workload else ""
     return NoSuchTarget(f"no program with an agent matches {target}{hint or LIST_PROGRAMS_HINT}")
 
 

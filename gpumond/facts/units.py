@@ -42,7 +42,7 @@ def parse_size(value: object) -> int:
     """Convert ``80GiB``, ``512MiB`` or a number of bytes to bytes. Raises ValueError."""
     match = _AMOUNT.fullmatch(str(value).strip())
     if match is None or match[2] == "%" or isinstance(value, bool):
-        raise ValueError("expected a size such as 80GiB")
+        raise ValueError("expected a size such as 80GiB (the units are B, KiB to TiB and kB to TB)")
     return int(_finite(float(match[1]) * _FACTORS[match[2]]))
 
 

@@ -35,8 +35,8 @@ def _stranded(pool: PoolUsage) -> int | None:
 
 def _reported_reclaimable(pool: PoolUsage) -> int | None:
     """Return the reclaimable bytes. If the library does not report its held bytes, only "not releasable" is known."""
-    known = (pool.held_known and pool.live_bytes is not None) or pool.reclaimable.exactness == "not_releasable"
-    return pool.reclaimable.likely if known else None
+    is_known = (pool.held_known and pool.live_bytes is not None) or pool.reclaimable.exactness == "not_releasable"
+    return pool.reclaimable.likely if is_known else None
 
 
 LIVE: Quantity[PoolUsage] = attribute_quantity(

@@ -399,5 +399,5 @@ def new_counter_history(counts: Counts, now: float) -> CounterHistory:
 
 def sum_of_known(increases: tuple[float | None, ...]) -> float | None:
     """Return the sum of the known increases; None if none is known."""
-    known = [increase for increase in increases if increase is not None]
-    return sum(known) if known else None
+    measured = [increase for increase in increases if increase is not None]
+    return sum(measured) if measured else None

@@ -94,8 +94,8 @@ def _absent_processes(
         suspended = {each.process for each in previous.suspensions if each.device_uuid == device.uuid}
         before = previous.device(device.uuid)
         used_before = before.used_by_process if before is not None else {}
-        left = {process for process, used in used_before.items() if used and process not in device.used_by_process}
-        for process in suspended | left:
+        departed = {process for process, used in used_before.items() if used and process not in device.used_by_process}
+        for process in suspended | departed:
             devices_by_process.setdefault(process, []).append(device)
     return devices_by_process
 

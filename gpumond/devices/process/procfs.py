@@ -294,10 +294,10 @@ class DeviceHolders:
 
     def _scan(self) -> dict[str, list[ProcessKey]]:
         addresses = {**_nvidia_addresses(self._proc), **_drm_addresses(self._sys)}
-        found = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
-        identities = self._table.read(found)
+        nodes_by_pid = {pid: nodes for pid, nodes in self._descriptors.read().items() if pid != os.getpid()}
+        identities = self._table.read(nodes_by_pid)
         holders: dict[str, list[ProcessKey]] = {}
-        for pid, nodes in found.items():
+        for pid, nodes in nodes_by_pid.items():
             for address in {addresses[node.path] for node in nodes if node.path in addresses}:
                 holders.setdefault(address, []).append(ProcessKey(pid, identities[pid].start_ticks))
         return holders
