@@ -139,9 +139,7 @@ def tenant_frame(frame: Frame, tenant: Tenant) -> Frame:
         ends=own_values(snapshot.ends, lambda each: each.key),
         excesses=own_values(snapshot.excesses, lambda each: each.key),
         engines=tuple(
-            engine
-            for engine in snapshot.engines
-            if engine.processes and {each.key for each in engine.processes} <= keys
+            each for each in snapshot.engines if each.processes and {process.key for process in each.processes} <= keys
         ),
         quotas=own_values(snapshot.quotas, lambda each: each.key),
         suspensions=own_values(snapshot.suspensions, lambda each: each.process),

@@ -57,10 +57,8 @@ class EventsDialog:
     def _hints(self) -> Hints:
         if not self.groups:
             return ()
-        hints = (
-            (("→", "Minute before"), ("esc", "Close")) if self.minute is None else (("←", "Events"), ("esc", "Close"))
-        )
-        return (("↑↓", "Event"), *hints)
+        switch = ("→", "Minute before") if self.minute is None else ("←", "Events")
+        return (("↑↓", "Event"), switch, ("esc", "Close"))
 
     def _read(self) -> tuple[list[list[Mapping[str, Any]]], list[str]]:
         found = self.daemon.get("/api/v1/events")

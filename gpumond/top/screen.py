@@ -627,18 +627,16 @@ def notice_lines(notices: Iterable[FrameNotice], width: int, rows: int) -> list[
     shown, hidden = groups[:rows], sum(map(len, groups[rows:]))
     free_rows, lines = rows - len(shown), list[StyledLine]()
     for group in shown:
-        notice, count_text = group[0], _count_text(group, hidden if group is shown[-1] else 0, width)
+        notice, end = group[0], _count_text(group, hidden if group is shown[-1] else 0, width)
         subject, text = notice.split_subject
         rest = "; ".join(filter(None, (text, *notice.steps)))
-        wrapped = [] if count_text else wrap_line(_styled(notice, subject, rest if text else f": {rest}"), width)
+        wrapped = [] if end else wrap_line(_styled(notice, subject, rest if text else f": {rest}"), width)
         if 1 < len(wrapped) <= 1 + free_rows:
             free_rows -= len(wrapped) - 1
             lines += wrapped
         else:
-            line = _styled(
-                notice, *in_one_line(*notice.split_subject, notice.advice, width - display_width(count_text))
-            )
-            lines.append([*line, Span(count_text)] if count_text else line)
+            line = _styled(notice, *in_one_line(*notice.split_subject, notice.advice, width - display_width(end)))
+            lines.append([*line, Span(end)] if end else line)
     return lines
 
 

@@ -323,8 +323,7 @@ def requests_ahead(ahead: int, earlier: Sequence[Mapping[str, Any]]) -> str:
     shown = [
         f"{printable_excerpt(name)} ({size_text(each['need_bytes'])})"
         for name, each in zip(named, earlier, strict=True)
-    ]
-    shown = shown[:MAX_SHOWN_EARLIER]
+    ][:MAX_SHOWN_EARLIER]
     if not shown:
         return f"behind {plural(ahead, 'other request')}"
     if more := ahead - len(shown):

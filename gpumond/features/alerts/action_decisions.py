@@ -161,13 +161,9 @@ def decide_actions(
 
 
 def states_after_flush(
-    states: ActionStates,
-    order: ActionOrder,
-    receipts: Sequence[Receipt],
-    problem: str = "",
-    end_results: Sequence[str] = (),
+    states: ActionStates, order: ActionOrder, receipts: Sequence[Receipt], problem: str = "", ends: Sequence[str] = ()
 ) -> ActionStates:
-    """Return the states after a flush; ``problem`` is the reason if there was none, ``end_results`` the results of
+    """Return the states after a flush; ``problem`` is the reason if there was none, ``ends`` the results of
     requests to end.
     """
     state = states.get(order.key, ActionState())
@@ -178,7 +174,7 @@ def states_after_flush(
         failures=state.failures + 1 if has_failed else state.failures,
         releases=tuple(_pool_releases(receipts, dict(order.refilled_flushes))),
     )
-    note = "; ".join((_note(order, receipts, problem), *end_results))
+    note = "; ".join((_note(order, receipts, problem), *ends))
     if has_failed:
         note += f"; next attempt in {_wait_text(state, order.action)}"
     return {**states, order.key: replace(state, note=note)}

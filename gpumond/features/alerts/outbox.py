@@ -306,9 +306,8 @@ class ReceiverQueue:
         if any(notice.kind == "raised" for notice in self._queue):
             max_seconds = min(max_seconds, MAX_FIRING_PAUSE_SECONDS)
         if (resend := self._receiver.resend_seconds) is not None:
-            max_seconds = min(
-                max_seconds, resend, MAX_FIRING_PAUSE_SECONDS
-            )  # the receiver drops alerts that are not sent again
+            # The receiver drops alerts that are not sent again.
+            max_seconds = min(max_seconds, resend, MAX_FIRING_PAUSE_SECONDS)
         return random.uniform(min_seconds, max(min_seconds, backoff_seconds(min_seconds, failures, max_seconds)))
 
     def _count_failure(self, reason: str, text: str) -> None:

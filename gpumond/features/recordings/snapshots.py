@@ -126,10 +126,9 @@ class SnapshotBuilder:
         if snapshot_rows:
             yield self._snapshot(started, snapshot_rows)
 
-    def _snapshot(self, elapsed: float, rows: dict[SeriesKey, LogRow]) -> Snapshot:
-        now = self._advance_clock(elapsed)
+    def _snapshot(self, elapsed_seconds: float, rows: dict[SeriesKey, LogRow]) -> Snapshot:
+        now = self._advance_clock(elapsed_seconds)
         at = next(iter(rows.values())).at
-        # the rows of this snapshot
         for key, row in rows.items():
             series = self._series.get(key)
             if series is None:
@@ -162,7 +161,7 @@ class SnapshotBuilder:
         return Snapshot(
             seq=self._seq,
             taken_at=at,
-            elapsed_seconds=elapsed,
+            elapsed_seconds=elapsed_seconds,
             source=LOG_SOURCE,
             devices=tuple(readings),
             reports=tuple(reports),
