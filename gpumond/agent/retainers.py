@@ -178,7 +178,7 @@ def finished_referrers(*targets: Any) -> list[Any]:
     """
     with gil_held():
         referrers = gc.get_referrers(*targets)
-        finished = [each for each in referrers if not _is_being_built(each)]
+        finished = [each for each in referrers if each is not targets and not _is_being_built(each)]
         del referrers
     return finished
 
