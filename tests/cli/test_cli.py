@@ -100,7 +100,7 @@ def test_examples_are_valid(name: str, example: str):
         (("fleet", "wakeup"), "unknown subcommand 'wakeup'; did you mean gpumond fleet wake?"),
         (("flush", "--pid", "x"), "--pid 'x': must be a whole number above 0"),
         (("flush", "0"), "NAME '0': a pid is above 0"),
-        (("flush", "--timeout", "-5s"), "--timeout: expected a value"),
+        (("flush", "--timeout", "--all"), "--timeout: expected a value"),
         (("limit", "train", "0"), "SIZE '0': the size must be above 0"),
         (("limit", "train", "99999999999TiB"), "SIZE '99999999999TiB': expected a smaller number"),
         (("record", "--for", "0s"), "--for '0s': must be above 0"),
