@@ -54,6 +54,8 @@ def main(position_descriptor: int, source_name: str) -> int:
         answer(ReadResponse(reason=error.reason, message=printable_text(error)))
         return 1
     except BrokenPipeError:
+        with suppress(BrokenPipeError):
+            responses.close()  # Python 3.14 prints the error if the buffer isn't empty at the end
         return 1
     return 0
 
