@@ -270,5 +270,7 @@ def adapter_if_imported(spec: AdapterSpec) -> AllocatorAdapter | None:
     """Return the adapter if the program has imported its library by itself, completely."""
     if _imported_module(spec.library) is None:
         return None
-    adapter: AllocatorAdapter | None = import_module(spec.module).adapter()
+    # Python 3.10's import_module takes the module's lock each time, which a child forked meanwhile never gets.
+    module = _imported_module(spec.module) or import_module(spec.module)
+    adapter: AllocatorAdapter | None = module.adapter()
     return adapter
