@@ -41,8 +41,6 @@ MAX_EXTRA_CALLS = 16
 """Number of further calls of the collector."""
 RESIZED_AT = frozenset(accumulate(range(20), lambda length, _: (length + 10) * 5 // 4, initial=10))
 """Lengths at which CPython resizes the tuple that ``tuple(iterable)`` builds if the final length is unknown."""
-UNSHARED_REFERENCES = 5
-"""References to a referrer that one place refers to, with this module's list and variables."""
 MAX_SOURCE_BYTES = 1 << 20
 MAX_LINES = 400
 """Number of lines of a function that are searched for the line where a variable grows."""
@@ -187,7 +185,7 @@ def _is_being_built(referrer: Any) -> bool:
     if type(referrer) is not tuple:
         return False
     items = len(gc.get_referents(referrer))
-    return items < len(referrer) or (items in RESIZED_AT and sys.getrefcount(referrer) <= UNSHARED_REFERENCES)
+    return items < len(referrer) or items in RESIZED_AT
 
 
 Level = dict[int, tuple[Any, set[int]]]
