@@ -276,7 +276,7 @@ def _columns(db: sqlite3.Connection, table: str) -> list[Any]:
 
 @contextmanager
 def _decode_errors_as_damage() -> Iterator[None]:
-    """sqlite3 raises UnicodeDecodeError where SQLite's message quotes a damaged schema."""
+    """sqlite3 raises UnicodeDecodeError where SQLite's message quotes a damaged schema (Python 3.10: no message)."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -285,7 +285,7 @@ def _decode_errors_as_damage() -> Iterator[None]:
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     text = str(error)
-    return isinstance(error, sqlite3.IntegrityError) or any(sign in text for sign in DAMAGE_MESSAGES)
+    return isinstance(error, sqlite3.IntegrityError) or not text or any(sign in text for sign in DAMAGE_MESSAGES)
 
 
 def _inode(path: Path) -> int | None:
