@@ -139,6 +139,7 @@ def parse_time_argument(text: str, now: float | None = None, in_future: bool = F
         return now + units.parse_seconds_argument(text) * (1 if in_future else -1)
     today = datetime.fromtimestamp(now, timezone.utc)
     is_clock = ":" in text and "-" not in text
+    text = re.sub(r"\.(\d{1,6})", lambda fraction: f".{fraction[1]:0<6}", text)  # as Python 3.10 requires it
     try:
         at = datetime.fromisoformat(f"{today:%Y-%m-%d} " * is_clock + text.replace("Z", "+00:00"))
     except ValueError:
