@@ -35,7 +35,7 @@ ROWS_PER_DEVICE = 9
 MIN_NAME_WIDTH, NAME_FRACTION = 10, 6
 """Least width of a device's name on one line, and the part of the line that it takes at most."""
 MIN_BAR_WIDTH = 10
-PART_NAMES = {"waiting": "requested (part of free)"}
+PART_NAMES = {"waiting": "waiting (part of free)"}
 """Names in a legend of parts that aren't shares."""
 LEGEND_WIDTH = 140
 """Columns of a legend with all parts that are common: its lines are there when a part has no bytes, too."""

@@ -222,10 +222,10 @@ def test_what_waits_takes_the_end_of_the_free_memory():
     waiting = replace(frame_view(busy_frame()), devices=(replace(device, waiting_bytes=10 * GIB),))
     _, row, legend = device_table(waiting, bars=True).splitlines()
     assert "??......//" in row
-    assert legend.endswith(". free  / requested (part of free)")
+    assert legend.endswith(". free  / waiting (part of free)")
     whole = "\n".join(plain_text(line) for line in device_lines(waiting, 80, 24, True))
     assert "." * 20 + "/" * 10 in whole
-    assert ". free 30.0 GiB  / requested (part of free) 10.0 GiB" in whole
+    assert ". free 30.0 GiB  / waiting (part of free) 10.0 GiB" in whole
     beyond = replace(waiting, devices=(replace(device, waiting_bytes=100 * GIB),))
     assert "?" + "/" * 30 in "".join(plain_text(line) for line in device_lines(beyond, 80, 24, True))
 
